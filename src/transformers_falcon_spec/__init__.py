@@ -1,0 +1,16 @@
+"""Speculative decoding for Transformers: drafters behind `target.generate(..., assistant_model=drafter)`.
+
+Importing the package lets `generate` take its drafters; `disable()` takes that back.
+"""
+
+from .core.stats import GenerationStats
+from .core.tree import DraftTree
+from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
+from .generation.candidates import Draft, TreeCandidateGenerator
+from .generation.options import SpeculationConfig
+from .generation.output import collect_speculation
+from .generation.seam import attach, disable, enable
+
+__version__ = "0.1.0"
+
+enable()

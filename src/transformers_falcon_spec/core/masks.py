@@ -1,0 +1,55 @@
+"""Who may attend to whom, as booleans, and the additive form in which models take it. Knows nothing of caches."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def block_ends(positions: Int[Tensor, "... rows"], block_size: int, phase: Int[Tensor, "..."]) -> Int[Tensor, "... rows"]:
+    """The last position of each row's block, when blocks of `block_size` start at `phase` and every `block_size` on."""
+    return positions + (phase[..., None] - 1 - positions) % block_size
+
+
+def block_causal_mask(
+    ends: Int[Tensor, "... queries"], key_positions: Int[Tensor, "... keys"]
+) -> Bool[Tensor, "... queries keys"]:
+    """Falcon's relaxed causal mask: a row sees everything up to the END of its own block, so both ways inside it."""
+    return key_positions[..., None, :] <= ends[..., :, None]
+
+
+def tree_mask(
+    ancestor_mask: Bool[Tensor, "rows nodes nodes"],
+    node_positions: Int[Tensor, "rows nodes"],
+    cached_positions: Int[Tensor, "rows cached"],
+    is_cached: Bool[Tensor, "rows cached"] | None = None,
+    sliding_window: int | None = None,
+    chunk_size: int | None = None,
+) -> Bool[Tensor, "rows nodes slots"]:
+    """What each node reads: the cached slots, then its ancestors and itself.
+
+    Args:
+        ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): The tree, as [`DraftTree.ancestor_mask`] gives it.
+        node_positions (`torch.Tensor` of shape `(rows, nodes)`): Place of each node in the text.
+        cached_positions (`torch.Tensor` of shape `(rows, cached)`): Place in the text of what each cached slot holds.
+        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at slots that hold padding.
+        sliding_window (`int`, *optional*): A node sees this many positions, its own included.
+        chunk_size (`int`, *optional*): A node sees its own chunk of this many positions.
+    """
+    rows, nodes, _ = ancestor_mask.shape
+    held = torch.ones_like(cached_positions, dtype=torch.bool) if is_cached is None else is_cached
+    allowed = torch.cat([held[:, None, :].expand(rows, nodes, held.shape[-1]), ancestor_mask], dim=-1)
+    if sliding_window is None and chunk_size is None:
+        return allowed
+    key = torch.cat([cached_positions, node_positions], dim=-1)[:, None, :]
+    query = node_positions[:, :, None]
+    if sliding_window is not None:
+        allowed = allowed & (key > query - sliding_window)
+    if chunk_size is not None:
+        allowed = allowed & (key // chunk_size == query // chunk_size)
+    return allowed
+
+
+def additive(mask: Bool[Tensor, "rows queries keys"], dtype: torch.dtype) -> Float[Tensor, "rows 1 queries keys"]:
+    """0 where true, the type's lowest number elsewhere, with a place for the heads: every attention reads this alike."""
+    blank = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return blank.masked_fill_(~mask, torch.finfo(dtype).min).unsqueeze(1)

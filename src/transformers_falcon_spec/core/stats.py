@@ -1,0 +1,105 @@
+"""What a generation did: counts go in, rates come out. The only place where acceptance is defined."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class GenerationStats:
+    """Counts and seconds of one or more generations; add two with `+`.
+
+    A step is one draft, verify, commit cycle, that is, one target pass; the prefill is none. `num_accepted` counts
+    draft tokens that were kept, without root and bonus token.
+
+    Example:
+
+    ```python
+    >>> stats = GenerationStats()
+    >>> stats.record(num_nodes=4, max_depth=3, num_accepted=0)
+    >>> stats.record(num_nodes=4, max_depth=3, num_accepted=2)
+    >>> stats.acceptance_length, stats.acceptance_histogram, stats.acceptance_by_depth
+    (2.0, {0: 1, 2: 1}, [0.5, 1.0, 0.0])
+
+    ```
+    """
+
+    num_steps: int = 0
+    num_drafted: int = 0  # nodes sent to the target, roots excluded
+    num_accepted: int = 0
+    num_passes: int = 0  # drafter passes
+    num_tokens: int = 0  # committed, those of the prefill included
+    offered_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d - 1 and had a node at depth d
+    kept_by_depth: list[int] = field(default_factory=list)
+    acceptance_histogram: dict[int, int] = field(default_factory=dict)  # steps per `num_accepted`
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    total_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)  # what differs from the usual: chain fallback, feature source
+
+    def record(self, *, num_nodes: int, max_depth: int, num_accepted: int, num_passes: int = 0) -> None:
+        """Count one step whose tree had `num_nodes` nodes, root included, and reached `max_depth`."""
+        self.num_steps += 1
+        self.num_drafted += num_nodes - 1
+        self.num_accepted += num_accepted
+        self.num_passes += num_passes
+        self.acceptance_histogram[num_accepted] = self.acceptance_histogram.get(num_accepted, 0) + 1
+        missing = max_depth - len(self.offered_by_depth)
+        self.offered_by_depth += [0] * missing
+        self.kept_by_depth += [0] * missing
+        for depth in range(min(num_accepted + 1, max_depth)):
+            self.offered_by_depth[depth] += 1
+            self.kept_by_depth[depth] += depth < num_accepted
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens committed per step: 1 + accepted / steps, the bonus token included."""
+        return 1 + self.num_accepted / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of steps that kept depth d among those that kept depth d - 1; first entry: depth 1."""
+        pairs = zip(self.kept_by_depth, self.offered_by_depth, strict=True)
+        return [kept / offered if offered else 0.0 for kept, offered in pairs]
+
+    def acceptance_by_block_position(self, block_size: int) -> list[float]:
+        """The same by place in the drafter's block, counted over all passes; first entry: one token ahead."""
+        kept = [sum(self.kept_by_depth[place::block_size]) for place in range(block_size)]
+        offered = [sum(self.offered_by_depth[place::block_size]) for place in range(block_size)]
+        return [k / o if o else 0.0 for k, o in zip(kept, offered, strict=True)]
+
+    @property
+    def other_seconds(self) -> float:
+        """What is neither prefill, drafting nor the target's tree forward: the loop's own cost."""
+        return self.total_seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens per second, prefill included."""
+        return self.num_tokens / self.total_seconds if self.total_seconds else 0.0
+
+    def __add__(self, other: "GenerationStats") -> "GenerationStats":
+        """Counts and seconds of both."""
+        total = GenerationStats()
+        for name in ("num_steps", "num_drafted", "num_accepted", "num_passes", "num_tokens"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
+        for name in ("prefill_seconds", "draft_seconds", "verify_seconds", "total_seconds"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
+        total.offered_by_depth = _added(self.offered_by_depth, other.offered_by_depth)
+        total.kept_by_depth = _added(self.kept_by_depth, other.kept_by_depth)
+        histograms = (self.acceptance_histogram, other.acceptance_histogram)
+        keys = sorted({key for histogram in histograms for key in histogram})
+        total.acceptance_histogram = {key: sum(histogram.get(key, 0) for histogram in histograms) for key in keys}
+        total.notes = list(dict.fromkeys(self.notes + other.notes))
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, seconds and the rates derived from them."""
+        rates = {"acceptance_length": self.acceptance_length, "acceptance_by_depth": self.acceptance_by_depth}
+        return {**vars(self), **rates, "other_seconds": self.other_seconds, "tokens_per_second": self.tokens_per_second}
+
+
+def _added(left: list[int], right: list[int]) -> list[int]:
+    """Sums by place; the shorter list counts as 0 beyond its end."""
+    longest = max(len(left), len(right))
+    return [a + b for a, b in zip(left + [0] * (longest - len(left)), right + [0] * (longest - len(right)), strict=True)]

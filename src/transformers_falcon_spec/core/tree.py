@@ -1,0 +1,157 @@
+"""Draft trees: who follows whom. Knows nothing of tokens, models or probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..errors import DraftTreeError
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree:
+    """The shape of a draft: for each node the index of its parent, and which of the parent's best tokens it takes.
+
+    Node 0 is the root, the newest committed token; its parent is -1. A parent comes before its child. Rows with fewer
+    nodes than others are filled with nodes whose parent is -1 too; those belong to nobody. Built directly, a tree is
+    trusted; [`DraftTree.from_lists`] checks what people write by hand or read from a file.
+
+    Args:
+        parents (`torch.Tensor` of shape `(rows, nodes)`): Index of each node's parent.
+        ranks (`torch.Tensor` of shape `(rows, nodes)`):
+            0 where a node takes its parent's most likely token, 1 for the second, and so on; -1 where there is no parent.
+
+    Example:
+
+    ```python
+    >>> tree = DraftTree.from_lists(parents=[-1, 0, 0, 1], ranks=[-1, 0, 1, 0])
+    >>> tree.depths.tolist(), tree.paths
+    ([[0, 1, 1, 2]], [(0, 2), (0, 1, 3)])
+
+    ```
+    """
+
+    parents: Int[Tensor, "rows nodes"]
+    ranks: Int[Tensor, "rows nodes"]
+
+    @classmethod
+    def from_lists(cls, parents: Sequence[int], ranks: Sequence[int] | None = None) -> "DraftTree":
+        """A checked tree of one row; without `ranks` siblings are ranked in the order in which they stand.
+
+        Raises:
+            [`DraftTreeError`]: the root is not first, a node precedes its parent, or siblings share a rank.
+        """
+        if list(parents[:1]) != [-1]:
+            raise DraftTreeError(f"`parents` must start with -1, the root, but it starts with {list(parents[:1])}.")
+        for node, parent in enumerate(parents[1:], start=1):
+            if not 0 <= parent < node:
+                raise DraftTreeError(
+                    f"Node {node} must come after its parent, but its parent is {parent}. Order nodes from the root down."
+                )
+        ranks = _sibling_order(parents) if ranks is None else list(ranks)
+        if len(ranks) != len(parents):
+            raise DraftTreeError(f"`ranks` needs one entry for each node: {len(parents)}, but it has {len(ranks)}.")
+        if ranks[0] != -1 or any(rank < 0 for rank in ranks[1:]):
+            raise DraftTreeError(f"`ranks` must be -1 at the root and 0 or more elsewhere, but they are {list(ranks)}.")
+        places = list(zip(parents[1:], ranks[1:], strict=True))
+        if len(set(places)) < len(places):
+            twice = next(place for place in places if places.count(place) > 1)
+            raise DraftTreeError(f"Siblings must differ in rank, but node {twice[0]} has two children of rank {twice[1]}.")
+        return cls(torch.tensor([list(parents)]), torch.tensor([list(ranks)]))
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "DraftTree":
+        """The tree stored by [`DraftTree.to_json`], checked."""
+        if not isinstance(value, dict) or set(value) != {"parents", "ranks"}:
+            raise DraftTreeError(f"A stored tree must be an object with `parents` and `ranks`, but it is {value!r:.80}.")
+        return cls.from_lists(value["parents"], value["ranks"])
+
+    def to_json(self) -> dict[str, list[int]]:
+        """Lists for a config file; one row only."""
+        return {"parents": self.parents[0].tolist(), "ranks": self.ranks[0].tolist()}
+
+    @classmethod
+    def chain(cls, num_draft_tokens: int) -> "DraftTree":
+        """One token after another, each the most likely one."""
+        return cls.from_lists(range(-1, num_draft_tokens))
+
+    @classmethod
+    def best_first(cls, acceptance: Float[Tensor, "depths ranks"], num_nodes: int) -> "DraftTree":
+        """The `num_nodes` likeliest nodes, when `acceptance[d, r]` is the chance of rank `r` at depth `d + 1`.
+
+        Nodes come in order of their chance, so that the first n of them are the best tree of n nodes.
+        """
+        parents, ranks, chances, depths = [-1], [-1], [1.0], [0]
+        open_places: dict[tuple[int, int], float] = {}
+        while len(parents) < num_nodes:
+            newest = len(parents) - 1
+            if depths[newest] < acceptance.shape[0]:
+                open_places[newest, 0] = chances[newest] * float(acceptance[depths[newest], 0])
+            if not open_places:
+                break
+            (parent, rank), chance = max(open_places.items(), key=lambda place: place[1])
+            del open_places[parent, rank]
+            if rank + 1 < acceptance.shape[1]:
+                open_places[parent, rank + 1] = chances[parent] * float(acceptance[depths[parent], rank + 1])
+            parents.append(parent)
+            ranks.append(rank)
+            chances.append(chance)
+            depths.append(depths[parent] + 1)
+        return cls.from_lists(parents, ranks)
+
+    def __len__(self) -> int:
+        """Nodes per row, root included."""
+        return self.parents.shape[1]
+
+    @cached_property
+    def ancestor_mask(self) -> Bool[Tensor, "rows nodes nodes"]:
+        """`mask[row, i, j]` is true where node `i` may attend to node `j`: itself and its ancestors."""
+        rows, nodes = self.parents.shape
+        device = self.parents.device
+        mask = torch.eye(nodes, dtype=torch.bool, device=device).repeat(rows, 1, 1)
+        leap = torch.where(self.parents < 0, torch.arange(nodes, device=device), self.parents)  # 1, 2, 4, .. steps up
+        for _ in range(max(nodes - 1, 1).bit_length()):  # pointer doubling
+            mask = mask | mask.gather(1, leap[:, :, None].expand(-1, -1, nodes))
+            leap = leap.gather(1, leap)
+        return mask
+
+    @cached_property
+    def depths(self) -> Int[Tensor, "rows nodes"]:
+        """Distance from the root; 0 at fillers."""
+        return self.ancestor_mask.sum(-1) - 1
+
+    @cached_property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Root-to-leaf node indices of the first row."""
+        parents = self.parents[0].tolist()
+        return [self.path_to(node) for node in range(len(parents)) if node not in parents]
+
+    def path_to(self, node: int) -> tuple[int, ...]:
+        """Nodes of the first row from the root to `node`."""
+        parents = self.parents[0].tolist()
+        path = [node]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        return tuple(reversed(path))
+
+    def pruned(self, max_depth: int, num_nodes: int, is_chain: bool = False) -> "DraftTree":
+        """The part of a one-row tree within the limits: its first nodes, or its path of first children."""
+        parents, ranks, depths = (values[0].tolist() for values in (self.parents, self.ranks, self.depths))
+        new_index: dict[int, int] = {-1: -1}
+        has_child: set[int] = set()
+        for node, parent in enumerate(parents):
+            is_open = parent in new_index and not (is_chain and parent in has_child)
+            if is_open and depths[node] <= max_depth and len(new_index) <= num_nodes:
+                new_index[node] = len(new_index) - 1
+                has_child.add(parent)
+        kept = [node for node in new_index if node >= 0]
+        return DraftTree.from_lists([new_index[parents[node]] for node in kept], [ranks[node] for node in kept])
+
+
+def _sibling_order(parents: Sequence[int]) -> list[int]:
+    """-1 at the root, then for each node how many of its siblings stand before it."""
+    return [-1] + [list(parents[:node]).count(parents[node]) for node in range(1, len(parents))]

@@ -1,0 +1,73 @@
+"""What of a draft becomes text. Knows nothing of models: the target's choice after a node is asked for by a function."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one step.
+
+    Args:
+        path (`tuple[int, ...]`): Kept nodes, root first.
+        token_ids (`tuple[int, ...]`): What became text: one token for each node of the path; the last is the bonus token.
+    """
+
+    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens kept, without root and bonus token."""
+        return len(self.path) - 1
+
+    @property
+    def bonus_token(self) -> int:
+        """The token that the target added itself."""
+        return self.token_ids[-1]
+
+
+def lazy_walk(
+    parents: Sequence[int],
+    token_ids: Sequence[int],
+    commit: Callable[[int], tuple[int, bool]],
+    is_guest: Sequence[bool] | None = None,
+) -> Verdict:
+    """Follow the target through the tree: commit its token after the root, go to the child that holds it, and so on.
+
+    Nothing is drawn or processed for nodes off the path, so `commit` sees what it would see in decoding without a
+    drafter, call by call: the text is the same for the same seed, whatever the tree.
+
+    Args:
+        parents (`Sequence[int]`): Parent of each node.
+        token_ids (`Sequence[int]`): The token at each node.
+        commit (`Callable`): Given a node, commits the target's token after it; returns it and whether the text is complete.
+        is_guest (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
+
+    Returns:
+        [`Verdict`]: the kept path and the committed tokens.
+
+    Example:
+
+    The target wants 7 after the root and 9 after the 7, so the path 0 -> 1 -> 3 is kept:
+
+    ```python
+    >>> wanted = {0: 7, 1: 9, 2: 1, 3: 4}
+    >>> lazy_walk([-1, 0, 0, 1], [5, 7, 8, 9], lambda node: (wanted[node], False))
+    Verdict(path=(0, 1, 3), token_ids=(7, 9, 4))
+
+    ```
+    """
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(parents, token_ids, strict=True))
+        if parent >= 0 and not (is_guest and is_guest[node])
+    }
+    path, committed = [0], []
+    while True:
+        token, is_complete = commit(path[-1])
+        committed.append(token)
+        child = children.get((path[-1], token))
+        if is_complete or child is None:
+            return Verdict(tuple(path), tuple(committed))
+        path.append(child)

@@ -1,0 +1,95 @@
+"""What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from typing_extensions import Self
+
+from ..errors import CheckpointError, DrafterMismatchError
+from ..generation.candidates import TargetView, TreeCandidateGenerator
+from ..generation.options import SpeculationConfig
+
+_GENERATION_FILE = "generation_config.json"
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def target_fields(target: PreTrainedModel) -> dict[str, Any]:
+    """What a drafter's config copies from its target, so that both fit and stock code finds the special ids."""
+    config = target.config.get_text_config(decoder=True)
+    fields = {name: getattr(config, name, None) for name in _SPECIAL_IDS}
+    fields["vocab_size"] = config.vocab_size
+    fields["target_name_or_path"] = target.config._name_or_path
+    return fields
+
+
+class DrafterModel(PreTrainedModel):
+    """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
+
+    generation_config: SpeculationConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.generation_config = SpeculationConfig()
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Indices into the target's `hidden_states` that the drafter reads."""
+        return tuple(self.config.feature_layers)
+
+    def candidate_generator(
+        self, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> TreeCandidateGenerator:
+        """A generator that drafts with this model for one call."""
+        raise NotImplementedError
+
+    def check_target(self, model: PreTrainedModel) -> None:
+        """Refuse a target of another shape.
+
+        Raises:
+            [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for.
+        """
+        config = model.config.get_text_config(decoder=True)
+        sizes = {
+            "a vocabulary": (self.config.vocab_size, config.vocab_size),
+            "features": (self.config.feature_size, config.hidden_size * len(self.feature_layers)),
+            "embeddings": (self.config.embedding_size, model.get_input_embeddings().weight.shape[-1]),
+        }
+        for what, (expected, given) in sizes.items():
+            if expected != given:
+                raise DrafterMismatchError(
+                    f"This drafter expects {what} of size {expected}, but the target `{model.config._name_or_path}` "
+                    f"gives {given}. Load the target it was trained for: `{self.config.target_name_or_path}`."
+                )
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
+        """Save weights, config and options; the arguments are those of `PreTrainedModel.save_pretrained`."""
+        super().save_pretrained(save_directory, **kwargs)
+        self.generation_config.save_pretrained(save_directory)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Load a drafter; the arguments are those of `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            [`CheckpointError`]: weights are missing, left over or of another shape.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        wrong = {name: sorted(map(str, info[name])) for name in ("missing_keys", "unexpected_keys") if info[name]}
+        if wrong:
+            raise CheckpointError(
+                f"`{pretrained_model_name_or_path}` must hold exactly the weights of `{cls.__name__}`, but it has "
+                f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
+            )
+        model.generation_config = _load_options(pretrained_model_name_or_path, kwargs)
+        return (model, info) if wants_info else model
+
+
+def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfig:
+    """Options stored beside the weights; the defaults where there are none."""
+    if Path(name_or_path).is_dir() and not (Path(name_or_path) / _GENERATION_FILE).is_file():
+        return SpeculationConfig()
+    hub = {key: kwargs[key] for key in ("revision", "token", "cache_dir", "local_files_only", "subfolder") if key in kwargs}
+    return SpeculationConfig.from_pretrained(name_or_path, **hub)

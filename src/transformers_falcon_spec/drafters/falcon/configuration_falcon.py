@@ -1,0 +1,92 @@
+"""The configuration of a Falcon drafter: sizes taken from its target, the block, the recurrence and the draft tree."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig, PreTrainedModel
+
+from ...core.tree import DraftTree
+from ...errors import OptionError
+from ..base import target_fields
+
+RECURRENCES = ("sequence", "token")
+DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
+
+
+@strict
+class FalconSpecConfig(LlamaConfig):
+    """Configuration of [`FalconSpecDrafter`]; fields of its attention blocks are those of `LlamaConfig`.
+
+    Args:
+        block_size (`int`, *optional*, defaults to 2):
+            Tokens drafted in one pass of the drafter; k in the paper. 1 drafts one token a pass, as Eagle does.
+        recurrence (`str`, *optional*, defaults to `"sequence"`):
+            `"sequence"` lets the LSTM's state flow from token to token, as the paper says; `"token"` starts it afresh
+            at every token, as the published code does.
+        num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
+        recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
+        feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
+            Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head.
+        feature_size (`int`, *optional*): Width of those together.
+        embedding_size (`int`, *optional*): Width of the target's token embeddings.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts a chain of one block.
+        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+
+    Example:
+
+    ```python
+    >>> FalconSpecConfig(hidden_size=64, num_attention_heads=4, block_size=3).feature_size
+    64
+
+    ```
+    """
+
+    model_type = "falcon_spec"
+
+    num_hidden_layers: int = 1
+    block_size: int = 2
+    recurrence: str = "sequence"
+    num_recurrent_layers: int = 2
+    recurrent_dropout: float = 0.1
+    feature_layers: list[int] | tuple[int, ...] = (-1,)
+    feature_size: int | None = None
+    embedding_size: int | None = None
+    draft_tree: dict[str, Any] | None = None
+    target_name_or_path: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in the widths that follow from others."""
+        if self.feature_size is None:
+            self.feature_size = self.hidden_size * len(self.feature_layers)
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        super().__post_init__(**kwargs)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        for name in ("block_size", "num_hidden_layers", "num_recurrent_layers"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+        if self.recurrence not in RECURRENCES:
+            raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "FalconSpecConfig":
+        """A configuration whose sizes fit `target`; `options` overrides any field."""
+        text = target.config.get_text_config(decoder=True)
+        hidden, heads = text.hidden_size, text.num_attention_heads
+        heads = heads if hidden % heads == 0 else max(hidden // 64, 1)
+        inner = getattr(text, "intermediate_size", None) or 4 * hidden
+        layers = tuple(options.get("feature_layers", (-1,)))
+        fields = {
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_attention_heads": heads,
+            "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
+            "embedding_size": target.get_input_embeddings().weight.shape[-1],
+            "feature_size": hidden * len(layers),
+            **target_fields(target),
+        }
+        return cls(**{**fields, **options})

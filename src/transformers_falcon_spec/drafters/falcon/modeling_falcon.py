@@ -1,0 +1,131 @@
+"""The Falcon drafter: an LSTM over pairs of token embedding and target feature, then relaxed-causal attention blocks.
+
+Holds neither embedding nor head: both are the target's, and come in and go out as vectors. Source: arXiv 2412.12639,
+section 3.1.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from ...core.masks import additive, block_causal_mask, block_ends
+from ...core.tree import DraftTree
+from ...generation.candidates import TargetView
+from ..base import DrafterModel
+from .candidates import FalconCandidateGenerator
+from .configuration_falcon import FalconSpecConfig
+
+RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
+
+
+class FalconSpecDrafter(DrafterModel):
+    """Drafts `block_size` tokens a pass from the target's own features.
+
+    Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is the feature
+    expected at token p + k, so the last k rows draft the next k tokens at once.
+
+    Example:
+
+    ```python
+    >>> config = FalconSpecConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4, block_size=2)
+    >>> drafter = FalconSpecDrafter(config)
+    >>> drafter(torch.zeros(1, 5, 32), torch.zeros(1, 5, 32), phases=torch.tensor([1])).shape
+    torch.Size([1, 5, 32])
+
+    ```
+    """
+
+    config: FalconSpecConfig
+    config_class = FalconSpecConfig
+    base_model_prefix = "drafter"
+    main_input_name = "token_embeds"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
+
+    def __init__(self, config: FalconSpecConfig) -> None:
+        super().__init__(config)
+        self.recurrence = nn.LSTM(
+            config.embedding_size + config.feature_size,
+            config.hidden_size,
+            num_layers=config.num_recurrent_layers,
+            dropout=config.recurrent_dropout if config.num_recurrent_layers > 1 else 0.0,
+            batch_first=True,
+        )
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers[0].input_layernorm = nn.Identity()
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.post_init()
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "FalconSpecDrafter":
+        """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
+        drafter = cls(FalconSpecConfig.from_target(target, **options))
+        return drafter.to(device=target.device)
+
+    def forward(
+        self,
+        token_embeds: Float[Tensor, "rows tokens embed"],
+        features: Float[Tensor, "rows tokens feature"],
+        phases: Int[Tensor, " rows"],
+        is_token: Bool[Tensor, "rows tokens"] | None = None,
+        **_: Any,
+    ) -> Float[Tensor, "rows tokens hidden"]:
+        """Read whole sequences, as in training.
+
+        Args:
+            token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
+            features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
+            phases (`torch.Tensor` of shape `(rows,)`): Where blocks start: at positions p with p = phase modulo k.
+            is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must be on the right.
+
+        Returns:
+            `torch.Tensor` of shape `(rows, tokens, hidden)`: the feature expected at token p + k.
+        """
+        positions = torch.arange(token_embeds.shape[1], device=token_embeds.device)
+        ends = block_ends(positions.expand(len(phases), -1), self.config.block_size, phases)
+        mask = block_causal_mask(ends, positions)
+        if is_token is not None:
+            mask = mask & is_token[:, None, :]
+        fused, _state = self.recur(torch.cat([token_embeds, features], dim=-1), None)
+        return self.attend(fused, mask, positions[None])
+
+    def recur(
+        self, rows: Float[Tensor, "rows tokens fused"], state: RecurrentState | None
+    ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
+        """The LSTM over `rows`, from `state` on; its outputs and the state after the last one."""
+        if self.config.recurrence == "token":
+            flat = rows.reshape(-1, 1, rows.shape[-1])
+            return self.recurrence(flat)[0].reshape(*rows.shape[:-1], -1), None
+        outputs, state = self.recurrence(rows, state)
+        return outputs, state
+
+    def attend(
+        self,
+        rows: Float[Tensor, "rows tokens hidden"],
+        mask: Bool[Tensor, "masks tokens keys"],
+        positions: Int[Tensor, "_ tokens"],
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "rows tokens hidden"]:
+        """The attention blocks over the LSTM's outputs; keys and values go to `cache`, where one is given."""
+        bias = additive(mask, rows.dtype)
+        rotary = self.rotary_emb(rows, positions)
+        for layer in self.layers:
+            rows = layer(rows, attention_mask=bias, past_key_values=cache, position_embeddings=rotary)
+        return rows
+
+    @property
+    def draft_tree(self) -> DraftTree:
+        """The tree to draft: that of `generation_config`, else of the config, else a chain of one block."""
+        stored = self.generation_config.draft_tree or self.config.draft_tree
+        return DraftTree.chain(self.config.block_size) if stored is None else DraftTree.from_json(stored)
+
+    def candidate_generator(
+        self, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> FalconCandidateGenerator:
+        """A generator that drafts with this model for one call."""
+        return FalconCandidateGenerator(self, target, max_length, rng)

@@ -1,0 +1,80 @@
+"""How a tree is drafted in blocks: which blocks each pass feeds, whom they see, and where every node takes its token.
+
+Computed once for a tree and a block size. Knows nothing of weights or tokens. Source: arXiv 2412.12639, section 3.3.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...core.tree import DraftTree
+
+
+@dataclass(frozen=True, eq=False)
+class DraftPass:
+    """One pass of the drafter. The first reads the committed rows; the others the blocks of one level, side by side.
+
+    Args:
+        nodes (`torch.Tensor` of shape `(drafted,)`): Nodes that get their token from this pass.
+        sources (`torch.Tensor` of shape `(3, drafted)`): For each its block, row in the block, and rank.
+        num_ranks (`int`): Best tokens needed of a row.
+        fed_nodes (`torch.Tensor` of shape `(blocks, k)`): Nodes whose tokens each block holds; empty in the first pass.
+        parent_blocks (`torch.Tensor` of shape `(blocks,)`): The block of the previous pass that each one continues.
+        tail_mask (`torch.Tensor` of shape `(blocks * k, draft rows)`): Which draft rows, of this and earlier passes, are seen.
+    """
+
+    nodes: Tensor
+    sources: Tensor
+    num_ranks: int
+    fed_nodes: Tensor
+    parent_blocks: Tensor
+    tail_mask: Tensor
+
+
+@lru_cache(maxsize=256)
+def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tuple[DraftPass, ...]:
+    """The passes that draft a one-row `tree` with blocks of `block_size`; trees are told apart by identity."""
+    depths, ranks = tree.depths[0].tolist(), tree.ranks[0].tolist()
+    passes: list[DraftPass] = []
+    paths: list[tuple[int, ...]] = [()]  # what each block of this pass holds, root excluded
+    lineages: list[tuple[int, ...]] = [()]  # indices, over all draft blocks, of the blocks each one sees
+    parent_blocks: list[int] = []
+    num_earlier = 0
+    while len(passes) * block_size < max(depths):
+        first_depth = len(passes) * block_size + 1
+        drafted = [node for node in range(len(tree)) if first_depth <= depths[node] < first_depth + block_size]
+        above = {node: tree.path_to(node)[1:first_depth] for node in drafted}  # the block's own nodes and all before them
+        sources = [[paths.index(above[node]) for node in drafted], [depths[node] - first_depth for node in drafted]]
+        sources.append([ranks[node] for node in drafted])
+        passes.append(
+            DraftPass(
+                nodes=torch.tensor(drafted, device=device),
+                sources=torch.tensor(sources, device=device),
+                num_ranks=max(sources[2]) + 1,
+                fed_nodes=torch.tensor([path[-block_size:] for path in paths], device=device, dtype=torch.long),
+                parent_blocks=torch.tensor(parent_blocks, device=device, dtype=torch.long),
+                tail_mask=_tail_mask(lineages, num_earlier, block_size).to(device),
+            )
+        )
+        num_earlier += 0 if len(passes) == 1 else len(paths)
+        next_paths = [
+            tree.path_to(node)[1:]
+            for node in drafted
+            if depths[node] == first_depth + block_size - 1 and node in tree.parents[0].tolist()
+        ]
+        parent_blocks = [paths.index(path[: first_depth - 1]) for path in next_paths]
+        lineages = [(*lineages[parent], num_earlier + i) for i, parent in enumerate(parent_blocks)]
+        paths = next_paths
+    return tuple(passes)
+
+
+def _tail_mask(lineages: list[tuple[int, ...]], num_earlier: int, block_size: int) -> Tensor:
+    """Rows of a block see the draft rows of the blocks in its lineage, its own included."""
+    if lineages == [()]:
+        return torch.zeros(0, 0, dtype=torch.bool)
+    mask = torch.zeros(len(lineages), num_earlier + len(lineages), dtype=torch.bool)
+    for block, lineage in enumerate(lineages):
+        mask[block, list(lineage)] = True
+    return mask.repeat_interleave(block_size, 0).repeat_interleave(block_size, 1)

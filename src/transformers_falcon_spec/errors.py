@@ -1,0 +1,55 @@
+"""Every exception of the package. A message says what must hold, what came, and what to do.
+
+```
+FalconSpecError
+├── DraftTreeError          a tree, or a draft shaped by one, that is not well formed
+├── OptionError             an option out of range, unknown, or at odds with another
+├── GenerationError         a `generate` call that speculative decoding cannot serve
+├── TargetError             a target the loop cannot verify on
+├── DrafterMismatchError    a drafter made for another target
+├── CheckpointError         weights or files that do not make a whole drafter
+├── SeamError               Transformers moved the functions that the package wraps
+├── ConversationError       a training row that cannot be read, with its file and line
+└── TrainingError           a training run that cannot start or go on
+```
+"""
+
+
+class FalconSpecError(Exception):
+    """Base of every exception raised by this package."""
+
+
+class DraftTreeError(FalconSpecError, ValueError):
+    """A draft tree is not well formed."""
+
+
+class OptionError(FalconSpecError, ValueError):
+    """An option is out of range, unknown, or contradicts another one."""
+
+
+class GenerationError(FalconSpecError, ValueError):
+    """A `generate` call asks for something that speculative decoding cannot serve."""
+
+
+class TargetError(FalconSpecError, RuntimeError):
+    """The target cannot be read in the way that verification needs."""
+
+
+class DrafterMismatchError(FalconSpecError, ValueError):
+    """The drafter was made for another target."""
+
+
+class CheckpointError(FalconSpecError, ValueError):
+    """A checkpoint does not hold a whole drafter."""
+
+
+class SeamError(FalconSpecError, RuntimeError):
+    """The functions of Transformers that the package wraps have another signature than expected."""
+
+
+class ConversationError(FalconSpecError, ValueError):
+    """A training row cannot be used; the message names its file and line."""
+
+
+class TrainingError(FalconSpecError, RuntimeError):
+    """A training run cannot start or go on."""

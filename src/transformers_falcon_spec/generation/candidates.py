@@ -1,0 +1,118 @@
+"""The contract between the decoding loop and every drafter: what flows each way, and who owns what.
+
+One generator object serves one `generate` call on one thread and is then dropped. It owns all state of that call: drafter
+cache, pairs not yet read, private `rng`. The drafter module is read-only meanwhile, so that threads share it. The loop
+owns the target: cache, positions, padding, masks, hooks, processors, criteria and every draw that decides text. A
+generator never sees padding, cache holes or the target's cache, and never touches the global random state.
+
+Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] follows; so `commit` hands over pairs
+(f[p], t[p+1]). Order: commit(prompt), then repeat [propose,] commit. Commits without a proposal happen (a plain step);
+`commit` only stores, `propose` catches up in one pass. Rows never move; a finished row has num_new 0 and depth 0.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from transformers.generation.candidate_generator import CandidateGenerator
+
+
+class TargetView(Protocol):
+    """What a drafter may use of the target: modules are called, weights never read (offloaded, sharded, quantised)."""
+
+    vocab_size: int
+    feature_dim: int  # width of one pair's feature: sum over `feature_layers`
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
+        ...
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits `[..., vocab]` in float32, scaled and capped as the target does, of `[..., hidden]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class DraftBudget:
+    """Limits for one proposal; the loop chooses them, the generator obeys."""
+
+    depths: tuple[int, ...]  # [rows] deepest node allowed: room to the end of text and context; 0 = draft nothing
+    num_nodes: int  # most nodes per row, root and guests included
+    num_passes: int | None = None  # most drafter passes; None leaves it to the generator
+    is_chain: bool = False  # the target cannot verify trees: at most one child per node
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens for the target to read. Node 0 is the newest committed token; a parent comes before its child."""
+
+    token_ids: Tensor  # [rows, nodes] int64, target ids, on the drafter's device; siblings differ
+    parents: Tensor  # [1 or rows, nodes] int64; -1 at the root and at filler nodes of shorter rows
+    is_guest: Tensor | None = None  # [1 or rows, nodes] bool: read, never committed, no candidate below
+    draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: chosen without randomness
+    dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
+    num_passes: int = 1  # drafter passes spent
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What became text since the last commit. The tensors are copies: the generator may keep them."""
+
+    sequence_ids: Tensor  # [rows, capacity] int64, all committed tokens, left-aligned, without padding
+    lengths: tuple[int, ...]  # [rows] committed tokens, bonus included
+    num_new: tuple[int, ...]  # [rows] newest of them; at first all but t[0] and a user's cached prefix
+    features: Tensor | None  # [rows, max(num_new), feature_dim]: f[p] for each new t[p+1]; None without `feature_layers`
+    node_choices: Tensor | None = None  # [rows, nodes] raw argmax after each node of the last draft, guests too
+
+
+class TreeCandidateGenerator(CandidateGenerator):
+    """Base of all drafters' generators. Subclasses write `commit` and `propose`; the stock loop's methods come with it.
+
+    `feature_layers` are indices into Transformers' `hidden_states`: 0 the embeddings, i the output of layer i, -1 the
+    head's input.
+    """
+
+    requires_model_outputs = True
+    model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
+    feature_layers: tuple[int, ...] = (-1,)
+
+    def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        self.target, self.max_length, self.rng = target, max_length, rng
+        self._has_prompt = False  # only the stock loop's adapter below reads it
+
+    def commit(self, committed: Committed) -> None:
+        """Take in new text and features. Stores only: no drafter pass, no draw, no wait for the device."""
+        raise NotImplementedError
+
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        """Draft within `budget`; None asks for a plain step."""
+        raise NotImplementedError
+
+    def get_candidates(
+        self,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  the stock loop passes it
+        model_outputs: Any = None,
+        is_first_iteration: bool = False,
+        n_last_matches: int = 0,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Candidates `[1, len + drafted]` for Transformers' own loop: one row, a chain, the same text when greedy.
+
+        The logits are None: that loop then compares tokens and never rejects by ratio.
+        """
+        if is_first_iteration:  # the target reads the prompt first
+            return input_ids, None
+        states = model_outputs.hidden_states
+        num_new = int(n_last_matches) + 1 if self._has_prompt else states[-1].shape[1]
+        rows = [states[layer][:, :num_new] for layer in self.feature_layers]
+        features = torch.cat(rows, dim=-1) if rows else None
+        self._has_prompt = True
+        self.commit(Committed(input_ids, (input_ids.shape[1],), (num_new,), features))
+        room = max(self.max_length - input_ids.shape[1] - 1, 0)
+        draft = self.propose(DraftBudget((room,), room + 1, is_chain=True)) if room else None
+        return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.token_ids[:, 1:]], dim=-1), None)
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """Nothing: `commit` learns the same from `num_new`."""

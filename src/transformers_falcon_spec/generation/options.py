@@ -1,0 +1,43 @@
+"""Options of speculative decoding, kept with the drafter as stock assistants keep theirs."""
+
+from typing import Any
+
+from transformers import GenerationConfig
+
+from ..core.tree import DraftTree
+from ..errors import OptionError
+
+
+class SpeculationConfig(GenerationConfig):
+    """What `drafter.generation_config` holds; saved beside the drafter's weights.
+
+    Args:
+        draft_tree (`dict`, *optional*):
+            `{"parents": [...], "ranks": [...]}`, the tree to draft. None takes the one in the drafter's config.
+
+    Raises:
+        [`OptionError`]: an option that exists neither here nor in `GenerationConfig`.
+
+    Example:
+
+    ```python
+    >>> SpeculationConfig(draft_tree=DraftTree.chain(2).to_json()).draft_tree
+    {'parents': [-1, 0, 1], 'ranks': [-1, 0, 0]}
+
+    ```
+    """
+
+    def __init__(self, draft_tree: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        unknown = [name for name in kwargs if not name.startswith("_") and not hasattr(_KNOWN, name)]
+        if unknown:
+            raise OptionError(
+                f"`SpeculationConfig` has no option {', '.join(f'`{name}`' for name in unknown)}. "
+                "Options of its own: `draft_tree`; all others are those of `GenerationConfig`."
+            )
+        if draft_tree is not None:
+            DraftTree.from_json(draft_tree)
+        self.draft_tree = draft_tree
+        super().__init__(**kwargs)
+
+
+_KNOWN = GenerationConfig()

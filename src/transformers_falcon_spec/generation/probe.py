@@ -1,0 +1,127 @@
+"""Can this target verify trees? Asked of the model itself, with a few tiny forwards, never of a list of names."""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..core.tree import DraftTree
+from ..errors import TargetError
+from .cache import new_cache
+from .target import Target
+
+_TREE = DraftTree.from_lists([-1, 0, 0, 1, 2])  # two branches of depth 2; slots of one lie between those of the other
+_PATH = (0, 2, 4)  # the branch that plain causal attention and plain positions get wrong
+_TOLERANCE = 0.1  # of the error of a reading with a wrong mask
+_PROBED: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], "Capability"]] = WeakKeyDictionary()
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, TargetError)
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a target can verify. Errors are the largest differences in logits from plain forwards."""
+
+    can_tree: bool
+    can_chain: bool
+    tree_error: float
+    control_error: float  # the same reading with a wrong mask
+    reason: str = ""
+
+
+def probe(model: PreTrainedModel) -> Capability:
+    """What `model` can verify, found by reading a small tree and comparing with plain forwards; remembered per model.
+
+    Raises:
+        [`TargetError`]: not even a chain reads right, or the head cannot be reproduced from its input.
+    """
+    key = (str(model.config._attn_implementation), str(model.dtype), str(model.device))
+    known = _PROBED.setdefault(model, {})
+    if key not in known:
+        known[key] = _probe(model)
+    return known[key]
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel) -> Capability:
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    ids = ((torch.arange(6 + len(_TREE), device=model.device) * 7 + 3) % vocab_size)[None]
+    prompt, nodes = ids[:, :6], ids[:, 6:]
+    tree = DraftTree(_TREE.parents.to(model.device), _TREE.ranks.to(model.device))
+    path_ids = nodes[:, list(_PATH)]
+    plain = _plain_logits(model, torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1))[:, 6:]  # path, then one more token
+    _check_head(model, prompt)
+    try:
+        tree_error, control_error = _tree_errors(model, prompt, nodes, tree, plain)
+    except _FAILURES as error:
+        tree_error, control_error, reason = float("inf"), 0.0, f"reading a tree failed: {error}"
+    else:
+        reason = f"a tree's logits are off by {tree_error:.2g}, those of a wrong mask by {control_error:.2g}"
+    if tree_error <= _TOLERANCE * control_error:
+        return Capability(True, True, tree_error, control_error)
+    try:
+        chain_error = _chain_error(model, prompt, path_ids, plain)
+    except _FAILURES as error:
+        raise TargetError(f"{_refusal(model)} Reading a chain failed: {error}") from error
+    if chain_error > 1e-2 * max(float(plain.std()), control_error * _TOLERANCE):
+        raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
+    return Capability(False, True, tree_error, control_error, reason)
+
+
+def _refusal(model: PreTrainedModel) -> str:
+    return f"`{type(model).__name__}` cannot verify drafts: generate without `assistant_model`."
+
+
+def _plain_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    return model(input_ids=ids, use_cache=False, return_dict=True).logits.float()
+
+
+def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
+    target = Target(model, ())
+    kwargs = {"past_key_values": new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+    target.prefill(prompt, GenerationConfig(), kwargs)
+    return target
+
+
+def _tree_errors(
+    model: PreTrainedModel, prompt: Tensor, nodes: Tensor, tree: DraftTree, plain: Tensor
+) -> tuple[float, float]:
+    """Error of a tree reading and of the root after it; then that of the same nodes read as if they were a chain."""
+    target = _prefilled(model, prompt)
+    logits = target.read(nodes, tree).logits.float()[:, list(_PATH)]
+    target.keep(len(tree), _PATH)
+    root = DraftTree(tree.parents[:, :1], tree.ranks[:, :1])
+    after = target.read(nodes[:, :1], root).logits.float()
+    error = (torch.cat([logits, after], dim=1) - plain).abs().max().item()
+    chain = DraftTree.chain(len(tree) - 1)
+    chain = DraftTree(chain.parents.to(nodes.device), chain.ranks.to(nodes.device))
+    wrong = _prefilled(model, prompt).read(nodes, chain).logits.float()[:, list(_PATH)]
+    return error, (wrong - plain[:, : len(_PATH)]).abs().max().item()
+
+
+def _chain_error(model: PreTrainedModel, prompt: Tensor, path_ids: Tensor, plain: Tensor) -> float:
+    """Error of a chain reading, and of reading on after its last two tokens were taken back."""
+    target = _prefilled(model, prompt)
+    chain = DraftTree.chain(path_ids.shape[1] - 1)
+    chain = DraftTree(chain.parents.to(path_ids.device), chain.ranks.to(path_ids.device))
+    first = target.read(path_ids, chain, is_chain=True).logits.float()
+    target.keep(len(chain), (0,))
+    rest = DraftTree(chain.parents[:, :2], chain.ranks[:, :2])
+    second = target.read(path_ids[:, 1:], rest, is_chain=True).logits.float()
+    reading = torch.cat([first[:, :1], second], dim=1)
+    return (reading - plain[:, : path_ids.shape[1]]).abs().max().item()
+
+
+def _check_head(model: PreTrainedModel, prompt: Tensor) -> None:
+    """`Target.head` of the tapped features must give the model's own logits."""
+    target = Target(model, (-1,))
+    with target.taps.active():
+        logits = _plain_logits(model, prompt)
+        features = target.taps.take(prompt.shape[1])
+    error = (target.head(features) - logits).abs().max().item()
+    if error > 1e-2 * max(logits.abs().max().item(), 1e-6):
+        raise TargetError(
+            f"The logits of `{type(model).__name__}` cannot be rebuilt from the input of its head (off by {error:.2g}): "
+            "it scales or caps them in a way this version does not know. Please report the model."
+        )

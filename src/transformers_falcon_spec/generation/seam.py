@@ -1,0 +1,130 @@
+"""Where `target.generate(..., assistant_model=drafter)` finds the loop: two wrapped functions of Transformers.
+
+`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only.
+Assistants that are not drafters of this package go to the original functions, untouched.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.generation.utils import GenerationMixin
+
+from ..errors import GenerationError, SeamError
+from .loop import speculative_decoding
+
+_LOOP = "_assisted_decoding"
+_CHECK = "_validate_generation_mode"
+_NEEDED = {
+    _LOOP: ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "assistant_model"),
+    _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
+}
+_IS_WRAPPED = "_is_falcon_spec_seam"
+
+
+def enable() -> None:
+    """Let every model's `generate` take the package's drafters. Importing the package does this; twice is once.
+
+    Raises:
+        [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
+    """
+    for name in (_LOOP, _CHECK):
+        function = _original(name)
+        if not hasattr(function, _IS_WRAPPED):
+            setattr(GenerationMixin, name, _WRAPPERS[name](function))
+
+
+def disable() -> None:
+    """Give Transformers its own functions back."""
+    for name in (_LOOP, _CHECK):
+        function = getattr(GenerationMixin, name)
+        if hasattr(function, _IS_WRAPPED):
+            setattr(GenerationMixin, name, function.__wrapped__)
+
+
+def attach(model: PreTrainedModel) -> PreTrainedModel:
+    """Let this one model take the package's drafters, through a subclass of its own; works without `enable`.
+
+    The model is changed in place and returned. It saves and loads as before, but cannot be pickled.
+    """
+    kind = type(model)
+    if not hasattr(getattr(kind, _LOOP), _IS_WRAPPED):
+        methods = {name: _WRAPPERS[name](getattr(kind, name)) for name in (_LOOP, _CHECK)}
+        model.__class__ = type(kind.__name__, (kind,), methods)
+    return model
+
+
+def _original(name: str) -> Callable[..., Any]:
+    """The function as it stands now, its signature checked."""
+    function = getattr(GenerationMixin, name, None)
+    parameters = inspect.signature(function).parameters if function is not None else {}
+    missing = [needed for needed in _NEEDED[name] if needed not in parameters]
+    if function is None or missing:
+        raise SeamError(
+            f"`GenerationMixin.{name}` must take {', '.join(_NEEDED[name])}, but this version of Transformers "
+            f"{'has no such function' if function is None else 'lacks ' + ', '.join(missing)}. "
+            "Use a tested version (see the README), or the drafter's `custom_generate` recipe."
+        )
+    return function
+
+
+def _is_ours(assistant: Any) -> bool:
+    """Whether an assistant, maybe wrapped by PEFT, is a drafter of this package."""
+    return callable(getattr(assistant, "candidate_generator", None))
+
+
+def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _assisted_decoding(self: PreTrainedModel, *args: Any, assistant_model: Any = None, **kwargs: Any) -> Any:
+        if not _is_ours(assistant_model):
+            return original(self, *args, assistant_model=assistant_model, **kwargs)
+        return speculative_decoding(self, *args, drafter=assistant_model, **kwargs)
+
+    setattr(_assisted_decoding, _IS_WRAPPED, True)
+    return _assisted_decoding
+
+
+def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _validate_generation_mode(
+        self: PreTrainedModel, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
+    ) -> None:
+        drafter = generation_mode_kwargs.get("assistant_model")
+        if _is_ours(drafter):
+            _check_mode(self, generation_config, generation_mode_kwargs)
+            drafter.check_target(self)
+        original(self, generation_mode, generation_config, generation_mode_kwargs)
+
+    setattr(_validate_generation_mode, _IS_WRAPPED, True)
+    return _validate_generation_mode
+
+
+_WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
+
+
+def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
+    """Refuse what Transformers would do without the drafter, or refuse in words that do not help."""
+    if (config.num_beams or 1) > 1:
+        raise GenerationError(
+            f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "
+            "would search beams and ignore the drafter. Set `num_beams=1`, or leave out `assistant_model`."
+        )
+    if (config.num_return_sequences or 1) > 1:
+        raise GenerationError(
+            f"A drafter works on one sequence a prompt, but `num_return_sequences` is {config.num_return_sequences}. "
+            "Set it to 1 and call `generate` once for each sequence."
+        )
+    if model._is_stateful or model.config.is_encoder_decoder:
+        raise GenerationError(
+            f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
+            "cannot take back rejected drafts. Generate without `assistant_model`."
+        )
+    if mode_kwargs.get("synced_gpus"):
+        raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
+    if getattr(config, "assistant_ensemble_weight", None) is not None:
+        raise GenerationError(
+            "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "
+            "output. Leave it out."
+        )

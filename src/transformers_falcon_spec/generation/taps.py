@@ -1,0 +1,88 @@
+"""Features of the target, caught by forward hooks while it reads. One call, one thread, nothing left behind."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import TargetError
+
+
+class FeatureTaps:
+    """Catches the outputs of chosen layers, named by their index in Transformers' `hidden_states`.
+
+    Args:
+        decoder (`torch.nn.Module`): The decoder without its head; its output is what the head reads (index -1).
+        num_layers (`int`): Decoder layers of the model.
+        feature_layers (`Sequence[int]`): Indices to catch; 0 the embeddings, i the output of layer i, -1 the decoder's.
+
+    Raises:
+        [`TargetError`]: the decoder has no list of `num_layers` layers, or an index is out of range.
+    """
+
+    def __init__(self, decoder: nn.Module, num_layers: int, feature_layers: Sequence[int]) -> None:
+        self.feature_layers = tuple(feature_layers)
+        self._decoder = decoder
+        self._layers = next(
+            (part for part in decoder.modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers), None
+        )
+        inner = [layer for layer in self.feature_layers if layer != -1]
+        if inner and self._layers is None:
+            raise TargetError(f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none.")
+        if any(not 0 <= layer < num_layers for layer in inner):
+            raise TargetError(f"Feature layers must be -1 or lie in 0..{num_layers - 1}, but they are {self.feature_layers}.")
+        self._caught: dict[int, list[Tensor]] = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Hooks are in place inside this block, and gone after it, whatever happens."""
+        self._caught = {layer: [] for layer in self.feature_layers}
+        owner = threading.get_ident()
+        handles = [self._hook(layer, owner) for layer in self.feature_layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, layer: int, owner: int) -> RemovableHandle:
+        """One hook; it listens to its own thread only, for others may use the same model at the same time."""
+
+        def catch_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if threading.get_ident() == owner:
+                first = output if isinstance(output, Tensor) else output[0]
+                self._caught[layer].append(first)
+
+        def catch_input(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if threading.get_ident() == owner:
+                self._caught[layer].append(args[0] if args else kwargs["hidden_states"])
+
+        if layer == -1:
+            return self._decoder.register_forward_hook(catch_output)
+        if layer == 0:
+            return self._layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)
+        return self._layers[layer - 1].register_forward_hook(catch_output)
+
+    def take(self, num_tokens: int) -> Tensor | None:
+        """What was caught since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`.
+
+        Raises:
+            [`TargetError`]: a hook did not fire for every token.
+        """
+        if not self.feature_layers:
+            return None
+        parts = [torch.cat(caught, dim=1) if caught else None for caught in self._caught.values()]
+        self._caught = {layer: [] for layer in self.feature_layers}
+        for layer, part in zip(self.feature_layers, parts, strict=True):
+            if part is None or part.shape[1] != num_tokens:
+                seen = "nothing" if part is None else f"{part.shape[1]} tokens"
+                raise TargetError(
+                    f"The tap at hidden state {layer} must see {num_tokens} tokens, but it saw {seen}. "
+                    "A compiled target may skip hooks: pass the model before `torch.compile`."
+                )
+        device = parts[-1].device
+        return torch.cat([part.to(device) for part in parts], dim=-1)

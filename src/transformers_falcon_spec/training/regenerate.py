@@ -1,0 +1,203 @@
+"""Answers rewritten by the target itself, so that a drafter learns the text it will meet. Batched and resumable.
+
+Knows nothing of drafters: a file of conversations goes in, the same conversations with the target's answers come out.
+"""
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import OptionError
+from .conversations import Message
+
+logger = logging.getLogger(__name__)
+
+SORT_WINDOW = 64  # batches whose rows are ordered by length together: less padding, and still steady progress
+
+
+@dataclass(frozen=True)
+class RegenerateOptions:
+    """How answers are written. The same options and rows give the same file, interrupted or not."""
+
+    max_new_tokens: int = 256
+    max_prompt_tokens: int = 512
+    batch_size: int = 32
+    temperature: float = 0.7  # 0 is greedy
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_prompt_tokens", "batch_size"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+        if self.temperature < 0:
+            raise OptionError(f"`temperature` must be 0 (greedy) or more, but it is {self.temperature}.")
+
+
+def regenerate(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[list[Message]],
+    output: str | Path,
+    options: RegenerateOptions | None = None,
+) -> int:
+    """Write `rows` to `output` with every assistant turn replaced by what the target answers.
+
+    A second call with the same arguments goes on where the first stopped. Rows whose prompt is longer than
+    `max_prompt_tokens` are left out, and the rest of a conversation after an answer that ran into `max_new_tokens`.
+
+    Args:
+        target ([`~transformers.PreTrainedModel`]): The model that answers.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, with a chat template.
+        rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
+        output (`str` or `Path`): A JSON lines file, made or continued.
+        options ([`RegenerateOptions`], *optional*): How answers are written.
+
+    Returns:
+        `int`: conversations in the file.
+    """
+    options = options or RegenerateOptions()
+    batches = _batches(tokenizer, rows, options)
+    progress = _Progress.start(Path(output), {**asdict(options), "num_rows": len(rows), "target": target.name_or_path})
+    with progress.output.open("r+", encoding="utf-8", newline="\n") as file:
+        file.seek(progress.num_bytes)
+        file.truncate()
+        for batch in tqdm(batches[progress.num_batches :], desc="regenerate", unit="batch"):
+            answered = _answer_batch(target, tokenizer, [rows[index] for index in batch], options, progress.num_batches)
+            kept = [{"row": index, "messages": new} for index, new in zip(batch, answered, strict=True) if new]
+            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+            file.flush()
+            progress.save(num_bytes=file.tell(), num_rows=len(kept))
+    return progress.num_written
+
+
+@dataclass
+class _Progress:
+    """How far a file is, kept beside it, so that an interrupted run goes on and a half-written batch is cut off."""
+
+    output: Path
+    options: dict[str, Any]
+    num_batches: int = 0
+    num_bytes: int = 0
+    num_written: int = 0
+
+    @classmethod
+    def start(cls, output: Path, options: dict[str, Any]) -> "_Progress":
+        """The state stored beside `output`, or a fresh one."""
+        progress = cls(output, options)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if progress.path.is_file():
+            stored = json.loads(progress.path.read_text(encoding="utf-8"))
+            if stored["options"] != options:
+                raise OptionError(
+                    f"`{output}` was begun with {stored['options']}, but the options now are {options}. "
+                    "Go on with the old options, or write to another file."
+                )
+            progress = cls(output, **stored)
+            logger.info("%s: going on after %d batches.", output, progress.num_batches)
+        elif output.exists():
+            raise OptionError(f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file.")
+        output.touch()
+        return progress
+
+    @property
+    def path(self) -> Path:
+        return self.output.with_name(self.output.name + ".progress.json")
+
+    def save(self, num_bytes: int, num_rows: int) -> None:
+        """One more batch is in the file."""
+        self.num_batches, self.num_bytes = self.num_batches + 1, num_bytes
+        self.num_written += num_rows
+        state = {key: value for key, value in vars(self).items() if key != "output"}
+        fresh = self.path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(state), encoding="utf-8")
+        fresh.replace(self.path)
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[Message]], options: RegenerateOptions
+) -> list[list[int]]:
+    """Row indices in batches of similar prompt length; rows that are too long are left out."""
+    lengths = {index: len(_prompt_ids(tokenizer, _opening(row))) for index, row in enumerate(rows)}
+    usable = [index for index, length in lengths.items() if length <= options.max_prompt_tokens]
+    if len(usable) < len(rows):
+        logger.warning("%d prompts exceed `max_prompt_tokens` and are left out.", len(rows) - len(usable))
+    window = SORT_WINDOW * options.batch_size
+    ordered = [
+        index for start in range(0, len(usable), window) for index in sorted(usable[start : start + window], key=lengths.get)
+    ]
+    return [ordered[start : start + options.batch_size] for start in range(0, len(ordered), options.batch_size)]
+
+
+def _opening(row: list[Message]) -> list[Message]:
+    """Everything before the first assistant turn."""
+    first = next(place for place, message in enumerate(row) if message["role"] == "assistant")
+    return row[:first]
+
+
+def _prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def _answer_batch(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[list[Message]],
+    options: RegenerateOptions,
+    number: int,
+) -> list[list[Message]]:
+    """Each conversation with its assistant turns answered in order; empty where not even one was."""
+    answered: list[list[Message]] = [[] for _ in rows]
+    pending = {place: list(row) for place, row in enumerate(rows)}  # what is still to be said, by place in the batch
+    for turn in range(max(len(row) for row in rows)):
+        prompts = {}
+        for place, rest in list(pending.items()):
+            while rest and rest[0]["role"] != "assistant":
+                answered[place].append(rest.pop(0))
+            prompt = _prompt_ids(tokenizer, answered[place]) if rest else []
+            if 0 < len(prompt) <= options.max_prompt_tokens:
+                prompts[place] = prompt
+                rest.pop(0)
+            else:
+                del pending[place]
+        if not prompts:
+            break
+        texts = _generate(target, tokenizer, list(prompts.values()), options, seed=options.seed + 1000 * number + turn)
+        for place, (text, is_complete) in zip(prompts, texts, strict=True):
+            answered[place].append({"role": "assistant", "content": text})
+            if not is_complete:
+                del pending[place]
+    return [_until_last_answer(messages) for messages in answered]
+
+
+def _until_last_answer(messages: list[Message]) -> list[Message]:
+    """Cut user turns that nobody answered."""
+    while messages and messages[-1]["role"] != "assistant":
+        messages = messages[:-1]
+    return messages
+
+
+@torch.inference_mode()
+def _generate(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[int]],
+    options: RegenerateOptions,
+    seed: int,
+) -> list[tuple[str, bool]]:
+    """The text the target writes after each prompt, and whether it came to an end by itself."""
+    inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(target.device)
+    sampling = {"do_sample": True, "temperature": options.temperature} if options.temperature else {"do_sample": False}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
+        output = target.generate(**inputs, **sampling, max_new_tokens=options.max_new_tokens, top_k=0)
+    answers = output[:, inputs["input_ids"].shape[1] :]
+    stops = target.generation_config.eos_token_id
+    stop_ids = set(stops if isinstance(stops, list) else [stops])
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return [(text, bool(stop_ids & set(ids))) for text, ids in zip(texts, answers.tolist(), strict=True)]
