@@ -1,13 +1,14 @@
 """The only place that draws. Everything random in the package goes through a `Draws` that was passed in."""
 
 import hashlib
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
+@runtime_checkable
 class Draws(Protocol):
     """A source of choices. Tests pass one that walks through every branch."""
 

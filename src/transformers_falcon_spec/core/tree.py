@@ -64,10 +64,13 @@ class DraftTree:
         return cls(torch.tensor([list(parents)]), torch.tensor([list(ranks)]))
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "DraftTree":
+    def from_json(cls, value: Any) -> "DraftTree":
         """The tree stored by [`DraftTree.to_json`], checked."""
-        if not isinstance(value, dict) or set(value) != {"parents", "ranks"}:
-            raise DraftTreeError(f"A stored tree must be an object with `parents` and `ranks`, but it is {value!r:.80}.")
+        if not isinstance(value, dict) or set(value) != {"parents", "ranks"} or not all(map(_is_int_list, value.values())):
+            raise DraftTreeError(
+                "A stored tree must be an object with `parents` and `ranks`, lists of whole numbers, "
+                f"but it is {value!r:.80}."
+            )
         return cls.from_lists(value["parents"], value["ranks"])
 
     def to_json(self) -> dict[str, list[int]]:
@@ -155,3 +158,7 @@ class DraftTree:
 def _sibling_order(parents: Sequence[int]) -> list[int]:
     """-1 at the root, then for each node how many of its siblings stand before it."""
     return [-1] + [list(parents[:node]).count(parents[node]) for node in range(1, len(parents))]
+
+
+def _is_int_list(value: Any) -> bool:
+    return isinstance(value, list) and all(type(entry) is int for entry in value)

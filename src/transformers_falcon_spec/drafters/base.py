@@ -10,6 +10,7 @@ from typing_extensions import Self
 from ..errors import CheckpointError, DrafterMismatchError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
+from ..generation.target import feature_width
 
 _GENERATION_FILE = "generation_config.json"
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -53,7 +54,7 @@ class DrafterModel(PreTrainedModel):
         config = model.config.get_text_config(decoder=True)
         sizes = {
             "a vocabulary": (self.config.vocab_size, config.vocab_size),
-            "features": (self.config.feature_size, config.hidden_size * len(self.feature_layers)),
+            "features": (self.config.feature_size, feature_width(model, self.feature_layers)),
             "embeddings": (self.config.embedding_size, model.get_input_embeddings().weight.shape[-1]),
         }
         for what, (expected, given) in sizes.items():
@@ -76,8 +77,10 @@ class DrafterModel(PreTrainedModel):
             [`CheckpointError`]: weights are missing, left over or of another shape.
         """
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        wrong = {name: sorted(map(str, info[name])) for name in ("missing_keys", "unexpected_keys") if info[name]}
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+        wrong = {kind: sorted(map(str, info[kind])) for kind in kinds if info[kind]}
         if wrong:
             raise CheckpointError(
                 f"`{pretrained_model_name_or_path}` must hold exactly the weights of `{cls.__name__}`, but it has "

@@ -11,13 +11,14 @@ Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] fol
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import CandidateGenerator
 
 
+@runtime_checkable
 class TargetView(Protocol):
     """What a drafter may use of the target: modules are called, weights never read (offloaded, sharded, quantised)."""
 

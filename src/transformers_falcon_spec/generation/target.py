@@ -49,7 +49,7 @@ class Target:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
-        self.feature_dim: int = self.config.hidden_size * len(feature_layers)
+        self.feature_dim: int = feature_width(model, feature_layers)
         self.taps = FeatureTaps(model.get_decoder(), self.config.num_hidden_layers, feature_layers)
         self.cache: Any = None
         self._kinds = layer_kinds(self.config)
@@ -172,13 +172,25 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
     return [LayerKind(name, list(names).index(name), *limits.get(name, (None, None))) for name in dict.fromkeys(names)]
 
 
+def head_width(model: PreTrainedModel) -> int:
+    """Width of what the head reads; not the hidden size where the decoder ends in a projection (OPT-350m)."""
+    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
+    return getattr(model.get_output_embeddings(), "in_features", hidden_size)
+
+
+def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
+    """Width of one token's features; -1 is the input of the head."""
+    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
+    return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
+
+
 def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
     """The model's own head with the scaling and caps that its configuration names; the probe checks that none is missed."""
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     narrowing = getattr(config, "dim_model_base", None)
     states = features if narrowing is None else features / (config.hidden_size / narrowing)
-    logits = head(states).float()
+    logits = head(states.to(model.dtype)).float()  # a drafter may compute in another type than the target
     for name, is_divisor in (("logit_scale", False), ("logits_scaling", True), ("lm_head_multiplier", False)):
         factor = getattr(config, name, None)
         if factor is not None:

@@ -1,0 +1,1 @@
+"""Training drafters on the Hugging Face Trainer: conversations, features, glancing, losses."""

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from ...core.masks import block_causal_mask, block_ends
 from ...core.tree import DraftTree
+from ...errors import OptionError
 from ...generation.cache import drop_last
 from ...generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .plan import DraftPass, draft_passes
@@ -33,6 +34,12 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
         self.block_size: int = drafter.config.block_size
         self._tree = drafter.draft_tree
         self._max_depth = int(self._tree.depths.max())
+        if self._max_depth > self.block_size and self.feature_layers != (-1,):
+            raise OptionError(
+                f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it has "
+                f"nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block size, but "
+                f"it reaches depth {self._max_depth}."
+            )
         self._pending: list[tuple[Tensor, Tensor]] = []  # token ids [1, new] and features [1, new, feature]
         self._root: Tensor | None = None  # [1, 1] newest committed token
         self._num_rows = 0  # committed rows read so far

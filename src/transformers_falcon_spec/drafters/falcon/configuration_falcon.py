@@ -1,5 +1,6 @@
 """The configuration of a Falcon drafter: sizes taken from its target, the block, the recurrence and the draft tree."""
 
+from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -7,6 +8,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
+from ...generation.target import feature_width, head_width
 from ..base import target_fields
 
 RECURRENCES = ("sequence", "token")
@@ -69,24 +71,36 @@ class FalconSpecConfig(LlamaConfig):
                 raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
         if self.recurrence not in RECURRENCES:
             raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")
+        if not self.feature_layers:
+            raise OptionError("`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one.")
+        if not 0 <= self.recurrent_dropout <= 1:
+            raise OptionError(f"`recurrent_dropout` must lie in 0..1, but it is {self.recurrent_dropout}.")
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "FalconSpecConfig":
-        """A configuration whose sizes fit `target`; `options` overrides any field."""
+        """A configuration whose sizes fit `target`; `options` overrides any field.
+
+        Raises:
+            [`OptionError`]: an option that is no field.
+        """
+        unknown = sorted(set(options) - {field.name for field in fields(cls)})
+        if unknown:
+            raise OptionError(f"`{cls.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
         text = target.config.get_text_config(decoder=True)
-        hidden, heads = text.hidden_size, text.num_attention_heads
+        hidden, heads = head_width(target), text.num_attention_heads  # what it drafts is read by the target's head
         heads = heads if hidden % heads == 0 else max(hidden // 64, 1)
         inner = getattr(text, "intermediate_size", None) or 4 * hidden
         layers = tuple(options.get("feature_layers", (-1,)))
-        fields = {
+        sizes = {
             "hidden_size": hidden,
             "intermediate_size": inner,
             "num_attention_heads": heads,
+            "initializer_range": hidden**-0.5,
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
             "embedding_size": target.get_input_embeddings().weight.shape[-1],
-            "feature_size": hidden * len(layers),
+            "feature_size": feature_width(target, layers),
             **target_fields(target),
         }
-        return cls(**{**fields, **options})
+        return cls(**{**sizes, **options})

@@ -91,7 +91,7 @@ class FalconSpecDrafter(DrafterModel):
         mask = block_causal_mask(ends, positions)
         if is_token is not None:
             mask = mask & is_token[:, None, :]
-        fused, _state = self.recur(torch.cat([token_embeds, features], dim=-1), None)
+        fused, _state = self.recur(torch.cat([token_embeds, features], dim=-1).to(self.dtype), None)
         return self.attend(fused, mask, positions[None])
 
     def recur(

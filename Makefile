@@ -1,0 +1,68 @@
+# Every command of the project. `make` alone lists them; each target sets up what it needs.
+PYTHON ?= python3
+VENV ?= .venv
+VENV_OLDEST ?= .venv-oldest
+WORKERS ?= 2
+ARGS ?=
+
+TARGET := models/reference-target
+DRAFTER := models/falcon-reference
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_OLDEST := $(VENV_OLDEST)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-oldest test-gpu test-slow lint check fix bench docs
+MAKEFLAGS += --no-print-directory
+
+help: ## List the commands.
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
+
+demo: $(READY) ## Write the same text with and without the drafter, and show the speed of both.
+	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
+
+# Test processes run side by side with one thread each: more threads would fight over the same cores.
+test: $(READY) ## Run the tests on the newest known-good versions.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
+	@OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-gpu: $(READY) ## Run the tests that need a CUDA device.
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-slow: $(READY) ## Run the tests that take longer than a few seconds.
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(READY) ## Check format, style and types.
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+check: lint test ## Everything that must pass before a commit: format, style, types, tests.
+
+fix: $(READY) ## Repair format and style, and the file list of the README.
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/python tools/readme_tree.py
+
+bench: $(READY) ## Measure speed and acceptance of the embedded pair; results go to runs/bench.json.
+	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts examples/prompts.jsonl --output runs/bench.json $(ARGS)
+
+docs: $(READY) ## Build the documentation into site/.
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+# An environment is made anew when its Python is missing or too old, and updated when a pin or a dependency changed.
+define install
+	@$(1)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || $(PYTHON) -m venv --clear $(1)
+	@echo "Installing into $(1): some minutes on a fresh machine."
+	@$(1)/bin/python -m pip install -q -c $(2) -e '.[dev]'
+	@touch $@
+endef
+
+$(READY): pyproject.toml constraints.txt
+	$(call install,$(VENV),constraints.txt)
+
+$(READY_OLDEST): pyproject.toml constraints-oldest.txt
+	$(call install,$(VENV_OLDEST),constraints-oldest.txt)

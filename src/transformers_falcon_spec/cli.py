@@ -1,0 +1,73 @@
+"""`falcon-spec`: one command line for training, generating and measuring. Parses, then hands over to `commands/`."""
+
+import importlib
+import logging
+import sys
+from dataclasses import dataclass
+
+from transformers import HfArgumentParser
+
+from .errors import FalconSpecError
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives and the dataclasses that hold its options, as `module:class`."""
+
+    module: str
+    options: tuple[str, ...]
+    summary: str
+
+
+COMMANDS = {
+    "generate": Command("generate", ("commands.generate:GenerateCommand",), "write text, and compare with the target alone"),
+    "bench": Command("bench", ("commands.bench:BenchCommand",), "measure speed and acceptance on prompt files"),
+    "parity": Command("parity", ("commands.parity:ParityCommand",), "check token for token that the text is the target's"),
+    "report": Command("report", ("commands.report:ReportCommand",), "render results files into the README"),
+    "regenerate": Command(
+        "regenerate",
+        ("commands.regenerate:RegenerateCommand", "training.regenerate:RegenerateOptions"),
+        "let the target answer the prompts of a training set",
+    ),
+    "train": Command(
+        "train",
+        ("commands.train:TrainCommand", "training.trainer:DrafterTrainingArguments"),
+        "distil a drafter from a target",
+    ),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in COMMANDS:
+        print(_usage())
+        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    command = COMMANDS[argv[0]]
+    module = importlib.import_module(f".commands.{command.module}", __package__)
+    parser = HfArgumentParser(
+        [_load(name) for name in command.options], prog=f"falcon-spec {argv[0]}", description=module.__doc__
+    )
+    try:
+        module.run(*parser.parse_args_into_dataclasses(argv[1:]))
+    except FalconSpecError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _usage() -> str:
+    lines = [f"  {name:12s}{command.summary}" for name, command in COMMANDS.items()]
+    return "usage: falcon-spec COMMAND [OPTIONS]\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
+
+
+def _load(name: str) -> type:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), attribute)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Loading a target, its tokenizer and drafters for a command, in one place."""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..drafters.base import DrafterModel
+from ..drafters.falcon import FalconSpecDrafter
+from ..errors import OptionError
+
+DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The target in evaluation mode, and its tokenizer.
+
+    Raises:
+        [`OptionError`]: `dtype` is none of the known ones.
+    """
+    if dtype not in DTYPES:
+        raise OptionError(f"`dtype` must be one of {sorted(DTYPES)}, but it is {dtype!r}.")
+    placed: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
+    target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **placed).eval()
+    return target, AutoTokenizer.from_pretrained(name)
+
+
+def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
+    """A drafter in the target's type and on its device."""
+    return FalconSpecDrafter.from_pretrained(name, dtype=target.dtype).to(target.device).eval()
+
+
+def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, DrafterModel]:
+    """Drafters by arm name: `NAME=FOLDER`, or a folder whose last part is the name.
+
+    Raises:
+        [`OptionError`]: two arms have the same name.
+    """
+    drafters: dict[str, DrafterModel] = {}
+    for entry in names:
+        arm, _, folder = entry.rpartition("=")
+        arm = arm or folder.rstrip("/").rpartition("/")[2]
+        if arm in drafters:
+            raise OptionError(f"Two drafters are called `{arm}`. Name them: `--drafters one=FOLDER other=FOLDER`.")
+        drafters[arm] = load_drafter(folder, target)
+    return drafters

@@ -1,0 +1,117 @@
+"""`falcon-spec train`: distil a Falcon drafter from a target, on conversations that the target answered."""
+
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import set_seed
+
+from ..drafters.falcon import FalconSpecDrafter
+from ..errors import OptionError
+from ..provenance import provenance
+from ..training.checkpoints import newest_whole_checkpoint
+from ..training.conversations import read_conversations
+from ..training.dataset import ConversationCollator, ConversationDataset
+from ..training.trainer import DrafterTrainer, DrafterTrainingArguments
+from .loading import load_target
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainCommand:
+    """What to train and on what; all options of `TrainingArguments` can be given too."""
+
+    target: str = field(metadata={"help": "Folder or Hub name of the target."})
+    data: list[str] = field(
+        metadata={"help": "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."}
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."})
+    block_size: int = field(default=2, metadata={"help": "Tokens drafted in one pass (k)."})
+    num_hidden_layers: int = field(default=1, metadata={"help": "Attention blocks of the drafter."})
+    recurrence: str = field(default="sequence", metadata={"help": "LSTM state: `sequence` (paper) or `token` (code)."})
+    feature_layers: list[int] = field(default_factory=lambda: [-1], metadata={"help": "Hidden states read; -1 the last."})
+    initializer_range: float | None = field(default=None, metadata={"help": "Spread of fresh weights; None: 1/sqrt(hidden)."})
+    max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
+    limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
+    target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
+    save_bf16: bool = field(default=False, metadata={"help": "Store weights in bf16 at half the bytes; loads as fp32."})
+
+
+def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
+    """Train, fit the draft tree, and save the drafter with its record to `output_dir`."""
+    resume = resume_point(args)
+    set_seed(args.seed)
+    target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
+    read = {name: read_conversations(paths, command.limit) for name, paths in _sources(command).items()}
+    data = {name: ConversationDataset(part.rows, tokenizer, command.max_length) for name, part in read.items()}
+    drafter = FalconSpecDrafter.from_target(
+        target,
+        block_size=command.block_size,
+        num_hidden_layers=command.num_hidden_layers,
+        recurrence=command.recurrence,
+        feature_layers=tuple(command.feature_layers),
+        **({} if command.initializer_range is None else {"initializer_range": command.initializer_range}),
+    )
+    trainer = DrafterTrainer(
+        target=target,
+        model=drafter,
+        args=args,
+        train_dataset=data["train"],
+        eval_dataset=data.get("eval"),
+        data_collator=ConversationCollator(tokenizer.pad_token_id),
+        processing_class=tokenizer,
+    )
+    start = time.perf_counter()
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except KeyboardInterrupt:
+        logger.warning("Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`.")
+        raise
+    seconds = time.perf_counter() - start
+    if "eval" in data:
+        logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
+    if trainer.is_world_process_zero():
+        save(drafter, Path(args.output_dir), command.save_bf16)
+        sources = {name: paths for name, paths in _sources(command).items()}
+        record = provenance(seed=args.seed, data=sources, train_seconds=seconds, num_resumed=int(resume is not None))
+        record |= {"num_examples": len(data["train"]), "curve": trainer.state.log_history}
+        (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _sources(command: TrainCommand) -> dict[str, list[str]]:
+    return {"train": command.data, **({"eval": command.eval_data} if command.eval_data else {})}
+
+
+def resume_point(args: DrafterTrainingArguments) -> str | None:
+    """The checkpoint to go on from: the newest whole one for `true`, the given one, or none.
+
+    Raises:
+        [`OptionError`]: the output folder holds checkpoints and nothing says whether to go on.
+    """
+    newest = newest_whole_checkpoint(args.output_dir)
+    wish = args.resume_from_checkpoint
+    if wish is None or str(wish).lower() == "false":
+        if newest is not None and wish is None:
+            raise OptionError(
+                f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
+                "`--resume_from_checkpoint true`, or choose another `--output_dir`."
+            )
+        return None
+    if str(wish).lower() == "true":
+        return newest
+    return str(wish)
+
+
+def save(drafter: FalconSpecDrafter, folder: Path, in_bf16: bool) -> None:
+    """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so."""
+    if in_bf16:
+        drafter.to(torch.bfloat16)
+    drafter.save_pretrained(folder)
+    if in_bf16:
+        path = folder / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**config, "dtype": "float32"}, indent=2, sort_keys=True) + "\n", encoding="utf-8")

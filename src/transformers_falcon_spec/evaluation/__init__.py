@@ -1,0 +1,1 @@
+"""Measuring: prompts, interleaved benchmarks, parity with the target, and rendering results."""

@@ -1,0 +1,82 @@
+"""How text is written in a measurement: sampling options under a name, and one timed run of `generate`."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import OptionError
+
+Options = Mapping[str, Any]
+
+DECODINGS: dict[str, Options] = {
+    "greedy": {"do_sample": False},
+    "temperature-0.7": {"do_sample": True, "temperature": 0.7, "top_k": 0},
+    "temperature-1": {"do_sample": True, "temperature": 1.0, "top_k": 0},
+    "temperature-0.7-top-p-0.9": {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0},
+    "repetition-penalty": {"do_sample": False, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+}
+
+
+def decoding_options(name: str) -> Options:
+    """The options of a named decoding.
+
+    Raises:
+        [`OptionError`]: there is no such name.
+    """
+    if name not in DECODINGS:
+        raise OptionError(f"`decodings` must be some of {sorted(DECODINGS)}, but one is {name!r}.")
+    return DECODINGS[name]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of `generate`: the whole dict it returned, the new token ids, and the seconds it took."""
+
+    output: Any
+    new_ids: list[int]
+    seconds: float
+
+
+def timed_generate(
+    target: PreTrainedModel,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    options: Options,
+    seed: int,
+    drafter: PreTrainedModel | None = None,
+    **outputs: bool,
+) -> Run:
+    """Write one text, seeded, with or without a drafter; both arms make the same call otherwise."""
+    inputs = {"input_ids": input_ids.to(target.device), "attention_mask": torch.ones_like(input_ids).to(target.device)}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        _synchronize()
+        start = time.perf_counter()
+        output = target.generate(
+            **inputs,
+            **options,
+            **outputs,
+            max_new_tokens=max_new_tokens,
+            assistant_model=drafter,
+            return_dict_in_generate=True,
+        )
+        _synchronize()
+    seconds = time.perf_counter() - start
+    return Run(output, output.sequences[0, input_ids.shape[1] :].tolist(), seconds)
+
+
+def _synchronize() -> None:
+    """Wait for the device, if there is one, so that only finished work is timed."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def repetition_rate(ids: list[int], num_tokens: int = 4) -> float:
+    """Share of runs of `num_tokens` tokens that occurred before in the same text; looping text flatters every drafter."""
+    runs = [tuple(ids[start : start + num_tokens]) for start in range(len(ids) - num_tokens + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

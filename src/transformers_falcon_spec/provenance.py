@@ -1,0 +1,44 @@
+"""Where a number comes from: the command, commit, versions and machine that every results file carries."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
+
+
+def provenance(**settings: Any) -> dict[str, Any]:
+    """Command, commit, versions and machine, and the `settings` that a reader needs to run it again."""
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        **settings,
+    }
+
+
+def _commit() -> str:
+    """The commit of the working tree, marked where files differ from it; `unknown` outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", "src"],
+            cwd=head and folder.parents[1],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("-modified" if changed.stdout.strip() else "")

@@ -1,0 +1,107 @@
+"""Conversations as token ids with a mask of what the assistant said. Knows nothing of drafters or features."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import TrainingError
+from .conversations import Message
+
+logger = logging.getLogger(__name__)
+
+Example = dict[str, list[int]]
+
+
+class ConversationDataset(Dataset[Example]):
+    """Tokenised conversations: `input_ids` and `assistant_mask`, both cut to `max_length`.
+
+    The mask comes from the tokenizer's own chat template: from its `{% generation %}` marks, or, without them, from
+    rendering each conversation up to and including every assistant turn.
+
+    Args:
+        rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer.
+        max_length (`int`): Longest example, in tokens.
+
+    Raises:
+        [`TrainingError`]: there is no chat template, or not one example holds an assistant token.
+    """
+
+    def __init__(self, rows: list[list[Message]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        if tokenizer.chat_template is None:
+            raise TrainingError(
+                f"The tokenizer `{tokenizer.name_or_path}` needs a chat template to tell what the assistant said, but it "
+                "has none. Set `tokenizer.chat_template` and save it with the target."
+            )
+        has_marks = "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template
+        encode = _encode_marked if has_marks else _encode_by_turns
+        examples = [encode(row, tokenizer) for row in tqdm(rows, desc="tokenize", unit="row")]
+        cut = [{name: values[:max_length] for name, values in example.items()} for example in examples]
+        self.examples = [example for example in cut if any(example["assistant_mask"])]
+        if not self.examples:
+            raise TrainingError(f"Not one of {len(rows)} conversations has an assistant token in {max_length} tokens.")
+        logger.info(
+            "%d examples, %d tokens, %d of them the assistant's (%s); %d rows without any left out.",
+            len(self.examples),
+            sum(len(example["input_ids"]) for example in self.examples),
+            sum(sum(example["assistant_mask"]) for example in self.examples),
+            "marked by the template" if has_marks else "found turn by turn",
+            len(rows) - len(self.examples),
+        )
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+def _encode_marked(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
+    encoded = tokenizer.apply_chat_template(row, return_dict=True, return_assistant_tokens_mask=True)
+    return {"input_ids": list(encoded["input_ids"]), "assistant_mask": list(encoded["assistant_masks"])}
+
+
+def _encode_by_turns(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
+    ids = _render(row, tokenizer)
+    mask = [0] * len(ids)
+    for place, message in enumerate(row):
+        if message["role"] == "assistant":
+            before = _render(row[:place], tokenizer, add_generation_prompt=True)
+            after = _render(row[: place + 1], tokenizer)
+            if ids[: len(after)] != after or after[: len(before)] != before:
+                raise TrainingError(
+                    f"The chat template of `{tokenizer.name_or_path}` rewrites earlier turns, so the assistant's tokens "
+                    "cannot be told apart. Add `{% generation %}` marks around them in the template."
+                )
+            mask[len(before) : len(after)] = [1] * (len(after) - len(before))
+    return {"input_ids": ids, "assistant_mask": mask}
+
+
+def _render(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
+    return list(tokenizer.apply_chat_template(row, return_dict=True, **options)["input_ids"])
+
+
+class ConversationCollator:
+    """Pads examples on the right: `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`."""
+
+    def __init__(self, pad_token_id: int | None) -> None:
+        self.pad_token_id = pad_token_id or 0
+
+    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+        longest = max(len(example["input_ids"]) for example in examples)
+        batch = {
+            "input_ids": torch.full((len(examples), longest), self.pad_token_id),
+            "attention_mask": torch.zeros(len(examples), longest, dtype=torch.long),
+            "assistant_mask": torch.zeros(len(examples), longest, dtype=torch.bool),
+        }
+        for row, example in enumerate(examples):
+            length = len(example["input_ids"])
+            batch["input_ids"][row, :length] = torch.tensor(example["input_ids"])
+            batch["attention_mask"][row, :length] = 1
+            batch["assistant_mask"][row, :length] = torch.tensor(example["assistant_mask"], dtype=torch.bool)
+        return batch

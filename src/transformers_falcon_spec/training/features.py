@@ -1,0 +1,72 @@
+"""The target's side of training: features of a batch, read from the frozen target, paired as the drafter reads them."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..generation.target import Target
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Rows as the drafter reads them, and what it should say. Row p pairs token p + 1 with the feature of token p.
+
+    Args:
+        token_embeds (`torch.Tensor` of shape `(rows, pairs, embed)`): Embedding of token p + 1.
+        features (`torch.Tensor` of shape `(rows, pairs, feature)`): Feature of token p.
+        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + k; zeros past the end.
+        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding.
+        is_counted (`torch.Tensor` of shape `(rows, pairs)`): The label token p + k + 1 is the assistant's.
+    """
+
+    token_embeds: Float[Tensor, "rows pairs embed"]
+    features: Float[Tensor, "rows pairs feature"]
+    labels: Float[Tensor, "rows pairs hidden"]
+    is_token: Bool[Tensor, "rows pairs"]
+    is_counted: Bool[Tensor, "rows pairs"]
+
+
+class OnlineFeatures:
+    """Reads features from a frozen target while the drafter trains.
+
+    Args:
+        target ([`~transformers.PreTrainedModel`]): Put into evaluation mode; its weights get no gradient.
+        feature_layers (`tuple[int, ...]`): Hidden states that the drafter reads, as Transformers counts them.
+        block_size (`int`): k, how far ahead labels lie.
+    """
+
+    def __init__(self, target: PreTrainedModel, feature_layers: tuple[int, ...], block_size: int) -> None:
+        self.target = target.eval().requires_grad_(False)
+        self.feature_layers, self.block_size = feature_layers, block_size
+
+    @torch.no_grad()
+    def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
+        """Features of one collated batch."""
+        input_ids, mask = batch["input_ids"], batch["attention_mask"]
+        view = Target(self.target, self.feature_layers)
+        with view.taps.active():
+            outputs = self.target.get_decoder()(input_ids=input_ids, attention_mask=mask, use_cache=False)
+            features = view.taps.take(input_ids.shape[1])
+        return PairBatch(
+            token_embeds=view.embed(input_ids[:, 1:]),
+            features=features[:, :-1],
+            labels=_ahead(outputs[0][:, :-1], outputs[0][:, -1:], self.block_size),
+            is_token=mask[:, 1:].bool(),
+            is_counted=_ahead(batch["assistant_mask"][:, 1:], None, self.block_size) & mask[:, 1:].bool(),
+        )
+
+    @torch.no_grad()
+    def logits(self, features: Tensor) -> Tensor:
+        """The target's logits of head inputs, in float32."""
+        return Target(self.target, ()).head(features)
+
+
+def _ahead(values: Tensor, last: Tensor | None, num_places: int) -> Tensor:
+    """`values` moved so that place p holds what stood at p + num_places; `last` follows the end, then zeros."""
+    parts = [values] if last is None else [values, last]
+    rows, length = values.shape[:2]
+    padding = values.new_zeros(rows, num_places, *values.shape[2:])
+    return torch.cat([*parts, padding], dim=1)[:, num_places : num_places + length]

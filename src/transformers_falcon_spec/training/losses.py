@@ -1,0 +1,39 @@
+"""What the drafter is trained on: the target's feature, its distribution, and its best token."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F  # noqa: N812  the name everybody knows
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DistillationLoss:
+    """The terms of one batch, each a mean over counted rows.
+
+    Source: arXiv 2412.12639, equation 3: L = SmoothL1 + 0.1 * (0.9 * KL + 0.1 * CE). KL is a true divergence at
+    temperature 1, and the label of CE is the target's best token.
+    """
+
+    regression: Tensor  # SmoothL1 between features, averaged over the hidden size
+    divergence: Tensor  # KL(target || drafter)
+    cross_entropy: Tensor
+
+    def total(self, feature_weight: float, token_weight: float) -> Tensor:
+        """The weighted sum."""
+        return feature_weight * self.regression + token_weight * (0.9 * self.divergence + 0.1 * self.cross_entropy)
+
+
+def distillation_loss(
+    features: Float[Tensor, "counted hidden"],
+    labels: Float[Tensor, "counted hidden"],
+    draft_logits: Float[Tensor, "counted vocab"],
+    target_logits: Float[Tensor, "counted vocab"],
+) -> DistillationLoss:
+    """The terms over rows that count."""
+    draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
+    return DistillationLoss(
+        regression=F.smooth_l1_loss(features.float(), labels.float()),
+        divergence=F.kl_div(draft, target, reduction="batchmean", log_target=True),
+        cross_entropy=F.nll_loss(draft, target_logits.argmax(-1)),
+    )

@@ -1,0 +1,1 @@
+"""Tests, folder by folder as in `src/`. Shared: `conftest.py` (fixtures), `tiny.py` (models), `reference.py` (naive twins)."""

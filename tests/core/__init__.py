@@ -1,0 +1,1 @@
+"""Tests of `core/`: trees, masks, draws, the verdict and the counts."""

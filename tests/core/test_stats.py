@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from transformers_falcon_spec import GenerationStats
+
+
+def _recorded(*accepted: int, max_depth: int = 3) -> GenerationStats:
+    stats = GenerationStats()
+    for num_accepted in accepted:
+        stats.record(num_nodes=6, max_depth=max_depth, num_accepted=num_accepted, num_passes=2)
+    return stats
+
+
+def test_counts_exclude_root_and_bonus_token() -> None:
+    stats = _recorded(0, 2, 3)
+
+    assert (stats.num_steps, stats.num_drafted, stats.num_accepted, stats.num_passes) == (3, 15, 5, 6)
+    assert stats.acceptance_histogram == {0: 1, 2: 1, 3: 1}
+
+
+def test_acceptance_length_counts_the_bonus_token() -> None:
+    assert _recorded(0, 2, 4).acceptance_length == 3.0
+    assert GenerationStats().acceptance_length == 1.0
+
+
+def test_acceptance_by_depth_is_conditional_on_the_depth_above() -> None:
+    stats = _recorded(0, 1, 2, 3)
+
+    assert stats.acceptance_by_depth == [3 / 4, 2 / 3, 1 / 2]
+
+
+def test_a_depth_that_was_not_offered_is_not_counted() -> None:
+    stats = _recorded(1, max_depth=1)
+    stats.record(num_nodes=1, max_depth=0, num_accepted=0)
+
+    assert stats.offered_by_depth == [1]
+    assert stats.acceptance_by_depth == [1.0]
+    assert stats.num_steps == 2
+
+
+def test_block_positions_gather_the_depths_of_all_passes() -> None:
+    stats = _recorded(4, 1, max_depth=4)
+
+    assert stats.acceptance_by_block_position(2) == [3 / 3, 2 / 3]
+
+
+def test_sum_is_what_one_run_over_both_would_record() -> None:
+    first, second = _recorded(0, 2), _recorded(5, max_depth=5)
+    first.total_seconds, second.total_seconds, first.notes, second.notes = 1.0, 2.0, ["a"], ["b", "a"]
+
+    total = sum([first, second], GenerationStats())
+
+    both = _recorded(0, 2)
+    both.record(num_nodes=6, max_depth=5, num_accepted=5, num_passes=2)
+    both.total_seconds, both.notes = 3.0, ["a", "b"]
+    assert total == both
+    assert first == GenerationStats() + first  # the terms are left as they were
+
+
+def test_other_seconds_are_what_the_phases_leave() -> None:
+    stats = GenerationStats(
+        num_tokens=8, prefill_seconds=1.0, draft_seconds=0.5, verify_seconds=2.0, total_seconds=4.0
+    )
+
+    assert stats.other_seconds == 0.5
+    assert stats.tokens_per_second == 2.0
+    assert GenerationStats().tokens_per_second == 0.0
+
+
+def test_json_holds_counts_and_derived_rates() -> None:
+    stats = _recorded(1, 2)
+
+    stored = json.loads(json.dumps(stats.to_json()))
+
+    assert stored["num_accepted"] == 3
+    assert stored["acceptance_length"] == pytest.approx(2.5)
+    assert stored["acceptance_by_depth"] == stats.acceptance_by_depth
+    assert stored["tokens_per_second"] == 0.0

@@ -1,0 +1,106 @@
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import reference
+from tests.core.strategies import few, parent_lists
+from transformers_falcon_spec.core.sampling import choose
+from transformers_falcon_spec.core.verification import Verdict, lazy_walk
+
+VOCAB_SIZE = 3
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    """Parents, tokens that differ among siblings, and the target's choice after each node."""
+    vocab_size = 5
+    parents, token_ids = [-1], [0]
+    for node in range(1, draw(st.integers(1, 14))):
+        places = [(parent, token) for parent in range(node) for token in range(vocab_size)]
+        taken = set(zip(parents, token_ids, strict=True))
+        parent, token = draw(st.sampled_from([place for place in places if place not in taken]))
+        parents.append(parent)
+        token_ids.append(token)
+    choices = draw(st.lists(st.integers(0, vocab_size - 1), min_size=len(parents), max_size=len(parents)))
+    return parents, token_ids, choices
+
+
+@few
+@given(drafts(), st.integers(1, 6))
+def test_lazy_walk_keeps_the_path_that_agrees_longest(
+    draft: tuple[list[int], list[int], list[int]], num_left: int
+) -> None:
+    parents, token_ids, choices = draft
+    asked: list[int] = []
+
+    def commit(node: int) -> tuple[int, bool]:
+        asked.append(node)
+        return choices[node], len(asked) == num_left
+
+    verdict = lazy_walk(parents, token_ids, commit)
+
+    path, committed = reference.walk(parents, token_ids, choices, lambda n: n == num_left)
+    assert verdict == Verdict(path, tuple(committed))
+    assert asked == list(path)  # nothing else is ever asked of the target
+
+
+@pytest.mark.parametrize(("guest", "path"), [(None, (0, 1, 2)), (1, (0,)), (2, (0, 1))])
+def test_guests_never_become_text(guest: int | None, path: tuple[int, ...]) -> None:
+    is_guest = None if guest is None else [node == guest for node in range(3)]
+
+    verdict = lazy_walk([-1, 0, 1], [4, 5, 6], lambda node: (5 + node, False), is_guest)
+
+    assert verdict.path == path
+    assert verdict.num_accepted == len(path) - 1
+    assert verdict.bonus_token == 4 + len(path)
+
+
+def test_root_alone_yields_the_bonus_token_alone() -> None:
+    assert lazy_walk([-1], [4], lambda _node: (9, False)) == Verdict((0,), (9,))
+
+
+def test_fillers_are_nobodys_children() -> None:
+    verdict = lazy_walk([-1, 0, -1], [4, 5, 9], lambda node: ([5, 9, 0][node], False))
+
+    assert verdict == Verdict((0, 1), (5, 9))
+
+
+def _scores(text: Sequence[int]) -> torch.Tensor:
+    """A target of three tokens: any deterministic function of the text will do."""
+    seed = sum((token + 1) * 7**place for place, token in enumerate(text))
+    return 2 * torch.randn(1, VOCAB_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _plain(num_tokens: int, draws: reference.ScriptedDraws) -> tuple[int, ...]:
+    text = [0]
+    while len(text) <= num_tokens:
+        text.append(int(choose(_scores(text), True, draws)))
+    return tuple(text)
+
+
+def _drafted(num_tokens: int, parents: list[int], ranks: list[int], draws: reference.ScriptedDraws) -> tuple[int, ...]:
+    text = [0]
+
+    def commit(_node: int) -> tuple[int, bool]:
+        text.append(int(choose(_scores(text), True, draws)))
+        return text[-1], len(text) > num_tokens
+
+    while len(text) <= num_tokens:
+        token_ids = [text[-1], *((rank + parent) % VOCAB_SIZE for parent, rank in zip(parents[1:], ranks[1:], strict=True))]
+        lazy_walk(parents, token_ids, commit)
+    return tuple(text)
+
+
+@few
+@given(parent_lists(max_nodes=6).filter(lambda parents: max(map(parents.count, parents)) <= VOCAB_SIZE))
+def test_text_has_the_targets_own_distribution_whatever_the_tree(parents: list[int]) -> None:
+    ranks = [parents[:node].count(parents[node]) for node in range(len(parents))]
+
+    ours = reference.distribution(lambda draws: _drafted(3, parents, ranks, draws))
+
+    plain = reference.distribution(lambda draws: _plain(3, draws))
+    assert len(plain) == VOCAB_SIZE**3
+    assert ours == pytest.approx(plain, rel=1e-12)

@@ -1,0 +1,150 @@
+"""Naive twins of clever code, and a `Draws` that takes every branch: slow, short, and right at first sight."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+Path = tuple[int, ...]
+
+
+def path_to(parents: Sequence[int], node: int) -> Path:
+    """Nodes from the root to `node`, by walking up."""
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return tuple(path)
+
+
+def leaf_paths(parents: Sequence[int]) -> list[Path]:
+    """Every root-to-leaf path, in order of the leaves."""
+    return [path_to(parents, node) for node in range(len(parents)) if node not in parents]
+
+
+def ancestor_mask(parents: Sequence[int]) -> list[list[bool]]:
+    """`mask[i][j]`: whether `j` lies on the path from the root to `i`."""
+    return [[other in path_to(parents, node) for other in range(len(parents))] for node in range(len(parents))]
+
+
+def tree_mask(
+    parents: Sequence[int],
+    node_positions: Sequence[int],
+    cached_positions: Sequence[int],
+    is_cached: Sequence[bool],
+    sliding_window: int | None = None,
+    chunk_size: int | None = None,
+) -> list[list[bool]]:
+    """`mask[node][slot]` over cached slots, then nodes, one pair at a time."""
+    positions = [*cached_positions, *node_positions]
+
+    def sees(node: int, slot: int) -> bool:
+        is_there = is_cached[slot] if slot < len(cached_positions) else slot - len(cached_positions) in path_to(parents, node)
+        here, there = node_positions[node], positions[slot]
+        is_near = sliding_window is None or here - there < sliding_window
+        is_same_chunk = chunk_size is None or here // chunk_size == there // chunk_size
+        return is_there and is_near and is_same_chunk
+
+    return [[sees(node, slot) for slot in range(len(positions))] for node in range(len(parents))]
+
+
+def block_causal_mask(positions: Sequence[int], keys: Sequence[int], block_size: int, phase: int) -> list[list[bool]]:
+    """A row sees the blocks up to its own; block 0 starts at `phase`."""
+
+    def block(position: int) -> int:
+        return math.floor((position - phase) / block_size)
+
+    return [[block(key) <= block(row) for key in keys] for row in positions]
+
+
+def walk(
+    parents: Sequence[int], token_ids: Sequence[int], choices: Sequence[int], is_last: Callable[[int], bool]
+) -> tuple[Path, list[int]]:
+    """The kept path and the committed tokens: of all paths, the one that agrees longest with the target's `choices`.
+
+    `choices[node]` is the target's token after `node`; `is_last(n)` says whether the n-th committed token ends the text.
+    """
+    kept: Path = (0,)
+    for path in leaf_paths(parents):
+        agrees = [choices[parent] == token_ids[node] for parent, node in itertools.pairwise(path)]
+        num_agreeing = len(list(itertools.takewhile(bool, agrees)))
+        kept = max(kept, path[: num_agreeing + 1], key=len)
+    num_tokens = next((n for n in range(1, len(kept)) if is_last(n)), len(kept))
+    return kept[:num_tokens], [choices[node] for node in kept[:num_tokens]]
+
+
+def best_first(acceptance: Sequence[Sequence[float]], num_nodes: int) -> list[float]:
+    """Chances of the `num_nodes` likeliest nodes, root included, of the complete tree."""
+    chances = [1.0]
+    for depth in range(1, len(acceptance) + 1):
+        chances += [math.prod(places) for places in itertools.product(*acceptance[:depth])]
+    return sorted(chances, reverse=True)[:num_nodes]
+
+
+def keep_path(slots: Sequence[Any], num_nodes: int, path: Path) -> list[Any]:
+    """Of the last `num_nodes` of `slots` those of `path`, after all earlier ones."""
+    start = len(slots) - num_nodes
+    return [*slots[:start], *(slots[start + node] for node in path)]
+
+
+@torch.no_grad()
+def greedy(model: PreTrainedModel, input_ids: Tensor, num_tokens: int) -> Tensor:
+    """The text with its next tokens, each the likeliest one, everything read anew each time."""
+    for _ in range(num_tokens):
+        logits = model(input_ids=input_ids, use_cache=False).logits[:, -1].float()
+        input_ids = torch.cat([input_ids, logits.argmax(-1, keepdim=True)], dim=-1)
+    return input_ids
+
+
+@torch.no_grad()
+def tree_logits(model: PreTrainedModel, prefix: Tensor, token_ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+    """Logits `[nodes, vocab]` after each node, one plain forward for each path."""
+    rows = []
+    for node in range(len(parents)):
+        path = torch.tensor([[token_ids[index] for index in path_to(parents, node)]])
+        rows.append(model(input_ids=torch.cat([prefix, path], dim=-1), use_cache=False).logits[0, -1])
+    return torch.stack(rows)
+
+
+class ScriptedDraws:
+    """Takes the choices it was given, then the first possible one; remembers what it took and how likely that was."""
+
+    def __init__(self, script: Sequence[int] = ()) -> None:
+        self.script = list(script)
+        self.taken: list[int] = []
+        self.options: list[list[int]] = []
+        self.chance = 1.0
+
+    def categorical(self, probs: Tensor) -> Tensor:
+        """One index for the only row of `probs`."""
+        (row,) = probs.tolist()
+        self.options.append([index for index, chance in enumerate(row) if chance > 0])
+        place = len(self.taken)
+        self.taken.append(self.script[place] if place < len(self.script) else self.options[-1][0])
+        self.chance *= row[self.taken[-1]]
+        return torch.tensor([self.taken[-1]])
+
+
+def every_branch(run: Callable[[ScriptedDraws], Any]) -> Iterator[tuple[Any, float]]:
+    """Every outcome of `run` with its chance: each choice that it asks for is taken in each possible way."""
+    script: list[int] | None = []
+    while script is not None:
+        draws = ScriptedDraws(script)
+        yield run(draws), draws.chance
+        script = None
+        for place in reversed(range(len(draws.taken))):
+            later = [option for option in draws.options[place] if option > draws.taken[place]]
+            if later:
+                script = [*draws.taken[:place], later[0]]
+                break
+
+
+def distribution(run: Callable[[ScriptedDraws], Any]) -> Mapping[Any, float]:
+    """The chance of each outcome of `run`, by taking every branch."""
+    chances: dict[Any, float] = {}
+    for outcome, chance in every_branch(run):
+        chances[outcome] = chances.get(outcome, 0.0) + chance
+    return chances

@@ -1,0 +1,81 @@
+"""What a user imports: sorted, documented, and cheap to import."""
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import version
+from types import ModuleType
+
+import pytest
+
+PACKAGE = "transformers_falcon_spec"
+# Transformers brings some of these itself; the package must add none.
+LATE = (
+    "datasets",
+    "evaluate",
+    "accelerate",
+    "peft",
+    "tensorboard",
+    "pandas",
+    "pyarrow",
+    "rich",
+    "transformers.trainer",
+)
+PLAIN = "import transformers; from transformers import LlamaConfig, PreTrainedModel, GenerationMixin"
+
+
+@pytest.fixture
+def package() -> ModuleType:
+    return importlib.import_module(PACKAGE)
+
+
+def late_modules(statement: str) -> set[str]:
+    """Which of `LATE` are loaded after `statement` in a fresh interpreter."""
+    probe = f"{statement}\nimport sys\nprint(*[name for name in {LATE!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    return set(result.stdout.split())
+
+
+def test_all_is_sorted_without_repeats(package: ModuleType) -> None:
+    assert package.__all__ == sorted(set(package.__all__))
+
+
+def test_every_public_name_is_there(package: ModuleType) -> None:
+    missing = [name for name in package.__all__ if not hasattr(package, name)]
+
+    assert not missing
+
+
+def test_every_public_name_is_documented(package: ModuleType) -> None:
+    docs = {name: (getattr(package, name).__doc__ or "").strip() for name in package.__all__}
+
+    bare = [name for name, doc in docs.items() if not doc or doc.startswith(f"{name}(")]  # dataclasses write their own
+    assert not bare
+
+
+def test_every_exception_is_public(package: ModuleType) -> None:
+    errors = importlib.import_module(f"{PACKAGE}.errors")
+
+    names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+
+    assert names <= set(package.__all__)
+
+
+def test_the_exception_tree_in_the_docstring_is_complete() -> None:
+    errors = importlib.import_module(f"{PACKAGE}.errors")
+
+    names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+
+    assert all(name in errors.__doc__ for name in names)
+
+
+def test_importing_the_package_loads_nothing_that_only_training_or_evaluation_needs() -> None:
+    assert late_modules(f"{PLAIN}\nimport {PACKAGE}") <= late_modules(PLAIN)
+
+
+def test_the_import_check_finds_a_late_module() -> None:
+    assert "rich" in late_modules(f"{PLAIN}\nimport rich")
+
+
+def test_the_version_is_that_of_the_installed_package(package: ModuleType) -> None:
+    assert package.__version__ == version(PACKAGE)
