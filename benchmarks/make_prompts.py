@@ -32,7 +32,9 @@ def main() -> None:
             (row["task_id"], "Complete the Python function.\n" + row["prompt"].strip())
             for row in _rows(args.evaluation / "humaneval.jsonl")
         ],
-        "mt_bench": [(f"mt_bench/{r['question_id']}", r["turns"][0]) for r in _rows(args.evaluation / "mt_bench.jsonl")],
+        "mt_bench": [
+            (f"mt_bench/{r['question_id']}", r["turns"][0]) for r in _rows(args.evaluation / "mt_bench.jsonl")
+        ],
         "held_out": [(f"held_out/{i}", row["messages"][0]["content"]) for i, row in enumerate(_rows(args.held_out))],
     }
     OUTPUT.mkdir(exist_ok=True)

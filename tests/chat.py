@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import VOCAB_SIZE, make_target
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from tests.tiny import VOCAB_SIZE, make_target
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</s>{% endfor %}"
@@ -23,7 +24,25 @@ MARKED_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SPECIAL = ["<pad>", "<s>", "</s>", "<system>", "<user>", "<assistant>"]
-WORDS = "one two three four five six seven eight nine ten plus minus times is equal to what".split()
+WORDS = [
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "plus",
+    "minus",
+    "times",
+    "is",
+    "equal",
+    "to",
+    "what",
+]
 
 
 def make_tokenizer(template: str | None = PLAIN_TEMPLATE) -> PreTrainedTokenizerFast:

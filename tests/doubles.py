@@ -27,7 +27,9 @@ class RandomDrafter:
     ) -> None:
         self.num_nodes, self.num_guests, self.proposals = num_nodes, num_guests, proposals
         self.feature_layers = tuple(feature_layers)
-        self.config = SimpleNamespace(is_encoder_decoder=False, get_text_config=lambda: self.config, vocab_size=VOCAB_SIZE)
+        self.config = SimpleNamespace(
+            is_encoder_decoder=False, get_text_config=lambda: self.config, vocab_size=VOCAB_SIZE
+        )
         self.generators: list[RandomGenerator] = []
 
     def check_target(self, model: Any) -> None:
@@ -64,7 +66,9 @@ class RandomGenerator(TreeCandidateGenerator):
             depths.append(depths[parents[-1]] + 1)
             taken = {token for token, parent in zip(token_ids, parents[:-1], strict=True) if parent == parents[-1]}
             token_ids.append(self._random.choice([token for token in range(VOCAB_SIZE) if token not in taken]))
-        guests = torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests if self.drafter.num_guests else None
+        guests = (
+            torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests if self.drafter.num_guests else None
+        )
         return Draft(torch.tensor([token_ids]), torch.tensor([parents]), is_guest=guests)
 
 

@@ -42,7 +42,9 @@ def tree_mask(
     positions = [*cached_positions, *node_positions]
 
     def sees(node: int, slot: int) -> bool:
-        is_there = is_cached[slot] if slot < len(cached_positions) else slot - len(cached_positions) in path_to(parents, node)
+        is_there = (
+            is_cached[slot] if slot < len(cached_positions) else slot - len(cached_positions) in path_to(parents, node)
+        )
         here, there = node_positions[node], positions[slot]
         is_near = sliding_window is None or here - there < sliding_window
         is_same_chunk = chunk_size is None or here // chunk_size == there // chunk_size
@@ -148,3 +150,74 @@ def distribution(run: Callable[[ScriptedDraws], Any]) -> Mapping[Any, float]:
     for outcome, chance in every_branch(run):
         chances[outcome] = chances.get(outcome, 0.0) + chance
     return chances
+
+
+class NaiveFalcon:
+    """Drafts as Falcon does, but reads the whole history anew, row by row, for every block of every pass.
+
+    All that it remembers is the text and, for each true row, where its block ended when it was last read.
+
+    Args:
+        drafter (`Any`): Whose weights it drafts with.
+        target (`Any`): What embeds tokens and reads features.
+    """
+
+    def __init__(self, drafter: Any, target: Any) -> None:
+        self.drafter, self.target = drafter, target
+        self.block_size: int = drafter.config.block_size
+        self.rows: list[Tensor] = []  # row p: embedding of token p + 1, then feature p
+        self.ends: list[int] = []
+
+    def commit(self, token_ids: Sequence[int], features: Tensor) -> None:
+        """New pairs of feature and next token."""
+        self.rows += [self._row(token, feature) for token, feature in zip(token_ids, features, strict=True)]
+
+    @torch.no_grad()
+    def propose(self, parents: Sequence[int], ranks: Sequence[int]) -> dict[int, int] | None:
+        """The token of every node but the root; None where there are fewer rows than a block has."""
+        size, num_rows = self.block_size, len(self.rows)
+        num_fed = max(num_rows - len(self.ends), size)  # the new rows, and old ones where a block is not full
+        for row in range(max(num_rows - num_fed, 0), num_rows):
+            num_behind = num_rows - 1 - row
+            self.ends[row:] = [num_rows - 1 - num_behind // size * size]  # blocks are cut from the last row backwards
+        if num_rows < size:
+            return None
+        tokens: dict[int, int] = {}
+        blocks: dict[Path, Tensor] = {}  # what follows each path of whole blocks: features of its next `size` tokens
+        for node in sorted(range(1, len(parents)), key=lambda node: len(path_to(parents, node))):
+            path = path_to(parents, node)[1:]
+            whole = (len(path) - 1) // size * size
+            if path[:whole] not in blocks:
+                blocks[path[:whole]] = self.read(path[:whole], tokens, blocks)
+            scores = self.target.head(blocks[path[:whole]][len(path) - 1 - whole])
+            tokens[node] = int(scores.argsort(descending=True)[ranks[node]])
+        return tokens
+
+    def read(self, path: Path, tokens: Mapping[int, int], blocks: Mapping[Path, Tensor]) -> Tensor:
+        """Features `[size, hidden]` of the last block, true rows and the blocks of `path` read in one sequence."""
+        size, num_true = self.block_size, len(self.rows)
+        rows = list(self.rows)
+        for place, node in enumerate(path):
+            rows.append(self._row(tokens[node], blocks[path[: place // size * size]][place % size]))
+        states = self._recur(rows)
+        positions = torch.arange(len(rows))[None]
+        bias = torch.full((1, 1, len(rows), len(rows)), torch.finfo(states.dtype).min, dtype=states.dtype)
+        for row in range(len(rows)):
+            end = self.ends[row] if row < num_true else num_true + (row - num_true) // size * size + size - 1
+            bias[..., row, : end + 1] = 0
+        rotary = self.drafter.rotary_emb(states, positions)
+        for layer in self.drafter.layers:
+            states = layer(states, attention_mask=bias, position_embeddings=rotary)
+        return states[0, -size:]
+
+    def _recur(self, rows: Sequence[Tensor]) -> Tensor:
+        """The LSTM's output for each row `[1, rows, hidden]`, one row at a time."""
+        state, outputs = None, []
+        for row in rows:
+            output, state = self.drafter.recurrence(row[None, None], state)
+            outputs.append(output)
+            state = state if self.drafter.config.recurrence == "sequence" else None
+        return torch.cat(outputs, dim=1)
+
+    def _row(self, token: int, feature: Tensor) -> Tensor:
+        return torch.cat([self.target.embed(torch.tensor([token]))[0], feature])

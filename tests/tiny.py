@@ -71,7 +71,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_types": [[["global", "local"], 2]], "max_position_embeddings": 256, "pad_token_id": 0}
         | {"bos_token_id": 1, "eos_token_id": 2},
     ),
-    "mpt": ("MptConfig", {"vocab_size": VOCAB_SIZE, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}),
+    "mpt": (
+        "MptConfig",
+        {"vocab_size": VOCAB_SIZE, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256, "use_cache": True},
+    ),
     "falcon_alibi": ("FalconConfig", {**_MHA, "alibi": True}),
     "mamba": ("MambaConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}),
 }

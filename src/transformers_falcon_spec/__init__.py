@@ -6,11 +6,46 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
+from .errors import (
+    CheckpointError,
+    ConversationError,
+    DrafterMismatchError,
+    DraftTreeError,
+    FalconSpecError,
+    GenerationError,
+    OptionError,
+    SeamError,
+    TargetError,
+    TrainingError,
+)
 from .generation.candidates import Draft, TreeCandidateGenerator
 from .generation.options import SpeculationConfig
 from .generation.output import collect_speculation
 from .generation.seam import attach, disable, enable
 
 __version__ = "0.1.0"
+__all__ = [
+    "CheckpointError",
+    "ConversationError",
+    "Draft",
+    "DraftTree",
+    "DraftTreeError",
+    "DrafterMismatchError",
+    "FalconSpecConfig",
+    "FalconSpecDrafter",
+    "FalconSpecError",
+    "GenerationError",
+    "GenerationStats",
+    "OptionError",
+    "SeamError",
+    "SpeculationConfig",
+    "TargetError",
+    "TrainingError",
+    "TreeCandidateGenerator",
+    "attach",
+    "collect_speculation",
+    "disable",
+    "enable",
+]
 
 enable()

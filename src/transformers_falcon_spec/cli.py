@@ -20,9 +20,13 @@ class Command:
 
 
 COMMANDS = {
-    "generate": Command("generate", ("commands.generate:GenerateCommand",), "write text, and compare with the target alone"),
+    "generate": Command(
+        "generate", ("commands.generate:GenerateCommand",), "write text, and compare with the target alone"
+    ),
     "bench": Command("bench", ("commands.bench:BenchCommand",), "measure speed and acceptance on prompt files"),
-    "parity": Command("parity", ("commands.parity:ParityCommand",), "check token for token that the text is the target's"),
+    "parity": Command(
+        "parity", ("commands.parity:ParityCommand",), "check token for token that the text is the target's"
+    ),
     "report": Command("report", ("commands.report:ReportCommand",), "render results files into the README"),
     "regenerate": Command(
         "regenerate",
@@ -61,7 +65,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _usage() -> str:
     lines = [f"  {name:12s}{command.summary}" for name, command in COMMANDS.items()]
-    return "usage: falcon-spec COMMAND [OPTIONS]\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
+    return (
+        "usage: falcon-spec COMMAND [OPTIONS]\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
+    )
 
 
 def _load(name: str) -> type:

@@ -1,3 +1,5 @@
+"""Masks against loops over every pair of positions."""
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +16,9 @@ NEAR = [{}, {"sliding_window": 1}, {"sliding_window": 3}, {"sliding_window": 99}
 @pytest.mark.parametrize("near", NEAR, ids=str)
 @few
 @given(parents=parent_lists(max_nodes=8), num_cached=st.integers(0, 9), num_padding=st.integers(0, 4))
-def test_tree_mask_is_what_loops_say(near: dict[str, int], parents: list[int], num_cached: int, num_padding: int) -> None:
+def test_tree_mask_is_what_loops_say(
+    near: dict[str, int], parents: list[int], num_cached: int, num_padding: int
+) -> None:
     tree = DraftTree.from_lists(parents)
     cached = [slot - num_padding for slot in range(num_cached)]  # positions; those of padding are below 0
     held = [position >= 0 for position in cached]

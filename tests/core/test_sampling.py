@@ -1,3 +1,5 @@
+"""Draws: the global stream as plain decoding uses it, a private one that leaves it alone, every branch."""
+
 import pytest
 import torch
 

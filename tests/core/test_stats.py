@@ -1,3 +1,5 @@
+"""Counts and the rates derived from them."""
+
 import json
 
 import pytest

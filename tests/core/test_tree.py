@@ -1,3 +1,5 @@
+"""Trees: masks, depths and paths against walking up, builders against brute force, refusals by their text."""
+
 import json
 import re
 
@@ -94,7 +96,11 @@ def test_chain_has_one_path_of_first_choices(num_draft_tokens: int) -> None:
     [
         ([], None, r"`parents` must start with -1, the root, but it starts with \[\]\."),
         ([0, 0], None, r"`parents` must start with -1, the root, but it starts with \[0\]\."),
-        ([-1, 0, 3, 0], None, r"Node 2 must come after its parent, but its parent is 3\. Order nodes from the root down\."),
+        (
+            [-1, 0, 3, 0],
+            None,
+            r"Node 2 must come after its parent, but its parent is 3\. Order nodes from the root down\.",
+        ),
         ([-1, 0, 2], None, r"Node 2 must come after its parent, but its parent is 2\."),
         ([-1, -1], None, r"Node 1 must come after its parent, but its parent is -1\."),
         ([-1, 0, 0], [-1, 0], r"`ranks` needs one entry for each node: 3, but it has 2\."),
@@ -133,7 +139,9 @@ def _descending(values: list[float]) -> list[float]:
 
 acceptances = st.integers(1, 3).flatmap(
     lambda num_ranks: st.lists(
-        st.lists(st.floats(0.01, 0.99), min_size=num_ranks, max_size=num_ranks).map(_descending), min_size=1, max_size=3
+        st.lists(st.floats(0.01, 0.99), min_size=num_ranks, max_size=num_ranks).map(_descending),
+        min_size=1,
+        max_size=3,
     )
 )
 

@@ -1,3 +1,5 @@
+"""The lazy walk: against enumerating all paths, and its text's distribution against the target's own, exhaustively."""
+
 from collections.abc import Sequence
 
 import pytest
@@ -89,7 +91,10 @@ def _drafted(num_tokens: int, parents: list[int], ranks: list[int], draws: refer
         return text[-1], len(text) > num_tokens
 
     while len(text) <= num_tokens:
-        token_ids = [text[-1], *((rank + parent) % VOCAB_SIZE for parent, rank in zip(parents[1:], ranks[1:], strict=True))]
+        token_ids = [
+            text[-1],
+            *((rank + parent) % VOCAB_SIZE for parent, rank in zip(parents[1:], ranks[1:], strict=True)),
+        ]
         lazy_walk(parents, token_ids, commit)
     return tuple(text)
 

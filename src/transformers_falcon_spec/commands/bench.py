@@ -30,7 +30,9 @@ class BenchCommand:
     max_new_tokens: int = field(default=128, metadata={"help": "Most tokens of a text."})
     limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
     repeats: int = field(default=1, metadata={"help": "Runs of each prompt, arm and decoding."})
-    baseline: bool = field(default=True, metadata={"help": "Also run the target alone; without it there is no speed-up."})
+    baseline: bool = field(
+        default=True, metadata={"help": "Also run the target alone; without it there is no speed-up."}
+    )
     seed: int = field(default=0, metadata={"help": "Of sampling, order and intervals."})
     threads: int | None = field(default=None, metadata={"help": "CPU threads; None leaves torch's choice."})
     dtype: str = field(default="float32", metadata={"help": "auto, float32, bfloat16 or float16."})
@@ -58,8 +60,14 @@ def run(command: BenchCommand) -> None:
     )
     records = benchmark.run(output.with_suffix(".jsonl"))
     rows = summarize(records, {name: drafter.config.block_size for name, drafter in drafters.items()}, command.seed)
-    settings = {**vars(command), "dtype": str(target.dtype), "trees": {n: len(d.draft_tree) for n, d in drafters.items()}}
-    output.write_text(json.dumps({"provenance": provenance(**settings), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    settings = {
+        **vars(command),
+        "dtype": str(target.dtype),
+        "trees": {n: len(d.draft_tree) for n, d in drafters.items()},
+    }
+    output.write_text(
+        json.dumps({"provenance": provenance(**settings), "rows": rows}, indent=1) + "\n", encoding="utf-8"
+    )
     _show(rows)
 
 

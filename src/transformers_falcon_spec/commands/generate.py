@@ -87,7 +87,9 @@ def _compare(
 ) -> None:
     """Both arms on every prompt, in turn; then the tables and the verdict."""
     for assistant in (None, drafter):
-        timed_generate(target, prompts[0].input_ids(tokenizer), WARM_UP_TOKENS, command.options, command.seed, assistant)
+        timed_generate(
+            target, prompts[0].input_ids(tokenizer), WARM_UP_TOKENS, command.options, command.seed, assistant
+        )
     stats, seconds, num_tokens, verdicts = GenerationStats(), {"alone": 0.0, "drafted": 0.0}, 0, []
     for prompt in prompts:
         ids = prompt.input_ids(tokenizer)
@@ -110,7 +112,9 @@ def _compare(
         seconds["drafted"] += drafted.seconds
         num_tokens += len(drafted.new_ids)
     _show(stats, seconds, num_tokens, console)
-    console.print(_conclusion(verdicts, seconds["alone"] / seconds["drafted"]), markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        _conclusion(verdicts, seconds["alone"] / seconds["drafted"]), markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _verdict(

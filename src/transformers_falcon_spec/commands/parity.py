@@ -45,7 +45,9 @@ def run(command: ParityCommand) -> None:
     with records.open("a", encoding="utf-8") as file:
         for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
             options = decoding_options(name)
-            result = check_parity(target, tokenizer, drafter, prompt, options, command.max_new_tokens, command.seed, name)
+            result = check_parity(
+                target, tokenizer, drafter, prompt, options, command.max_new_tokens, command.seed, name
+            )
             results.append(result)
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
@@ -70,4 +72,10 @@ def _totals(results: list[ParityResult]) -> dict[str, object]:
     by_set = Counter(f"{result.set_name}: {result.verdict}" for result in results)
     differences = [asdict(result) for result in results if result.verdict != "identical"]
     tokens = sum(result.num_tokens for result in results)
-    return {**verdicts, "num_prompts": len(results), "num_tokens": tokens, "by_set": by_set, "differences": differences}
+    return {
+        **verdicts,
+        "num_prompts": len(results),
+        "num_tokens": tokens,
+        "by_set": by_set,
+        "differences": differences,
+    }

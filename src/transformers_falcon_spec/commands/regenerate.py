@@ -14,7 +14,9 @@ class RegenerateCommand:
 
     target: str = field(metadata={"help": "Folder or Hub name of the target."})
     data: list[str] = field(metadata={"help": "Conversations: .jsonl or .jsonl.gz files, or dataset names."})
-    output: str = field(metadata={"help": "JSON lines file to write; continued if it was begun with the same options."})
+    output: str = field(
+        metadata={"help": "JSON lines file to write; continued if it was begun with the same options."}
+    )
     limit: int | None = field(default=None, metadata={"help": "Answer this many conversations only."})
     device: str = field(default="auto", metadata={"help": "`auto`, or as `device_map` of `from_pretrained` takes it."})
 

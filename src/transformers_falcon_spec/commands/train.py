@@ -12,7 +12,7 @@ from transformers import set_seed
 from ..drafters.falcon import FalconSpecDrafter
 from ..errors import OptionError
 from ..provenance import provenance
-from ..training.checkpoints import newest_whole_checkpoint
+from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import read_conversations
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.trainer import DrafterTrainer, DrafterTrainingArguments
@@ -29,16 +29,27 @@ class TrainCommand:
     data: list[str] = field(
         metadata={"help": "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."}
     )
-    eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."})
+    eval_data: list[str] = field(
+        default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
+    )
     block_size: int = field(default=2, metadata={"help": "Tokens drafted in one pass (k)."})
     num_hidden_layers: int = field(default=1, metadata={"help": "Attention blocks of the drafter."})
     recurrence: str = field(default="sequence", metadata={"help": "LSTM state: `sequence` (paper) or `token` (code)."})
-    feature_layers: list[int] = field(default_factory=lambda: [-1], metadata={"help": "Hidden states read; -1 the last."})
-    initializer_range: float | None = field(default=None, metadata={"help": "Spread of fresh weights; None: 1/sqrt(hidden)."})
+    feature_layers: list[int] = field(
+        default_factory=lambda: [-1], metadata={"help": "Hidden states read; -1 the last."}
+    )
+    attention_bias: bool = field(
+        default=False, metadata={"help": "Biases on queries, keys and values: position alone can attend."}
+    )
+    initializer_range: float | None = field(
+        default=None, metadata={"help": "Spread of fresh weights; None: 1/sqrt(hidden)."}
+    )
     max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
     limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
     target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
-    save_bf16: bool = field(default=False, metadata={"help": "Store weights in bf16 at half the bytes; loads as fp32."})
+    save_bf16: bool = field(
+        default=False, metadata={"help": "Store weights in bf16 at half the bytes; loads as fp32."}
+    )
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
@@ -54,6 +65,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         num_hidden_layers=command.num_hidden_layers,
         recurrence=command.recurrence,
         feature_layers=tuple(command.feature_layers),
+        attention_bias=command.attention_bias,
         **({} if command.initializer_range is None else {"initializer_range": command.initializer_range}),
     )
     trainer = DrafterTrainer(
@@ -75,11 +87,12 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     if "eval" in data:
         logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
     if trainer.is_world_process_zero():
-        save(drafter, Path(args.output_dir), command.save_bf16)
         sources = {name: paths for name, paths in _sources(command).items()}
         record = provenance(seed=args.seed, data=sources, train_seconds=seconds, num_resumed=int(resume is not None))
         record |= {"num_examples": len(data["train"]), "curve": trainer.state.log_history}
-        (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        with writing_to(args.output_dir):
+            save(drafter, Path(args.output_dir), command.save_bf16)
+            (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _sources(command: TrainCommand) -> dict[str, list[str]]:
@@ -90,7 +103,7 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
     """The checkpoint to go on from: the newest whole one for `true`, the given one, or none.
 
     Raises:
-        [`OptionError`]: the output folder holds checkpoints and nothing says whether to go on.
+        [`OptionError`]: the output folder holds checkpoints and nothing says whether to go on, or the given one is not whole.
     """
     newest = newest_whole_checkpoint(args.output_dir)
     wish = args.resume_from_checkpoint
@@ -103,6 +116,8 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
         return None
     if str(wish).lower() == "true":
         return newest
+    if not is_whole(Path(wish)):
+        raise OptionError(f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{wish}` is none.")
     return str(wish)
 
 

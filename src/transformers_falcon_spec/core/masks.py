@@ -5,7 +5,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def block_ends(positions: Int[Tensor, "... rows"], block_size: int, phase: Int[Tensor, "..."]) -> Int[Tensor, "... rows"]:
+def block_ends(
+    positions: Int[Tensor, "... rows"], block_size: int, phase: Int[Tensor, "..."]
+) -> Int[Tensor, "... rows"]:
     """The last position of each row's block, when blocks of `block_size` start at `phase` and every `block_size` on."""
     return positions + (phase[..., None] - 1 - positions) % block_size
 

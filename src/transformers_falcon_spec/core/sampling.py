@@ -29,9 +29,7 @@ class GeneratorDraws:
         return torch.multinomial(probs, num_samples=1, generator=self.generator).squeeze(1)
 
 
-def choose(
-    scores: Float[Tensor, "rows vocab"], do_sample: bool, draws: Draws
-) -> Int[Tensor, " rows"]:
+def choose(scores: Float[Tensor, "rows vocab"], do_sample: bool, draws: Draws) -> Int[Tensor, " rows"]:
     """The next token of each row: drawn from the softmax of processed `scores`, or the best one."""
     return draws.categorical(torch.softmax(scores, dim=-1)) if do_sample else scores.argmax(dim=-1)
 

@@ -96,10 +96,17 @@ class GenerationStats:
     def to_json(self) -> dict[str, Any]:
         """Counts, seconds and the rates derived from them."""
         rates = {"acceptance_length": self.acceptance_length, "acceptance_by_depth": self.acceptance_by_depth}
-        return {**vars(self), **rates, "other_seconds": self.other_seconds, "tokens_per_second": self.tokens_per_second}
+        return {
+            **vars(self),
+            **rates,
+            "other_seconds": self.other_seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }
 
 
 def _added(left: list[int], right: list[int]) -> list[int]:
     """Sums by place; the shorter list counts as 0 beyond its end."""
     longest = max(len(left), len(right))
-    return [a + b for a, b in zip(left + [0] * (longest - len(left)), right + [0] * (longest - len(right)), strict=True)]
+    return [
+        a + b for a, b in zip(left + [0] * (longest - len(left)), right + [0] * (longest - len(right)), strict=True)
+    ]

@@ -56,17 +56,25 @@ class DraftTree:
         if len(ranks) != len(parents):
             raise DraftTreeError(f"`ranks` needs one entry for each node: {len(parents)}, but it has {len(ranks)}.")
         if ranks[0] != -1 or any(rank < 0 for rank in ranks[1:]):
-            raise DraftTreeError(f"`ranks` must be -1 at the root and 0 or more elsewhere, but they are {list(ranks)}.")
+            raise DraftTreeError(
+                f"`ranks` must be -1 at the root and 0 or more elsewhere, but they are {list(ranks)}."
+            )
         places = list(zip(parents[1:], ranks[1:], strict=True))
         if len(set(places)) < len(places):
             twice = next(place for place in places if places.count(place) > 1)
-            raise DraftTreeError(f"Siblings must differ in rank, but node {twice[0]} has two children of rank {twice[1]}.")
+            raise DraftTreeError(
+                f"Siblings must differ in rank, but node {twice[0]} has two children of rank {twice[1]}."
+            )
         return cls(torch.tensor([list(parents)]), torch.tensor([list(ranks)]))
 
     @classmethod
     def from_json(cls, value: Any) -> "DraftTree":
         """The tree stored by [`DraftTree.to_json`], checked."""
-        if not isinstance(value, dict) or set(value) != {"parents", "ranks"} or not all(map(_is_int_list, value.values())):
+        if (
+            not isinstance(value, dict)
+            or set(value) != {"parents", "ranks"}
+            or not all(map(_is_int_list, value.values()))
+        ):
             raise DraftTreeError(
                 "A stored tree must be an object with `parents` and `ranks`, lists of whole numbers, "
                 f"but it is {value!r:.80}."

@@ -39,9 +39,7 @@ class DrafterModel(PreTrainedModel):
         """Indices into the target's `hidden_states` that the drafter reads."""
         return tuple(self.config.feature_layers)
 
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> TreeCandidateGenerator:
+    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator that drafts with this model for one call."""
         raise NotImplementedError
 
@@ -94,5 +92,9 @@ def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfi
     """Options stored beside the weights; the defaults where there are none."""
     if Path(name_or_path).is_dir() and not (Path(name_or_path) / _GENERATION_FILE).is_file():
         return SpeculationConfig()
-    hub = {key: kwargs[key] for key in ("revision", "token", "cache_dir", "local_files_only", "subfolder") if key in kwargs}
+    hub = {
+        key: kwargs[key]
+        for key in ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+        if key in kwargs
+    }
     return SpeculationConfig.from_pretrained(name_or_path, **hub)

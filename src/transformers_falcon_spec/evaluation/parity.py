@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -45,7 +46,8 @@ def check_parity(
     """Write one text with and without the drafter, from the same seed, and compare.
 
     A difference is a tie when the gap between the target's best two logits at the first differing token is at most
-    four times the largest difference between its logits there without and with the tree: rounding alone decides.
+    four times the largest difference between its logits there without and with the tree, and that difference is no
+    larger than rounding explains.
     """
     ids = prompt.input_ids(tokenizer)
     plain, drafted = (
@@ -57,18 +59,21 @@ def check_parity(
     pairs = zip(plain.new_ids, drafted.new_ids, strict=False)
     shorter = min(len(plain.new_ids), len(drafted.new_ids))
     place = next((index for index, (left, right) in enumerate(pairs) if left != right), shorter)
-    gap, rounding = _tie(target, ids, place, options, seed, drafter)
-    verdict = "tie" if gap <= TIE_FACTOR * rounding else "different"
+    gap, rounding, is_rounding = _tie(target, ids, place, options, seed, drafter)
+    verdict = "tie" if gap <= TIE_FACTOR * rounding and is_rounding else "different"
     return ParityResult(**found, num_tokens=place, verdict=verdict, first_difference=place, gap=gap, rounding=rounding)
 
 
 def _tie(
     target: PreTrainedModel, ids: Tensor, place: int, options: Options, seed: int, drafter: PreTrainedModel
-) -> tuple[float, float]:
-    """Gap of the best two plain logits at a place, and the largest difference between plain and tree logits there."""
+) -> tuple[float, float, bool]:
+    """Gap of the best two plain logits at a place, the largest difference between plain and tree logits there, and
+    whether that difference is small enough to be rounding: the root of the type's precision, relative to the logits."""
     plain, drafted = (
         timed_generate(target, ids, place + 1, options, seed, assistant, output_logits=True).output.logits[place]
         for assistant in (None, drafter)
     )
     best = plain[0].topk(2).values
-    return float(best[0] - best[1]), float((plain - drafted).abs().max())
+    rounding = float((plain - drafted).abs().max())
+    limit = torch.finfo(target.dtype).eps ** 0.5 * float(plain.abs().max())
+    return float(best[0] - best[1]), rounding, rounding <= limit

@@ -44,7 +44,9 @@ def read_prompts(paths: list[str], limit: int | None = None) -> list[Prompt]:
 
 def _read(path: Path) -> list[Prompt]:
     if not path.is_file():
-        raise ConversationError(f"The prompt file `{path}` does not exist. Give JSON lines with `prompt` or `messages`.")
+        raise ConversationError(
+            f"The prompt file `{path}` does not exist. Give JSON lines with `prompt` or `messages`."
+        )
     lines = path.read_text(encoding="utf-8").split("\n")
     return [_prompt(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
 
@@ -56,5 +58,7 @@ def _prompt(line: str, path: Path, number: int) -> Prompt:
         upto = max(place for place, message in enumerate(messages) if message["role"] == "user") + 1
         turns = tuple((message["role"], message["content"]) for message in messages[:upto])
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConversationError(f"{path}, line {number}: a prompt needs `prompt` or `messages` with a user turn: {error}.") from None
+        raise ConversationError(
+            f"{path}, line {number}: a prompt needs `prompt` or `messages` with a user turn: {error}."
+        ) from None
     return Prompt(path.name.removesuffix(".jsonl"), str(row.get("id", number)), turns)

@@ -36,7 +36,15 @@ def render(results: Path) -> str:
 
 
 def _speed(result: dict[str, Any], name: str) -> str:
-    header = ["set", "decoding", "speed-up (95 % interval)", "gate", "acceptance length", "repeated 4-grams", "identical"]
+    header = [
+        "set",
+        "decoding",
+        "speed-up (95 % interval)",
+        "gate",
+        "acceptance length",
+        "repeated 4-grams",
+        "identical",
+    ]
     body = [
         [
             SET_NAMES.get(row["set"], row["set"]),
@@ -59,7 +67,16 @@ def _speed(result: dict[str, Any], name: str) -> str:
         ]
         for row in result["rows"]
     ]
-    cost_header = ["set", "decoding", "plain step", "drafting", "verifying", "elsewhere", "overhead", "acceptance by depth"]
+    cost_header = [
+        "set",
+        "decoding",
+        "plain step",
+        "drafting",
+        "verifying",
+        "elsewhere",
+        "overhead",
+        "acceptance by depth",
+    ]
     return "\n".join(
         [
             "### Speed against the target alone",

@@ -19,7 +19,9 @@ def summarize(records: list[Record], block_sizes: dict[str, int], seed: int = 0)
     for (arm, decoding, set_name), runs in groups.items():
         if arm != BASELINE:
             baseline = groups.get((BASELINE, decoding, set_name))
-            rows.append({"arm": arm, "decoding": decoding, "set": set_name, **_row(runs, baseline, block_sizes[arm], seed)})
+            rows.append(
+                {"arm": arm, "decoding": decoding, "set": set_name, **_row(runs, baseline, block_sizes[arm], seed)}
+            )
     return rows
 
 

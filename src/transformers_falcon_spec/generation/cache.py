@@ -32,6 +32,13 @@ def prepared(cache: Cache) -> Any:
     return cache
 
 
+def stop_recording(cache: Cache) -> None:
+    """Sliding layers drop what leaves their window at once again, as they did before [`prepared`]."""
+    for layer in cache.layers:
+        if getattr(layer, "record_past", False):
+            layer.record_past = False
+
+
 def num_held(cache: Cache, layer_index: int) -> int:
     """Slots that a layer holds now; 0 where it has not read yet or shares those of another layer."""
     if layer_index >= len(cache.layers):

@@ -35,9 +35,7 @@ class Drafter(Protocol):
         """Refuse a target that the drafter was not made for."""
         ...
 
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> TreeCandidateGenerator:
+    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator for one call."""
         ...
 
@@ -79,6 +77,7 @@ class SpeculativeDecoding:
                 tree, verdict, reading = self.verify(draft)
                 self.commit(verdict, reading)
                 self.record(draft, tree, verdict)
+        self.target.release()
         self.transcript.end()
         self.stats.num_tokens = self.transcript.input_ids.shape[1] - self.transcript.prompt_len
         report(self.stats)
@@ -178,6 +177,7 @@ def speculative_decoding(
     for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
         model_kwargs.pop(name, None)
     _check_call(input_ids, generation_config, model_kwargs)
+    _check_context(input_ids.shape[1], model)
     draws = GeneratorDraws()  # the global stream, as plain decoding
     transcript = Transcript(input_ids, logits_processor, stopping_criteria, generation_config, draws, streamer)
     return SpeculativeDecoding(model, drafter, transcript, generation_config, model_kwargs).run()
@@ -201,4 +201,14 @@ def _check_call(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[
         raise GenerationError(
             "`output_hidden_states` and `output_attentions` are not returned with a drafter yet. "
             "Leave them out, or generate without `assistant_model`."
+        )
+
+
+def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
+    """Refuse a prompt that the target has no positions for."""
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if context is not None and prompt_len > context:
+        raise GenerationError(
+            f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "
+            "Shorten it, or load a target with a longer context."
         )

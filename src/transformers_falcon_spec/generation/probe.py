@@ -12,8 +12,8 @@ from ..errors import TargetError
 from .cache import new_cache
 from .target import Target
 
-_TREE = DraftTree.from_lists([-1, 0, 0, 1, 2])  # two branches of depth 2; slots of one lie between those of the other
-_PATH = (0, 2, 4)  # the branch that plain causal attention and plain positions get wrong
+_TREE = DraftTree.from_lists([-1, *[0] * 12, *[12] * 12])  # each level's last node leads on
+_PATH = (0, 12, 24)  # slots far from its positions: even attention biased a little by slot reads it wrong
 _TOLERANCE = 0.1  # of the error of a reading with a wrong mask
 _PROBED: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], "Capability"]] = WeakKeyDictionary()
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, TargetError)
@@ -50,7 +50,9 @@ def _probe(model: PreTrainedModel) -> Capability:
     prompt, nodes = ids[:, :6], ids[:, 6:]
     tree = DraftTree(_TREE.parents.to(model.device), _TREE.ranks.to(model.device))
     path_ids = nodes[:, list(_PATH)]
-    plain = _plain_logits(model, torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1))[:, 6:]  # path, then one more token
+    plain = _plain_logits(model, torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1))[
+        :, 6:
+    ]  # path, then one more token
     _check_head(model, prompt)
     try:
         tree_error, control_error = _tree_errors(model, prompt, nodes, tree, plain)

@@ -30,35 +30,45 @@ def enable() -> None:
     Raises:
         [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
     """
-    for name in (_LOOP, _CHECK):
-        function = _original(name)
-        if not hasattr(function, _IS_WRAPPED):
-            setattr(GenerationMixin, name, _WRAPPERS[name](function))
+    for name, function in _originals(GenerationMixin).items():
+        setattr(GenerationMixin, name, _WRAPPERS[name](function))
 
 
 def disable() -> None:
     """Give Transformers its own functions back."""
     for name in (_LOOP, _CHECK):
-        function = getattr(GenerationMixin, name)
-        if hasattr(function, _IS_WRAPPED):
-            setattr(GenerationMixin, name, function.__wrapped__)
+        setattr(GenerationMixin, name, _unwrapped(getattr(GenerationMixin, name)))
 
 
 def attach(model: PreTrainedModel) -> PreTrainedModel:
     """Let this one model take the package's drafters, through a subclass of its own; works without `enable`.
 
     The model is changed in place and returned. It saves and loads as before, but cannot be pickled.
+
+    Raises:
+        [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
     """
     kind = type(model)
-    if not hasattr(getattr(kind, _LOOP), _IS_WRAPPED):
-        methods = {name: _WRAPPERS[name](getattr(kind, name)) for name in (_LOOP, _CHECK)}
+    if _LOOP not in vars(kind) or not hasattr(vars(kind)[_LOOP], _IS_WRAPPED):
+        methods = {name: _WRAPPERS[name](function) for name, function in _originals(kind).items()}
         model.__class__ = type(kind.__name__, (kind,), methods)
     return model
 
 
-def _original(name: str) -> Callable[..., Any]:
+def _originals(owner: type) -> dict[str, Callable[..., Any]]:
+    """Both functions of `owner` without our wrapping; checked before either is wrapped."""
+    functions = {name: _checked(owner, name) for name in (_LOOP, _CHECK)}
+    return {name: _unwrapped(function) for name, function in functions.items()}
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` without our wrapping, if it has it."""
+    return inspect.unwrap(function, stop=lambda inner: not hasattr(inner, _IS_WRAPPED))
+
+
+def _checked(owner: type, name: str) -> Callable[..., Any]:
     """The function as it stands now, its signature checked."""
-    function = getattr(GenerationMixin, name, None)
+    function = getattr(owner, name, None)
     parameters = inspect.signature(function).parameters if function is not None else {}
     missing = [needed for needed in _NEEDED[name] if needed not in parameters]
     if function is None or missing:

@@ -32,9 +32,13 @@ class FeatureTaps:
         )
         inner = [layer for layer in self.feature_layers if layer != -1]
         if inner and self._layers is None:
-            raise TargetError(f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none.")
+            raise TargetError(
+                f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none."
+            )
         if any(not 0 <= layer < num_layers for layer in inner):
-            raise TargetError(f"Feature layers must be -1 or lie in 0..{num_layers - 1}, but they are {self.feature_layers}.")
+            raise TargetError(
+                f"Feature layers must be -1 or lie in 0..{num_layers - 1}, but they are {self.feature_layers}."
+            )
         self._caught: dict[int, list[Tensor]] = {}
 
     @contextmanager

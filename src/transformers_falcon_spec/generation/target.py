@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
@@ -50,7 +50,7 @@ class Target:
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
         self.feature_dim: int = feature_width(model, feature_layers)
-        self.taps = FeatureTaps(model.get_decoder(), self.config.num_hidden_layers, feature_layers)
+        self.taps = FeatureTaps(decoder_of(model), self.config.num_hidden_layers, feature_layers)
         self.cache: Any = None
         self._kinds = layer_kinds(self.config)
         self._positions: Tensor | None = None  # of the next token, [rows, 1] or [axes, rows, 1]
@@ -72,9 +72,7 @@ class Target:
         longest = getattr(self.config, "max_position_embeddings", None)
         return 2**31 if longest is None or self._positions is None else longest - 1 - int(self._positions.max())
 
-    def prefill(
-        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
-    ) -> Reading:
+    def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
         self.cache = cache_file.prepared(model_kwargs["past_key_values"])
         mask = model_kwargs.get("attention_mask")
@@ -90,7 +88,9 @@ class Target:
         """Where the next token stands, as `prepare_inputs_for_generation` would place it."""
         model_kwargs = self.model._update_model_kwargs_for_generation(outputs, dict(model_kwargs))
         rows = outputs.logits.shape[0]
-        placeholder = torch.zeros(rows, self.cache.get_seq_length() + 1, dtype=torch.long, device=outputs.logits.device)
+        placeholder = torch.zeros(
+            rows, self.cache.get_seq_length() + 1, dtype=torch.long, device=outputs.logits.device
+        )
         inputs = self.model.prepare_inputs_for_generation(placeholder, next_sequence_length=1, **model_kwargs)
         positions = inputs.get("position_ids")
         if positions is None:
@@ -122,6 +122,10 @@ class Target:
         cache_file.keep_path(self.cache, num_nodes, path)
         self._positions = self._positions + len(path)
 
+    def release(self) -> None:
+        """No more trees are read: the cache is as plain decoding leaves it."""
+        cache_file.stop_recording(self.cache)
+
     def _chain_mask(self, token_ids: Tensor) -> Tensor | None:
         """The 2-D mask of the whole text, needed only where the prompt is padded."""
         if self._is_held is None:
@@ -139,9 +143,10 @@ class Target:
         slots = torch.arange(num_seen - num_held, num_seen, device=tree.parents.device)
         rows = tree.parents.shape[0]
         is_held, shift = None, torch.zeros(rows, 1, dtype=torch.long, device=slots.device)
-        if self._is_held is not None:
-            shift = (~self._is_held).sum(-1, keepdim=True)
-            is_held = slots >= shift
+        if self._is_held is not None:  # only padding on the left moves windows and chunks, as in Transformers
+            shift = (self._is_held.cumsum(-1) == 0).sum(-1, keepdim=True)
+            committed = self._is_held.new_ones(rows, num_seen - self._is_held.shape[1])
+            is_held = torch.cat([self._is_held, committed], dim=-1)[:, num_seen - num_held :]
         places = slots.expand(rows, -1) - shift
         nodes = num_seen + tree.depths - shift
         mask = tree_mask(tree.ancestor_mask, nodes, places, is_held, kind.sliding_window, kind.chunk_size)
@@ -172,6 +177,15 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
     return [LayerKind(name, list(names).index(name), *limits.get(name, (None, None))) for name in dict.fromkeys(names)]
 
 
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The part whose output the head reads. Where a model names itself (text-only Llama 4), the part with the embeddings."""
+    decoder = model.get_decoder()
+    if decoder is not model:
+        return decoder
+    embeddings = model.get_input_embeddings()
+    return next(part for part in model.children() if any(inner is embeddings for inner in part.modules()))
+
+
 def head_width(model: PreTrainedModel) -> int:
     """Width of what the head reads; not the hidden size where the decoder ends in a projection (OPT-350m)."""
     hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
@@ -188,7 +202,7 @@ def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
     """The model's own head with the scaling and caps that its configuration names; the probe checks that none is missed."""
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
-    narrowing = getattr(config, "dim_model_base", None)
+    narrowing = None if hasattr(config, "logits_scaling") else getattr(config, "dim_model_base", None)
     states = features if narrowing is None else features / (config.hidden_size / narrowing)
     logits = head(states.to(model.dtype)).float()  # a drafter may compute in another type than the target
     for name, is_divisor in (("logit_scale", False), ("logits_scaling", True), ("lm_head_multiplier", False)):

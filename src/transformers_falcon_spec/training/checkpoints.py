@@ -2,9 +2,14 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..errors import TrainingError
 
 logger = logging.getLogger(__name__)
 
@@ -13,9 +18,11 @@ _STATE_FILE = "trainer_state.json"  # written last, so that a checkpoint with a 
 
 def newest_whole_checkpoint(folder: str | Path) -> str | None:
     """The checkpoint with the highest step whose every file was written; None where there is none."""
-    found = sorted(Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=_step, reverse=True)
-    for checkpoint in found:
-        if _is_whole(checkpoint):
+    found = [
+        path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.rpartition("-")[2].isdigit()
+    ]
+    for checkpoint in sorted(found, key=_step, reverse=True):
+        if is_whole(checkpoint):
             return str(checkpoint)
         logger.warning("Passed over `%s`: it was cut short while being written.", checkpoint)
     return None
@@ -25,7 +32,24 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _is_whole(checkpoint: Path) -> bool:
+@contextmanager
+def writing_to(folder: str | Path) -> Iterator[None]:
+    """Say in words what failed when something inside this block could not be written, and how to go on.
+
+    Raises:
+        [`TrainingError`]: the disk is full, or refuses for another reason.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors each have one of their own
+        raise TrainingError(
+            f"`{folder}` must take what the run writes, but it does not: {error}. Make room, then go on with "
+            "`--resume_from_checkpoint true`: only the steps since the newest whole checkpoint are lost."
+        ) from error
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether every file of a checkpoint was written."""
     try:
         state = json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):

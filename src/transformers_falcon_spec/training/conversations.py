@@ -6,6 +6,7 @@ Knows nothing of tokens. A row that cannot be used becomes a `ConversationError`
 import gzip
 import json
 import logging
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,7 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
 
 
 def _located_rows(sources: Iterable[str | Path]) -> Iterator[tuple[str, Any]]:
-    """Pairs of a row's place and its content: text of a line, or a mapping from `datasets`."""
+    """Pairs of a row's place and its content: the bytes of a line, or a mapping from `datasets`."""
     for source in sources:
         path = Path(source)
         if path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -71,30 +72,41 @@ def _located_rows(sources: Iterable[str | Path]) -> Iterator[tuple[str, Any]]:
             yield from _hub_rows(str(source))
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     if not path.is_file():
         raise ConversationError(f"The data file `{path}` does not exist. Give the path of a .jsonl or .jsonl.gz file.")
     opener = gzip.open if path.name.endswith(".gz") else open
-    with opener(path, "rt", encoding="utf-8", newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield f"{path}, line {number}", line
+    try:
+        with opener(path, "rb") as lines:  # bytes end at a line feed alone, and a broken one harms its own line alone
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield f"{path}, line {number}", line
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConversationError(
+            f"The data file `{path}` must be readable to its end, but {error}. Fetch it anew."
+        ) from error
 
 
 def _hub_rows(name: str) -> Iterator[tuple[str, Any]]:
     from datasets import load_dataset  # only here: reading local files needs no `datasets`
 
     dataset_id, _, split = name.partition(":")
-    for number, row in enumerate(load_dataset(dataset_id, split=split or "train")):
+    try:
+        rows = load_dataset(dataset_id, split=split or "train")
+    except (OSError, ValueError) as error:
+        raise ConversationError(
+            f"`{name}` must be a .jsonl or .jsonl.gz file or a dataset that `datasets` can load, but it says: {error}"
+        ) from error
+    for number, row in enumerate(rows):
         yield f"{name}, row {number}", row
 
 
 def _messages(row: Any, where: str) -> list[Message]:
     """The row's messages, checked."""
-    if isinstance(row, str):
+    if isinstance(row, bytes):
         try:
-            row = json.loads(row)
-        except json.JSONDecodeError as error:
+            row = json.loads(row.decode("utf-8"))
+        except ValueError as error:  # not JSON, or not UTF-8
             raise ConversationError(f"{where}: the line must be JSON, but {error}. Mend or delete the line.") from None
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list) or not messages:
@@ -107,4 +119,6 @@ def _messages(row: Any, where: str) -> list[Message]:
         raise ConversationError(
             f"{where}: a row must have an assistant turn, for that is what the drafter learns; it has none."
         )
+    if messages[0]["role"] == "assistant":
+        raise ConversationError(f"{where}: the assistant must have something to answer, but it has the first turn.")
     return [{"role": message["role"], "content": message["content"]} for message in messages]

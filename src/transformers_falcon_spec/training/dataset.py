@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
@@ -39,9 +40,8 @@ class ConversationDataset(Dataset[Example]):
                 "has none. Set `tokenizer.chat_template` and save it with the target."
             )
         has_marks = "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template
-        encode = _encode_marked if has_marks else _encode_by_turns
-        examples = [encode(row, tokenizer) for row in tqdm(rows, desc="tokenize", unit="row")]
-        cut = [{name: values[:max_length] for name, values in example.items()} for example in examples]
+        examples = [_encode(row, tokenizer, has_marks) for row in tqdm(rows, desc="tokenize", unit="row")]
+        cut = [{name: values[:max_length] for name, values in example.items()} for example in examples if example]
         self.examples = [example for example in cut if any(example["assistant_mask"])]
         if not self.examples:
             raise TrainingError(f"Not one of {len(rows)} conversations has an assistant token in {max_length} tokens.")
@@ -59,6 +59,15 @@ class ConversationDataset(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
+
+
+def _encode(row: list[Message], tokenizer: PreTrainedTokenizerBase, has_marks: bool) -> Example | None:
+    """The row's tokens and mask; None, with a warning, where the chat template refuses the row."""
+    try:
+        return _encode_marked(row, tokenizer) if has_marks else _encode_by_turns(row, tokenizer)
+    except TemplateError as error:
+        logger.warning("Left out: the chat template refuses a conversation: %s", error)
+        return None
 
 
 def _encode_marked(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..generation.target import Target
+from ..generation.target import Target, apply_head
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,9 @@ class OnlineFeatures:
             is_counted=_ahead(batch["assistant_mask"][:, 1:], None, self.block_size) & mask[:, 1:].bool(),
         )
 
-    @torch.no_grad()
-    def logits(self, features: Tensor) -> Tensor:
-        """The target's logits of head inputs, in float32."""
-        return Target(self.target, ()).head(features)
+    def head(self, features: Tensor) -> Tensor:
+        """The target's logits of head inputs, in float32; gradients pass through to the features."""
+        return apply_head(self.target, features)
 
 
 def _ahead(values: Tensor, last: Tensor | None, num_places: int) -> Tensor:

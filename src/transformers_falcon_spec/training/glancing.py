@@ -35,7 +35,10 @@ def reveal_mask(
     order = torch.randperm(len(starts), generator=generator)
     lengths = torch.randint(1, block_size, (len(starts),), generator=generator)
     is_chosen = lengths.cumsum(0) - lengths < num_rows
-    starts, lengths = starts[order.to(starts.device)][is_chosen.to(starts.device)], lengths[is_chosen].to(starts.device)
+    starts, lengths = (
+        starts[order.to(starts.device)][is_chosen.to(starts.device)],
+        lengths[is_chosen].to(starts.device),
+    )
     for place in range(block_size - 1):
         rows, positions = starts[lengths > place].unbind(-1)
         mask[rows, positions + place] = True

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -68,7 +69,9 @@ def regenerate(
         file.seek(progress.num_bytes)
         file.truncate()
         for batch in tqdm(batches[progress.num_batches :], desc="regenerate", unit="batch"):
-            answered = _answer_batch(target, tokenizer, [rows[index] for index in batch], options, progress.num_batches)
+            answered = _answer_batch(
+                target, tokenizer, [rows[index] for index in batch], options, progress.num_batches
+            )
             kept = [{"row": index, "messages": new} for index, new in zip(batch, answered, strict=True) if new]
             file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
             file.flush()
@@ -101,7 +104,9 @@ class _Progress:
             progress = cls(output, **stored)
             logger.info("%s: going on after %d batches.", output, progress.num_batches)
         elif output.exists():
-            raise OptionError(f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file.")
+            raise OptionError(
+                f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file."
+            )
         output.touch()
         return progress
 
@@ -124,12 +129,15 @@ def _batches(
 ) -> list[list[int]]:
     """Row indices in batches of similar prompt length; rows that are too long are left out."""
     lengths = {index: len(_prompt_ids(tokenizer, _opening(row))) for index, row in enumerate(rows)}
-    usable = [index for index, length in lengths.items() if length <= options.max_prompt_tokens]
+    usable = [index for index, length in lengths.items() if 0 < length <= options.max_prompt_tokens]
     if len(usable) < len(rows):
-        logger.warning("%d prompts exceed `max_prompt_tokens` and are left out.", len(rows) - len(usable))
+        num_left_out = len(rows) - len(usable)
+        logger.warning("%d prompts exceed `max_prompt_tokens` or do not fit the template: left out.", num_left_out)
     window = SORT_WINDOW * options.batch_size
     ordered = [
-        index for start in range(0, len(usable), window) for index in sorted(usable[start : start + window], key=lengths.get)
+        index
+        for start in range(0, len(usable), window)
+        for index in sorted(usable[start : start + window], key=lengths.get)
     ]
     return [ordered[start : start + options.batch_size] for start in range(0, len(ordered), options.batch_size)]
 
@@ -141,7 +149,11 @@ def _opening(row: list[Message]) -> list[Message]:
 
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    """The prompt; empty where the chat template refuses it."""
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    except TemplateError:
+        return []
 
 
 def _answer_batch(

@@ -4,16 +4,18 @@
 resuming, reporters) is the Trainer's.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..core.tree import DraftTree
 from ..errors import OptionError, TrainingError
-from ..generation.target import apply_head
+from .checkpoints import writing_to
 from .features import OnlineFeatures, PairBatch
 from .glancing import glancing_budget, reveal, reveal_mask
 from .losses import DistillationLoss, distillation_loss
@@ -26,12 +28,15 @@ class DrafterTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the drafter's own; defaults of these are the paper's where it gives one."""
 
     use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
-    glancing_ratio: float = field(default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."})
+    glancing_ratio: float = field(
+        default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}
+    )
     feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
     feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})
     token_loss_weight: float = field(default=0.1, metadata={"help": "Weight of 0.9 KL + 0.1 cross-entropy."})
     draft_tree_nodes: int = field(
-        default=16, metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."}
+        default=16,
+        metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."},
     )
     draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
     learning_rate: float = field(default=5e-4, metadata={"help": "The paper: 3e-5 over 800,000 steps."})
@@ -47,6 +52,19 @@ class DrafterTrainingArguments(TrainingArguments):
         if self.draft_tree_nodes < 2 or self.draft_tree_passes < 1:
             raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
         super().__post_init__()
+
+
+class SeededLengthGroups(LengthGroupedSampler):
+    """Rows of like length together, in an order that its seed alone decides, so that a resumed run reads the same."""
+
+    def __init__(self, sampler: LengthGroupedSampler, seed: Callable[[], int]) -> None:
+        super().__init__(sampler.batch_size, lengths=sampler.lengths, generator=torch.Generator())
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        """One epoch's order."""
+        self.generator.manual_seed(self._seed())
+        return super().__iter__()
 
 
 class DrafterTrainer(Trainer):
@@ -75,20 +93,34 @@ class DrafterTrainer(Trainer):
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
 
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own, but one that groups by length draws from seed and epoch, not from the global stream."""
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if not isinstance(sampler, LengthGroupedSampler):
+            return sampler
+        return SeededLengthGroups(sampler, lambda: self.args.seed + int(self.state.epoch or 0))
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """The Trainer's own, with a failed write told in words."""
+        with writing_to(self.args.output_dir):
+            super()._save_checkpoint(*args, **kwargs)
+
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Distillation loss of one batch; with `use_glancing` the drafter sees the batch twice."""
         pairs = self.features(inputs)
         if not pairs.is_counted.any():
-            raise TrainingError("A batch must hold at least one assistant token that can be drafted; raise `max_length`.")
+            raise TrainingError(
+                "A batch must hold at least one assistant token that can be drafted; raise `max_length`."
+            )
         generator = self._generator(model.training)
         phases = torch.randint(self.block_size, (len(pairs.is_token),), generator=generator).to(pairs.is_token.device)
         noisy = self._with_noise(pairs, generator) if model.training else pairs
         revealed = self._glance(model, pairs, noisy, phases, generator) if model.training else noisy
         predicted = model(revealed.token_embeds, revealed.features, phases, revealed.is_token)
         counted = revealed.is_counted
-        logits, wanted = self._head(predicted[counted]), self.features.logits(pairs.labels[counted])
+        logits, wanted = self.features.head(predicted[counted]), self.features.head(pairs.labels[counted])
         loss = distillation_loss(predicted[counted], pairs.labels[counted], logits, wanted)
         self._note(loss)
         total = loss.total(self.args.feature_loss_weight, self.args.token_loss_weight)
@@ -115,15 +147,12 @@ class DrafterTrainer(Trainer):
             return noisy
         with torch.no_grad():
             predicted = model(noisy.token_embeds, noisy.features, phases, noisy.is_token)[noisy.is_counted]
-            wrong = self._head(predicted).argmax(-1) != self.features.logits(clean.labels[noisy.is_counted]).argmax(-1)
+            wanted = self.features.head(clean.labels[noisy.is_counted])
+            wrong = self.features.head(predicted).argmax(-1) != wanted.argmax(-1)
         progress = self.state.global_step / max(self.state.max_steps, 1)
         budget = glancing_budget(int(wrong.sum()), self.args.glancing_ratio, progress)
         mask = reveal_mask(noisy.is_counted, phases, self.block_size, budget, generator)
         return reveal(noisy, clean.features, mask, self.block_size)
-
-    def _head(self, features: Tensor) -> Tensor:
-        """The target's head on drafted features; gradients pass through it to the drafter."""
-        return apply_head(self.features.target, features)
 
     def _note(self, loss: DistillationLoss) -> None:
         self._num_calls += 1
@@ -161,7 +190,8 @@ class DrafterTrainer(Trainer):
         """
         metrics = self.evaluate()
         places = [
-            [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(MAX_RANK)] for place in range(self.block_size)
+            [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(MAX_RANK)]
+            for place in range(self.block_size)
         ]
         acceptance = torch.tensor(places * self.args.draft_tree_passes)
         tree = DraftTree.best_first(acceptance, self.args.draft_tree_nodes)

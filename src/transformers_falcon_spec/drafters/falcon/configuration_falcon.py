@@ -72,7 +72,9 @@ class FalconSpecConfig(LlamaConfig):
         if self.recurrence not in RECURRENCES:
             raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")
         if not self.feature_layers:
-            raise OptionError("`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one.")
+            raise OptionError(
+                "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
+            )
         if not 0 <= self.recurrent_dropout <= 1:
             raise OptionError(f"`recurrent_dropout` must lie in 0..1, but it is {self.recurrent_dropout}.")
         if self.draft_tree is not None:

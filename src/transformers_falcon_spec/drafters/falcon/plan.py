@@ -45,7 +45,9 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
     while len(passes) * block_size < max(depths):
         first_depth = len(passes) * block_size + 1
         drafted = [node for node in range(len(tree)) if first_depth <= depths[node] < first_depth + block_size]
-        above = {node: tree.path_to(node)[1:first_depth] for node in drafted}  # the block's own nodes and all before them
+        above = {
+            node: tree.path_to(node)[1:first_depth] for node in drafted
+        }  # the block's own nodes and all before them
         sources = [[paths.index(above[node]) for node in drafted], [depths[node] - first_depth for node in drafted]]
         sources.append([ranks[node] for node in drafted])
         passes.append(

@@ -1,0 +1,95 @@
+"""What a call returns beside the text: dict, cache, statistics."""
+
+import threading
+
+import pytest
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec import collect_speculation
+
+
+def test_the_dict_is_what_plain_generate_returns_and_says_what_speculation_did() -> None:
+    target = make_target().double()
+    gold = runs.plain(target, **runs.SAMPLING).sequences
+    options = {**runs.SAMPLING, "output_scores": True, "output_logits": True}
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold), **options)
+
+    pair.assert_equal()
+    assert isinstance(pair.drafted, GenerateDecoderOnlyOutput)
+    assert pair.stats.acceptance_length > 1
+    for name in ("scores", "logits"):
+        ours, plain = torch.cat(getattr(pair.drafted, name)), torch.cat(getattr(pair.plain, name))
+        assert ours.shape == plain.shape == (24, 97)
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_returned_cache_is_that_of_the_text(family: str) -> None:
+    target = make_target(family).double()
+    gold = runs.plain(target).sequences
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold))
+
+    ours, plain = pair.drafted.past_key_values, pair.plain.past_key_values
+    assert ours.get_seq_length() == plain.get_seq_length() == gold.shape[1] - 1
+    for layer, other in zip(ours.layers, plain.layers, strict=True):
+        torch.testing.assert_close(layer.keys, other.keys, rtol=0, atol=1e-10)
+        assert getattr(layer, "record_past", False) == getattr(other, "record_past", False)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_the_returned_cache_serves_the_next_turn(family: str) -> None:
+    target, drafter = make_target(family).double(), RandomDrafter(feature_layers=(-1,))
+    first = runs.both(target, drafter, max_new_tokens=10)
+    turn = torch.cat([first.plain.sequences, make_prompt(5, 9)], dim=-1)
+
+    ours = runs.drafted(target, drafter, turn, past_key_values=first.drafted.past_key_values)
+
+    plain = runs.plain(target, turn, past_key_values=first.plain.past_key_values)
+    assert ours.sequences.equal(plain.sequences)
+    assert drafter.generators[-1].commits[0].num_new == (turn.shape[1] - 21,)
+
+
+def test_scores_are_kept_only_where_asked_for() -> None:
+    out = runs.drafted(make_target(), RandomDrafter())
+
+    assert out.scores is None
+    assert out.logits is None
+
+
+def test_without_a_dict_the_text_alone_is_returned() -> None:
+    target = make_target()
+
+    ids = runs.drafted(target, RandomDrafter(), return_dict_in_generate=False)
+
+    assert isinstance(ids, torch.Tensor)
+    assert ids.equal(runs.plain(target).sequences)
+
+
+def test_collectors_get_the_statistics_of_each_call_inside_their_block() -> None:
+    target = make_target()
+
+    with collect_speculation() as outer:
+        first = runs.drafted(target, RandomDrafter())
+        with collect_speculation() as inner:
+            second = runs.drafted(target, RandomDrafter())
+    runs.drafted(target, RandomDrafter())
+
+    assert outer == [first.speculation, second.speculation]
+    assert inner == [second.speculation]
+
+
+def test_a_collector_does_not_hear_other_threads() -> None:
+    target = make_target()
+
+    with collect_speculation() as collected:
+        thread = threading.Thread(target=runs.drafted, args=(target, RandomDrafter()))
+        thread.start()
+        thread.join()
+
+    assert collected == []

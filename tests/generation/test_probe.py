@@ -1,0 +1,84 @@
+"""What the probe says of targets that can and cannot verify trees."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, make_target
+from transformers_falcon_spec.errors import TargetError
+from transformers_falcon_spec.generation import probe as probe_file
+from transformers_falcon_spec.generation.probe import probe
+
+
+def _count_forwards(model: PreTrainedModel) -> list[int]:
+    """A list that grows by one entry for each forward of `model`."""
+    calls: list[int] = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_targets_that_read_trees_right_are_told_so(family: str) -> None:
+    capability = probe(make_target(family))
+
+    assert capability.can_tree
+    assert capability.can_chain
+    assert capability.tree_error <= 1e-3 * capability.control_error
+
+
+@pytest.mark.parametrize("family", CHAIN_FAMILIES)
+def test_targets_that_place_tokens_by_slot_get_chains(family: str) -> None:
+    capability = probe(make_target(family))
+
+    assert not capability.can_tree
+    assert capability.can_chain
+    assert capability.reason.startswith(("a tree's logits are off by", "reading a tree failed"))
+
+
+def test_a_target_is_probed_once_for_each_setting() -> None:
+    model = make_target("llama")
+    calls = _count_forwards(model)
+
+    first = probe(model)
+    num_forwards = len(calls)
+    again = probe(model)
+
+    assert again is first
+    assert len(calls) == num_forwards
+    probe(model.double())
+    assert len(calls) == 2 * num_forwards
+
+
+def test_two_targets_are_probed_apart() -> None:
+    assert probe(make_target("llama")).can_tree
+    assert not probe(make_target("bloom")).can_tree
+
+
+def test_probing_draws_nothing() -> None:
+    model, before = make_target("llama"), torch.get_rng_state()
+
+    probe(model)
+
+    assert torch.get_rng_state().equal(before)
+
+
+def test_a_head_that_cannot_be_rebuilt_is_refused() -> None:
+    model = make_target("llama")
+    model.register_forward_hook(lambda _module, _inputs, output: replace(output, logits=output.logits * 3))
+
+    message = r"The logits of `LlamaForCausalLM` cannot be rebuilt from the input of its head \(off by .*Please report the model\."
+    with pytest.raises(TargetError, match=message):
+        probe(model)
+
+
+def test_a_target_that_cannot_even_read_chains_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = SimpleNamespace(read=lambda *_a, **_k: SimpleNamespace(logits=torch.zeros(1, 5, 97)), keep=lambda *_: None)
+    monkeypatch.setattr(probe_file, "_prefilled", lambda *_: wrong)
+
+    with pytest.raises(
+        TargetError, match=r"`LlamaForCausalLM` cannot verify drafts: generate without `assistant_model`\."
+    ):
+        probe(make_target("llama"))

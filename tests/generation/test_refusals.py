@@ -1,0 +1,137 @@
+"""Calls that speculative decoding cannot serve: each is refused in words that say what to do."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import StaticCache, T5Config, T5ForConditionalGeneration
+
+from tests import runs
+from tests.doubles import RandomDrafter
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec.errors import (
+    DrafterMismatchError,
+    DraftTreeError,
+    FalconSpecError,
+    GenerationError,
+    OptionError,
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"num_beams": 2},
+            r"but `num_beams` is 2: Transformers would search beams and ignore the drafter\. Set `num_beams=1`",
+        ),
+        (
+            {"num_return_sequences": 2, "do_sample": True},
+            r"one sequence a prompt, but `num_return_sequences` is 2\. Set it to 1",
+        ),
+        ({"use_cache": False}, r"needs the target's cache\. Leave `use_cache` at True\."),
+        ({"cache_implementation": "static"}, r"needs a `DynamicCache`, but the call uses a `StaticCache`\. Leave out"),
+        (
+            {"output_hidden_states": True},
+            r"`output_hidden_states` and `output_attentions` are not returned with a drafter",
+        ),
+        ({"output_attentions": True}, r"Leave them out, or generate without `assistant_model`\."),
+        ({"synced_gpus": True}, r"`synced_gpus` is not supported with a drafter\."),
+        ({"assistant_ensemble_weight": 0.5}, r"`assistant_ensemble_weight` mixes the drafter into the text"),
+    ],
+)
+def test_options_that_do_not_go_with_a_drafter_are_refused(options: dict[str, Any], message: str) -> None:
+    target = make_target(attn_implementation="eager")
+
+    with pytest.raises(GenerationError, match=message):
+        runs.drafted(target, RandomDrafter(), **options)
+
+
+def test_a_static_cache_of_the_users_is_refused() -> None:
+    target = make_target()
+    cache = StaticCache(config=target.config, max_cache_len=64)
+
+    with pytest.raises(GenerationError, match="needs a `DynamicCache`, but the call uses a `StaticCache`"):
+        runs.drafted(target, RandomDrafter(), past_key_values=cache)
+
+
+def test_more_than_one_row_is_refused() -> None:
+    with pytest.raises(
+        GenerationError, match=r"reads one row at a time for now, but the batch has 3\. Call `generate` once"
+    ):
+        runs.drafted(make_target(), RandomDrafter(), make_prompt().repeat(3, 1))
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(GenerationError, match="needs the prompt's token ids, but there are none"):
+        runs.drafted(make_target(), RandomDrafter(), torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_embeddings_without_ids_are_refused() -> None:
+    target = make_target()
+    embeddings = target.get_input_embeddings()(make_prompt())
+
+    with pytest.raises(GenerationError, match="Pass `input_ids` with at least one token, not `inputs_embeds` alone"):
+        target.generate(inputs_embeds=embeddings, assistant_model=RandomDrafter(), max_new_tokens=3)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_a_prompt_longer_than_the_context_is_refused(family: str) -> None:
+    field = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    target = make_target(family, **{field: 40})
+
+    message = r"must fit the target's context of 40 tokens, but it has 41\. Shorten it, or load a target with a longer context\."
+    with pytest.raises(GenerationError, match=message):
+        runs.drafted(target, RandomDrafter(), make_prompt(41), max_new_tokens=3)
+
+
+def test_a_recurrent_target_is_refused() -> None:
+    message = r"`MambaForCausalLM` keeps a recurrent state, so it cannot take back rejected drafts\."
+    with pytest.raises(GenerationError, match=message):
+        runs.drafted(make_target("mamba"), RandomDrafter())
+
+
+def test_an_encoder_decoder_target_is_refused() -> None:
+    config = T5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    target = T5ForConditionalGeneration(config)
+
+    with pytest.raises(GenerationError, match="`T5ForConditionalGeneration` has an encoder"):
+        runs.drafted(target, RandomDrafter())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 101}, "a vocabulary of size 97, but the target `.*` gives 101"),
+        ({"hidden_size": 32}, "features of size 64, but the target `.*` gives 32"),
+    ],
+)
+def test_a_drafter_for_another_target_is_refused(changes: dict[str, int], message: str) -> None:
+    drafter = make_drafter(make_target(), target_name_or_path="people/other")
+    target = make_target(**changes)
+
+    with pytest.raises(DrafterMismatchError, match=f"This drafter expects {message}.*: `people/other`"):
+        runs.drafted(target, drafter)
+
+
+def test_a_tree_with_a_node_before_its_parent_is_refused_where_it_is_written() -> None:
+    tree = {"parents": [-1, 2, 0], "ranks": [-1, 0, 0]}
+
+    with pytest.raises(DraftTreeError, match=r"Node 1 must come after its parent, but its parent is 2\."):
+        make_drafter(make_target(), draft_tree=tree)
+
+
+def test_a_refused_call_leaves_the_target_usable() -> None:
+    target = make_target()
+    with pytest.raises(GenerationError):
+        runs.drafted(target, RandomDrafter(), num_beams=2)
+
+    pair = runs.both(target, RandomDrafter())
+
+    pair.assert_equal()
+
+
+@pytest.mark.parametrize("error", [DraftTreeError, OptionError, GenerationError, DrafterMismatchError])
+def test_refusals_share_a_base_and_are_value_errors(error: type[Exception]) -> None:
+    assert issubclass(error, FalconSpecError)
+    assert issubclass(error, ValueError)

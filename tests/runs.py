@@ -1,0 +1,74 @@
+"""Runs of a target: with and without a drafter from the same seed, and one forward at a time."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from tests.tiny import make_prompt
+from transformers_falcon_spec import DraftTree, GenerationStats
+from transformers_falcon_spec.generation.cache import new_cache
+from transformers_falcon_spec.generation.target import Target
+
+BUSHY = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 10, 11]  # 12 drafted nodes, depth 7, with siblings and a deep branch
+SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The outcomes of the same call without and with a drafter, and the random states after them."""
+
+    plain: Any
+    drafted: Any
+    plain_state: Tensor
+    drafted_state: Tensor
+
+    @property
+    def stats(self) -> GenerationStats:
+        """What speculation did."""
+        return self.drafted.speculation
+
+    def assert_equal(self) -> None:
+        """The same text, and the random stream at the same place."""
+        assert self.drafted.sequences.tolist() == self.plain.sequences.tolist()
+        assert self.drafted_state.equal(self.plain_state)
+
+
+def plain(target: PreTrainedModel, prompt: Tensor | None = None, seed: int = 0, **options: Any) -> Any:
+    """What `target` writes alone; 24 tokens unless told otherwise."""
+    torch.manual_seed(seed)
+    options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, **options}
+    return target.generate(make_prompt() if prompt is None else prompt, **options)
+
+
+def drafted(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **options: Any) -> Any:
+    """The same with a drafter."""
+    return plain(target, prompt, assistant_model=drafter, **options)
+
+
+def both(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **options: Any) -> Pair:
+    """The same call without and with `drafter`, from the same seed."""
+    without = plain(target, prompt, **options)
+    state = torch.get_rng_state()
+    return Pair(without, drafted(target, drafter, prompt, **options), state, torch.get_rng_state())
+
+
+@torch.no_grad()
+def prefilled(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Target:
+    """A `Target` that has read `prompt` as `generate` would have it; features are not caught."""
+    target = Target(model, ())
+    mask = torch.ones_like(prompt) if mask is None else mask
+    kwargs = {"past_key_values": new_cache(model.config), "use_cache": True, "attention_mask": mask}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
+    target.prefill(prompt, GenerationConfig(), kwargs)
+    return target
+
+
+@torch.no_grad()
+def tree_logits(target: Target, token_ids: list[int], parents: list[int]) -> Tensor:
+    """Logits `[nodes, vocab]` of a tree read in one forward; its slots stay in the cache."""
+    return target.read(torch.tensor([token_ids]), DraftTree.from_lists(parents)).logits[0]

@@ -1,0 +1,47 @@
+"""Short runs of the real Trainer on a tiny target."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import set_seed
+
+from tests.chat import make_rows, make_tokenizer
+from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
+from transformers_falcon_spec.training.trainer import DrafterTrainer, DrafterTrainingArguments
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 4}
+SHORT = {"max_steps": 12, "per_device_train_batch_size": 4, "save_strategy": "no", "learning_rate": 1e-2}
+
+
+def make_dataset(num_rows: int, seed: int = 0) -> ConversationDataset:
+    return ConversationDataset(make_rows(num_rows, seed=seed), make_tokenizer(), 64)
+
+
+def make_trainer(
+    folder: Path, drafter_options: dict[str, Any] | None = None, train_dataset: Any = None, **options: Any
+) -> DrafterTrainer:
+    """A trainer with 20 conversations to learn from and 6 to be judged by; `options` go to its arguments."""
+    set_seed(0)
+    target = make_target(**SMALL)
+    drafter = make_drafter(target, **(drafter_options or {})).train()
+    return DrafterTrainer(
+        target=target,
+        model=drafter,
+        args=DrafterTrainingArguments(str(folder), **{**QUIET, **SHORT, **options}),
+        train_dataset=make_dataset(20) if train_dataset is None else train_dataset,
+        eval_dataset=make_dataset(6, seed=1),
+        data_collator=ConversationCollator(0),
+        processing_class=make_tokenizer(),
+    )
+
+
+def weights(trainer: DrafterTrainer) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether all weights are equal, bit for bit."""
+    return one.keys() == other.keys() and all(value.equal(other[name]) for name, value in one.items())

@@ -1,0 +1,115 @@
+"""Conversations as token ids, with a mask of what the assistant said."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_rows, make_tokenizer
+from transformers_falcon_spec.errors import TrainingError
+from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
+
+LONG = 200
+DIALOGUE = [
+    {"role": "system", "content": "two"},
+    {"role": "user", "content": "one plus one is"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "times three"},
+    {"role": "assistant", "content": "six minus two"},
+]
+REWRITING_TEMPLATE = (  # shows only the last answer, as templates of reasoning models do
+    "{% for message in messages %}{% if message['role'] != 'assistant' or loop.last %}"
+    "<{{ message['role'] }}>{{ message['content'] }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+REFUSING_TEMPLATE = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + PLAIN_TEMPLATE
+)
+
+
+def spoken(example: dict[str, list[int]], tokenizer: Any) -> list[str]:
+    """The runs of tokens under the mask, as text."""
+    runs, ids = [], []
+    for token, is_spoken in zip([*example["input_ids"], 0], [*example["assistant_mask"], 0], strict=True):
+        if is_spoken:
+            ids.append(token)
+        elif ids:
+            runs.append(tokenizer.decode(ids))
+            ids = []
+    return runs
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, MARKED_TEMPLATE], ids=["found by turns", "marked"])
+def test_the_mask_covers_what_the_assistant_said_with_its_end_and_no_more(template: str) -> None:
+    tokenizer = make_tokenizer(template)
+
+    (example,) = ConversationDataset([DIALOGUE], tokenizer, LONG)
+
+    assert spoken(example, tokenizer) == ["two</s>", "six minus two</s>"]
+    assert tokenizer.decode(example["input_ids"]).startswith("<system>two</s><user>one plus one is</s><assistant>two")
+
+
+def test_marks_and_turns_give_the_same_mask() -> None:
+    rows = [*make_rows(5), DIALOGUE]
+
+    marked = ConversationDataset(rows, make_tokenizer(MARKED_TEMPLATE), LONG)
+    by_turns = ConversationDataset(rows, make_tokenizer(PLAIN_TEMPLATE), LONG)
+
+    assert marked.examples == by_turns.examples
+
+
+def test_marks_with_white_space_control_are_seen() -> None:
+    template = MARKED_TEMPLATE.replace("{% generation %}", "{%- generation -%}")
+
+    (example,) = ConversationDataset([DIALOGUE], make_tokenizer(template), LONG)
+
+    assert len(spoken(example, make_tokenizer())) == 2
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+    with pytest.raises(TrainingError, match=r"rewrites earlier turns.*Add `{% generation %}` marks"):
+        ConversationDataset([DIALOGUE], make_tokenizer(REWRITING_TEMPLATE), LONG)
+
+
+def test_a_tokenizer_without_template_is_refused() -> None:
+    with pytest.raises(TrainingError, match=r"needs a chat template.*Set `tokenizer\.chat_template`"):
+        ConversationDataset([DIALOGUE], make_tokenizer(None), LONG)
+
+
+def test_a_row_that_the_template_refuses_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = ConversationDataset([DIALOGUE, DIALOGUE[1:]], make_tokenizer(REFUSING_TEMPLATE), LONG)
+
+    assert len(dataset) == 1
+    assert "no system turn" in caplog.text
+
+
+def test_examples_are_cut_and_those_without_an_answer_left_out() -> None:
+    tokenizer = make_tokenizer()
+    question, answer = [{"role": "user", "content": "one " * 30}], [{"role": "assistant", "content": "two"}]
+
+    dataset = ConversationDataset([DIALOGUE, question + answer], tokenizer, max_length=20)
+
+    (example,) = dataset.examples
+    assert len(example["input_ids"]) == len(example["assistant_mask"]) == 20
+    assert example["input_ids"] == ConversationDataset([DIALOGUE], tokenizer, LONG)[0]["input_ids"][:20]
+
+
+def test_no_answer_within_the_length_is_refused() -> None:
+    with pytest.raises(TrainingError, match="Not one of 3 conversations has an assistant token in 2 tokens"):
+        ConversationDataset(make_rows(3), make_tokenizer(), max_length=2)
+
+
+@pytest.mark.parametrize("pad_token_id", [0, 7, None])
+def test_a_batch_is_padded_on_the_right_with_nothing_spoken(pad_token_id: int | None) -> None:
+    examples = [
+        {"input_ids": [5, 6, 8], "assistant_mask": [0, 1, 1]},
+        {"input_ids": [9], "assistant_mask": [1]},
+    ]
+
+    batch = ConversationCollator(pad_token_id)(examples)
+
+    pad = pad_token_id or 0
+    assert batch["input_ids"].tolist() == [[5, 6, 8], [9, pad, pad]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["assistant_mask"].tolist() == [[False, True, True], [True, False, False]]
+    assert batch["input_ids"].dtype == torch.long

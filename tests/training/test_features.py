@@ -1,0 +1,112 @@
+"""Pairs for training: what stands in a row, what it should say, and whether it counts."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.tiny import VOCAB_SIZE, make_target
+from transformers_falcon_spec.training.features import OnlineFeatures, PairBatch
+
+LENGTHS = (11, 7)
+LENGTH = max(LENGTHS)
+
+
+def padded_batch() -> dict[str, Tensor]:
+    """Two rows, the second padded; the assistant speaks twice in the first."""
+    generator = torch.Generator().manual_seed(0)
+    is_token = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
+    ids = torch.randint(3, VOCAB_SIZE, (2, LENGTH), generator=generator)
+    spoken = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0]]).bool()
+    return {"input_ids": ids * is_token, "attention_mask": is_token.long(), "assistant_mask": spoken}
+
+
+def read(target: PreTrainedModel, block_size: int = 2, layers: tuple[int, ...] = (-1,)) -> PairBatch:
+    return OnlineFeatures(target, layers, block_size)(padded_batch())
+
+
+@torch.no_grad()
+def hidden_states(target: PreTrainedModel) -> list[Tensor]:
+    batch = padded_batch()
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    return list(target(**inputs, output_hidden_states=True).hidden_states)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4])
+def test_a_row_pairs_a_feature_with_the_next_embedding_and_should_say_the_feature_a_block_ahead(
+    family: str, block_size: int
+) -> None:
+    target = make_target(family)
+
+    pairs = read(target, block_size)
+
+    last, ids = hidden_states(target)[-1], padded_batch()["input_ids"]
+    for row, length in enumerate(LENGTHS):
+        for place in range(length - 1):
+            torch.testing.assert_close(pairs.features[row, place], last[row, place])
+            assert torch.equal(
+                pairs.token_embeds[row, place], target.get_input_embeddings().weight[ids[row, place + 1]]
+            )
+            if place + block_size < length:
+                torch.testing.assert_close(pairs.labels[row, place], last[row, place + block_size])
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 20])
+def test_a_row_counts_where_its_label_token_is_the_assistants(block_size: int) -> None:
+    pairs, spoken = read(make_target(), block_size), padded_batch()["assistant_mask"].tolist()
+
+    expected = [
+        [place + block_size + 1 < LENGTH and spoken[row][place + block_size + 1] for place in range(LENGTH - 1)]
+        for row in range(2)
+    ]
+
+    assert pairs.is_counted.tolist() == expected
+
+
+def test_padding_is_no_token_and_never_counts() -> None:
+    pairs = read(make_target())
+
+    assert pairs.is_token.sum(-1).tolist() == [length - 1 for length in LENGTHS]
+    assert not (pairs.is_counted & ~pairs.is_token).any()
+
+
+@pytest.mark.parametrize("layers", [(-1,), (0, 2, -1), (1,)])
+def test_features_are_the_hidden_states_that_were_asked_for_side_by_side(layers: tuple[int, ...]) -> None:
+    target = make_target()
+
+    pairs = read(target, layers=layers)
+
+    states = hidden_states(target)
+    expected = torch.cat([states[layer][:, :-1] for layer in layers], dim=-1)
+    torch.testing.assert_close(pairs.features[pairs.is_token], expected[pairs.is_token])
+    assert pairs.labels.shape[-1] == 64
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"), [("llama", {}), ("granite", {}), ("gemma2", {}), ("opt", {"word_embed_proj_dim": 32})]
+)
+def test_the_logits_of_a_label_are_those_of_the_target(family: str, changes: dict[str, Any]) -> None:
+    target, batch = make_target(family, **changes), padded_batch()
+    features = OnlineFeatures(target, (-1,), 2)
+
+    logits = features.logits(features(batch).labels[:1, :8])
+
+    with torch.no_grad():
+        expected = target(input_ids=batch["input_ids"][:1]).logits[:, 2:10]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_target_is_frozen_and_left_without_hooks() -> None:
+    target = make_target().train()
+    before = torch.get_rng_state()
+
+    pairs = read(target)
+
+    assert not target.training
+    assert not any(weight.requires_grad for weight in target.parameters())
+    assert not pairs.features.requires_grad
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+    assert torch.equal(torch.get_rng_state(), before)

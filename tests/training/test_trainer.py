@@ -1,0 +1,314 @@
+"""Distillation with the real Trainer: it learns, it accumulates, it goes on exactly where it stopped, and it counts right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import EvalPrediction
+
+from tests.tiny import make_drafter, make_target
+from tests.training.runs import SMALL, make_trainer, same, weights
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter
+from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
+from transformers_falcon_spec.training import trainer as trainer_file
+from transformers_falcon_spec.training.trainer import (
+    MAX_RANK,
+    DrafterTrainer,
+    DrafterTrainingArguments,
+    acceptance_metrics,
+)
+
+PLAIN = {"use_glancing": False, "feature_noise": 0.0}
+NO_DROPOUT = {"recurrent_dropout": 0.0}
+
+
+@pytest.mark.parametrize("options", [{"block_size": 2}, {"block_size": 3, "recurrence": "token"}, {"block_size": 1}])
+def test_the_drafter_learns_and_the_target_stays_as_it_is(tmp_path: Path, options: dict[str, Any]) -> None:
+    trainer = make_trainer(tmp_path, options, max_steps=40)
+    target_before = {name: value.clone() for name, value in trainer.features.target.state_dict().items()}
+    before = trainer.evaluate()
+
+    trainer.train()
+
+    after = trainer.evaluate()
+    assert after["eval_loss"] < 0.8 * before["eval_loss"]
+    assert after["eval_accuracy"] > before["eval_accuracy"]
+    assert same(target_before, trainer.features.target.state_dict())
+
+
+def test_the_log_names_every_term_of_the_loss(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, token_loss_weight=0.5)
+
+    trainer.train()
+
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in logged] == [4, 8, 12]
+    for entry in logged:
+        terms = entry["regression"] + 0.5 * (0.9 * entry["divergence"] + 0.1 * entry["cross_entropy"])
+        assert entry["loss"] == pytest.approx(terms, rel=1e-3)
+
+
+def equal_rows(num_rows: int) -> list[dict[str, list[int]]]:
+    """Examples of one length with as many counted rows each."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(6, 90, (num_rows, 12), generator=generator)
+    return [{"input_ids": row.tolist(), "assistant_mask": [0] * 4 + [1] * 8} for row in ids]
+
+
+def test_accumulating_two_batches_of_two_is_a_batch_of_four(tmp_path: Path) -> None:
+    common = {**PLAIN, "max_steps": 3, "optim": "sgd", "train_sampling_strategy": "sequential"}
+    found = []
+
+    for size, num_batches in ((4, 1), (2, 2)):
+        trainer = make_trainer(
+            tmp_path,
+            {"block_size": 1, **NO_DROPOUT},
+            equal_rows(12),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=num_batches,
+            **common,
+        )
+        start = weights(trainer)
+        trainer.train()
+        found.append({name: value - start[name] for name, value in weights(trainer).items()})
+
+    moved = max(value.abs().max().item() for value in found[0].values())
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-4 * moved)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"train_sampling_strategy": "random"}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}],
+    ids=["by length", "random", "accumulating"],
+)
+def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_weights(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    saving = {**options, "save_strategy": "steps", "save_steps": 1}
+    whole = make_trainer(tmp_path / "whole", {"block_size": 3}, **saving)
+    whole.train()
+
+    for step in (2, 5, 8):  # five steps an epoch: within the first, at its end, within the second
+        resumed = make_trainer(tmp_path / "resumed", {"block_size": 3}, **options)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+
+        assert same(weights(whole), weights(resumed))
+        assert resumed.state.log_history[-2]["loss"] == whole.state.log_history[-2]["loss"]
+
+
+def test_each_epoch_reads_every_example_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    orders = []
+
+    for epoch in (0, 1, 0):
+        trainer.state.epoch = epoch + 0.4
+        orders.append(list(trainer.get_train_dataloader().batch_sampler.sampler))
+
+    assert sorted(orders[0]) == list(range(20))
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_evaluating_on_the_way_changes_nothing(tmp_path: Path) -> None:
+    found = []
+
+    for options in ({}, {"eval_strategy": "steps", "eval_steps": 3}):
+        trainer = make_trainer(tmp_path, **options)
+        trainer.train()
+        found.append(weights(trainer))
+
+    assert same(*found)
+
+
+def test_evaluation_is_repeatable_and_without_reveals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 3})
+    monkeypatch.setattr(trainer_file, "reveal", None)  # must not be called
+
+    first, second = trainer.evaluate(), trainer.evaluate()
+
+    names = [name for name in first if "accuracy" in name or "rank" in name or name == "eval_loss"]
+    assert len(names) > 3 * MAX_RANK
+    assert [first[name] for name in names] == [second[name] for name in names]
+
+
+def example_batch(num_rows: int = 3) -> dict[str, Tensor]:
+    ids = torch.randint(6, 90, (num_rows, 14), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(14).expand(num_rows, -1) > 3
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "assistant_mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("block_size", "use_glancing", "num_passes"), [(2, True, 2), (2, False, 1), (1, True, 1), (4, True, 2)]
+)
+def test_glancing_takes_a_second_pass_with_a_gradient_only_there(
+    tmp_path: Path, block_size: int, use_glancing: bool, num_passes: int
+) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": block_size}, use_glancing=use_glancing)
+    outputs: list[Tensor] = []
+    trainer.model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+
+    trainer.compute_loss(trainer.model, example_batch())
+
+    assert [output.requires_grad for output in outputs] == [False] * (num_passes - 1) + [True]
+
+
+@pytest.mark.parametrize(("progress", "is_revealing"), [(0.0, True), (1.0, False)])
+def test_what_is_revealed_does_not_count_and_falls_to_nothing_with_progress(
+    tmp_path: Path, progress: float, is_revealing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 2}, glancing_ratio=0.5)
+    trainer.state.max_steps, trainer.state.global_step = 100, int(100 * progress)
+    counted, masks = [], []
+    monkeypatch.setattr(
+        trainer_file, "distillation_loss", recording(trainer_file.distillation_loss, lambda args, _: counted.append(len(args[0])))
+    )
+    monkeypatch.setattr(trainer_file, "reveal_mask", recording(trainer_file.reveal_mask, lambda _, out: masks.append(out)))
+
+    trainer.compute_loss(trainer.model, example_batch())
+
+    num_counted = 3 * (13 - 3)  # labels are tokens 4 to 13 of each row; k = 2 leaves all of them
+    assert counted == [num_counted - int(masks[0].sum())]
+    assert bool(masks[0].any()) == is_revealing
+
+
+def recording(function: Any, note: Any) -> Any:
+    """`function`, telling `note` its arguments and result."""
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        note(args, result)
+        return result
+
+    return recorded
+
+
+def test_what_training_draws_depends_on_seed_and_step_and_not_on_the_global_stream(tmp_path: Path) -> None:
+    losses = []
+
+    for seed, global_seed, step in ((0, 1, 0), (0, 2, 0), (1, 1, 0), (0, 1, 7)):
+        trainer = make_trainer(tmp_path, {"block_size": 3, **NO_DROPOUT}, seed=seed)
+        trainer.state.max_steps, trainer.state.global_step = 100, step
+        torch.manual_seed(global_seed)
+        losses.append(trainer.compute_loss(trainer.model, example_batch()).item())
+
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 3
+
+
+def test_batches_of_one_step_draw_differently(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 3, **NO_DROPOUT})
+
+    first, second = (trainer.compute_loss(trainer.model, example_batch()).item() for _ in range(2))
+
+    assert first != second
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_drafter_of_full_precision_learns_from_a_target_of_another(tmp_path: Path, dtype: torch.dtype) -> None:
+    target = make_target(**SMALL)
+    drafter = make_drafter(target).train()
+    args = DrafterTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    trainer = DrafterTrainer(target=target.to(dtype), model=drafter, args=args)
+
+    trainer.compute_loss(drafter, example_batch()).backward()
+
+    assert drafter.dtype == torch.float32
+    assert all(weight.grad.abs().sum() > 0 for weight in drafter.parameters() if weight.requires_grad)
+
+
+def naive_rank_counts(logits: Tensor, wanted: Tensor, counted: Tensor, phases: list[int], block_size: int) -> list[list[int]]:
+    """How often the target's best token stood at each rank of the drafter's list, by place in the block."""
+    counts = [[0] * (MAX_RANK + 1) for _ in range(block_size)]
+    rows = iter(zip(logits.tolist(), wanted.tolist(), strict=True))
+    for row, phase in enumerate(phases):
+        for place in range(counted.shape[1]):
+            if counted[row, place]:
+                ours, theirs = next(rows)
+                best = theirs.index(max(theirs))
+                rank = sum(score > ours[best] for score in ours)
+                counts[(place - phase) % block_size][min(rank, MAX_RANK)] += 1
+    return counts
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_ranks_are_counted_by_place_in_the_block(tmp_path: Path, block_size: int) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": block_size})
+    counted = torch.rand(4, 15) < 0.7
+    logits, wanted = torch.randn(int(counted.sum()), 30), torch.randn(int(counted.sum()), 30)
+    phases = torch.tensor([0, 1, 2, 1]) % block_size
+
+    counts = trainer._rank_counts(logits, wanted, counted, phases)
+
+    assert counts[0].tolist() == naive_rank_counts(logits, wanted, counted, phases.tolist(), block_size)
+
+
+def test_metrics_are_shares_of_the_counts_of_all_batches() -> None:
+    counts = torch.zeros(2, 2, MAX_RANK + 1)  # two batches, k = 2
+    counts[0, 0, :3] = torch.tensor([3.0, 2.0, 1.0])
+    counts[1, 0, MAX_RANK] = 4
+    counts[1, 1, 0] = 5
+
+    metrics = acceptance_metrics(EvalPrediction(predictions=counts.numpy(), label_ids=None))
+
+    assert metrics["accuracy"] == pytest.approx(8 / 15)
+    assert metrics["accuracy_at_1"] == metrics["rank_0_at_1"] == pytest.approx(0.3)
+    assert metrics["top_2_accuracy_at_1"] == pytest.approx(0.5)
+    assert metrics["top_4_accuracy_at_1"] == metrics["top_8_accuracy_at_1"] == pytest.approx(0.6)
+    assert [metrics[f"rank_{rank}_at_1"] for rank in range(4)] == pytest.approx([0.3, 0.2, 0.1, 0.0])
+    assert metrics["accuracy_at_2"] == pytest.approx(1.0)
+
+
+def test_a_place_that_never_counts_has_share_0() -> None:
+    counts = torch.zeros(1, 2, MAX_RANK + 1)
+    counts[0, 0, 0] = 1
+
+    metrics = acceptance_metrics(EvalPrediction(predictions=counts.numpy(), label_ids=None))
+
+    assert metrics["accuracy_at_2"] == 0
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_the_fitted_tree_is_the_best_for_the_measured_ranks_and_is_saved(tmp_path: Path, num_passes: int) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 2}, draft_tree_nodes=9, draft_tree_passes=num_passes)
+
+    tree = trainer.fit_draft_tree()
+    trainer.save_model(str(tmp_path / "drafter"))
+
+    metrics = trainer.evaluate()
+    shares = [[metrics[f"eval_rank_{rank}_at_{place}"] for rank in range(MAX_RANK)] for place in (1, 2)]
+    assert tree.to_json() == DraftTree.best_first(torch.tensor(shares * num_passes), 9).to_json()
+    assert len(tree) == 9
+    assert FalconSpecDrafter.from_pretrained(tmp_path / "drafter").draft_tree.to_json() == tree.to_json()
+
+
+def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
+    drafter = make_drafter(make_target(), target_name_or_path="x/right")
+    args = DrafterTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+
+    with pytest.raises(DrafterMismatchError, match="Load the target it was trained for: `x/right`"):
+        DrafterTrainer(target=make_target(**SMALL), model=drafter, args=args)
+
+
+def test_a_batch_without_anything_to_draft_is_refused_in_words(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    batch = example_batch()
+    batch["assistant_mask"] = torch.arange(14).expand(3, -1) < 3  # tokens that no row of k = 2 can draft
+
+    with pytest.raises(TrainingError, match="at least one assistant token that can be drafted; raise `max_length`"):
+        trainer.compute_loss(trainer.model, batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"glancing_ratio": 1.5}, r"`glancing_ratio` must lie in 0\.\.1, but it is 1\.5"),
+        ({"glancing_ratio": -0.1}, "`glancing_ratio` must lie"),
+        ({"draft_tree_nodes": 1}, "`draft_tree_nodes` must be at least 2"),
+        ({"draft_tree_passes": 0}, "`draft_tree_passes` at least 1"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        DrafterTrainingArguments(str(tmp_path), **options)
