@@ -30,11 +30,12 @@ POINTS: dict[str, dict[str, str]] = {
     "k = 2, without CSGD": {"block_size": "2", "use_glancing": "false"},
 }
 SHARED = {
-    "per_device_train_batch_size": "8",
+    "per_device_train_batch_size": "4",
     "learning_rate": "2e-3",
     "warmup_steps": "30",
     "feature_loss_weight": "0.1",
     "token_loss_weight": "1.0",
+    "attention_bias": "true",
     "target_dtype": "bfloat16",
     "bf16": "true",
     "use_cpu": "true",
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--data", nargs="+", required=True, help="answered conversations to train on")
     parser.add_argument("--eval-data", required=True, help="answered conversations held out")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--limit", type=int, default=20, help="prompts of each test set")
     parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="where drafters and runs are kept")
     parser.add_argument("--workers", type=int, default=2)
@@ -66,7 +67,7 @@ def main() -> None:
         points = list(pool.map(lambda item: _point(*item, args), POINTS.items()))
     result = {
         "provenance": provenance(seed=0, **{name: str(value) for name, value in vars(args).items()}, **SHARED),
-        "description": [*DESCRIPTION, f"Each point: {args.steps} steps of 8 conversations."],
+        "description": [*DESCRIPTION, f"Each point: {args.steps} steps of 4 conversations."],
         "sets": list(SETS),
         "points": points,
     }

@@ -48,6 +48,7 @@ class RandomGenerator(TreeCandidateGenerator):
         super().__init__(target, max_length, rng)
         self.drafter, self.feature_layers = drafter, drafter.feature_layers
         self.commits: list[Committed] = []
+        self.farthest = 0  # longest text that a draft could have made
         self._random = random.Random(0)
 
     def commit(self, committed: Committed) -> None:
@@ -56,6 +57,7 @@ class RandomGenerator(TreeCandidateGenerator):
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A random tree within the budget; siblings differ."""
+        self.farthest = max(self.farthest, self.commits[-1].lengths[0] + budget.depths[0])
         if self._random.random() > self.drafter.proposals:
             return None
         parents, depths, token_ids = [-1], [0], [int(self.commits[-1].sequence_ids[0, -1])]

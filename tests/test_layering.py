@@ -34,7 +34,7 @@ PACKAGES = {
     "generation": DECODING,
     "drafters": DECODING,
 }
-TRAINING_THAT_DECODES = {"training.acceptance"}  # the modules of training that may use `generation`
+TRAINING_THAT_DECODES = {"training.features"}  # the modules of training that may use `generation`: taps and head
 
 
 @dataclass(frozen=True)

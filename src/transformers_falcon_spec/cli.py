@@ -54,7 +54,10 @@ def main(argv: list[str] | None = None) -> int:
         [_load(name) for name in command.options], prog=f"falcon-spec {argv[0]}", description=module.__doc__
     )
     try:
-        module.run(*parser.parse_args_into_dataclasses(argv[1:]))
+        *options, unknown = parser.parse_args_into_dataclasses(argv[1:], return_remaining_strings=True)
+        if unknown:
+            parser.error(f"unknown arguments: {' '.join(unknown)}")
+        module.run(*options)
     except FalconSpecError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

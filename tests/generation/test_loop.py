@@ -213,8 +213,10 @@ def test_a_generator_without_features_gets_none(target: Any) -> None:
     assert all(commit.features is None for commit in drafter.generators[0].commits)
 
 
-def test_steps_without_a_proposal_are_plain_steps(target: Any, gold: torch.Tensor) -> None:
-    drafter = RandomDrafter(feature_layers=(-1,), proposals=0.5)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_steps_without_a_proposal_are_plain_steps(family: str) -> None:
+    target, drafter = make_target(family).double(), RandomDrafter(feature_layers=(-1,), proposals=0.5)
+    gold = runs.plain(target).sequences
 
     pair = runs.both(target, InformedDrafter(drafter, gold, hit_rate=1.0))
 
@@ -232,7 +234,7 @@ def test_guests_are_read_but_never_committed(target: Any, gold: torch.Tensor) ->
     assert pair.stats.num_accepted == 0
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_no_draft_stands_beyond_the_context(family: str) -> None:
     field = "n_positions" if family == "gpt2" else "max_position_embeddings"
     target = make_target(family, **{field: 40}).double()
@@ -243,6 +245,16 @@ def test_no_draft_stands_beyond_the_context(family: str) -> None:
 
     pair.assert_equal()
     assert pair.stats.acceptance_length > 1
+
+
+def test_text_goes_on_beyond_the_context_without_drafts() -> None:
+    target, drafter = make_target(max_position_embeddings=30).double(), RandomDrafter()
+
+    pair = runs.both(target, drafter, make_prompt(20))
+
+    pair.assert_equal()
+    assert drafter.generators[0].farthest == 30
+    assert pair.stats.num_passes < pair.stats.num_steps
 
 
 @pytest.mark.parametrize("prefill_chunk_size", [1, 5, 12, 50])

@@ -35,7 +35,10 @@ def message(role: Any, content: Any = "a") -> dict[str, Any]:
         (json.dumps({"messages": [message(["user"])]}), "each message needs a `role` of"),
         (json.dumps({"messages": [message("user"), message("assistant", None)]}), "and a text `content`"),
         (json.dumps({"messages": [message("user")]}), "a row must have an assistant turn"),
-        (json.dumps({"messages": [message("assistant"), message("user")]}), "the assistant must have something to answer"),
+        (
+            json.dumps({"messages": [message("assistant"), message("user")]}),
+            "the assistant must have something to answer",
+        ),
     ],
 )
 def test_a_broken_line_is_named_and_harms_no_other(
@@ -128,5 +131,5 @@ def test_a_dataset_is_read_by_split(tmp_path: Path, suffix: str, split: str, mon
 
 
 def test_a_dataset_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConversationError, match="must be a .jsonl or .jsonl.gz file or a dataset"):
+    with pytest.raises(ConversationError, match=r"must be a \.jsonl or \.jsonl\.gz file or a dataset"):
         read_conversations(str(tmp_path / "nowhere"))

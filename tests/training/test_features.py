@@ -92,7 +92,7 @@ def test_the_logits_of_a_label_are_those_of_the_target(family: str, changes: dic
     target, batch = make_target(family, **changes), padded_batch()
     features = OnlineFeatures(target, (-1,), 2)
 
-    logits = features.logits(features(batch).labels[:1, :8])
+    logits = features.head(features(batch).labels[:1, :8])
 
     with torch.no_grad():
         expected = target(input_ids=batch["input_ids"][:1]).logits[:, 2:10]

@@ -66,9 +66,7 @@ def reached_by(block_size: int, phase: int, mask: Tensor, recurrence: str) -> di
 
 def leaks(reached: dict[int, set[int]], block_size: int) -> dict[int, set[int]]:
     """Rows that count and are reached by what they should say, or by what comes after it."""
-    return {
-        row: late for row, contents in reached.items() if (late := {c for c in contents if c >= row + block_size})
-    }
+    return {row: late for row, contents in reached.items() if (late := {c for c in contents if c >= row + block_size})}
 
 
 def rows_mask(rows: list[int]) -> Tensor:

@@ -76,7 +76,10 @@ def test_a_perfect_drafter_loses_only_the_targets_own_doubt(batch: dict[str, Ten
 
 
 def test_the_divergence_is_never_negative(batch: dict[str, Tensor]) -> None:
-    near = {**batch, "draft_logits": batch["target_logits"] * 0.95}  # the reference code's mistake gave less than 0 here
+    near = {
+        **batch,
+        "draft_logits": batch["target_logits"] * 0.95,
+    }  # the reference code's mistake gave less than 0 here
 
     assert distillation_loss(**near).divergence.item() > 0
 

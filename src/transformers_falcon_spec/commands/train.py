@@ -87,8 +87,9 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     if "eval" in data:
         logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
     if trainer.is_world_process_zero():
-        sources = {name: paths for name, paths in _sources(command).items()}
-        record = provenance(seed=args.seed, data=sources, train_seconds=seconds, num_resumed=int(resume is not None))
+        record = provenance(
+            seed=args.seed, data=_sources(command), train_seconds=seconds, num_resumed=int(resume is not None)
+        )
         record |= {"num_examples": len(data["train"]), "curve": trainer.state.log_history}
         with writing_to(args.output_dir):
             save(drafter, Path(args.output_dir), command.save_bf16)

@@ -34,9 +34,8 @@ def prepared(cache: Cache) -> Any:
 
 def stop_recording(cache: Cache) -> None:
     """Sliding layers drop what leaves their window at once again, as they did before [`prepared`]."""
-    for layer in cache.layers:
-        if getattr(layer, "record_past", False):
-            layer.record_past = False
+    for layer in _recording_layers(cache):
+        layer.record_past = False
 
 
 def num_held(cache: Cache, layer_index: int) -> int:
@@ -74,6 +73,9 @@ def drop_last(cache: Cache, num_slots: int) -> None:
     if num_slots:
         cache.crop(-num_slots)
         return
-    for layer in cache.layers:
-        if getattr(layer, "record_past", False):
-            layer.crop(0)
+    for layer in _recording_layers(cache):
+        layer.crop(0)
+
+
+def _recording_layers(cache: Cache) -> list[Any]:
+    return [layer for layer in cache.layers if getattr(layer, "record_past", False)]

@@ -107,6 +107,7 @@ class _Progress:
             raise OptionError(
                 f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file."
             )
+        progress._write()  # before the file itself: what is there from now on was begun here
         output.touch()
         return progress
 
@@ -118,6 +119,9 @@ class _Progress:
         """One more batch is in the file."""
         self.num_batches, self.num_bytes = self.num_batches + 1, num_bytes
         self.num_written += num_rows
+        self._write()
+
+    def _write(self) -> None:
         state = {key: value for key, value in vars(self).items() if key != "output"}
         fresh = self.path.with_suffix(".tmp")
         fresh.write_text(json.dumps(state), encoding="utf-8")

@@ -114,9 +114,7 @@ def test_the_draft_is_that_of_reading_everything_anew(
     target: Target, block_size: int, num_layers: int, recurrence: str
 ) -> None:
     tree = random_tree(3 * block_size, 9 + 4 * block_size, seed=block_size)
-    drafter = small_drafter(
-        target, tree, block_size=block_size, num_hidden_layers=num_layers, recurrence=recurrence
-    )
+    drafter = small_drafter(target, tree, block_size=block_size, num_hidden_layers=num_layers, recurrence=recurrence)
     text, generator, twin = Text(seed=num_layers), start(drafter, target), NaiveFalcon(drafter, target)
 
     for number, num_new in enumerate(ROUNDS):
@@ -183,7 +181,9 @@ def test_blocks_are_cut_from_the_newest_row_and_old_rows_fill_a_short_one(
     assert ends.unique().tolist() == [block[-1] for block in blocks]
 
 
-@pytest.mark.parametrize(("block_size", "passes"), [(2, [(8, 9), (10, 11), (12, 13), (14, 15)]), (3, [(7, 9), (10, 12)])])
+@pytest.mark.parametrize(
+    ("block_size", "passes"), [(2, [(8, 9), (10, 11), (12, 13), (14, 15)]), (3, [(7, 9), (10, 12)])]
+)
 def test_each_pass_stands_behind_the_one_before(
     target: Target, block_size: int, passes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,7 +290,9 @@ def test_a_tree_of_several_passes_needs_features_that_the_drafter_predicts() -> 
     target = make_target()
     drafter = make_drafter(target, feature_layers=(1, -1), draft_tree=DraftTree.chain(3).to_json())
 
-    with pytest.raises(OptionError, match="its draft tree must end at depth 2, the block size, but it reaches depth 3"):
+    with pytest.raises(
+        OptionError, match="its draft tree must end at depth 2, the block size, but it reaches depth 3"
+    ):
         target.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
 
 
@@ -337,7 +339,11 @@ def test_another_target_is_refused_with_the_name_of_the_right_one(changes: dict[
         ({"feature_layers": []}, OptionError, "`feature_layers` must name at least one hidden state"),
         ({"recurrent_dropout": 1.5}, OptionError, "`recurrent_dropout` must lie in 0..1, but it is 1.5."),
         ({"draft_tree": {"parents": [-1]}}, DraftTreeError, "must be an object with `parents` and `ranks`"),
-        ({"draft_tree": {"parents": [-1, 2, 0], "ranks": [-1, 0, 0]}}, DraftTreeError, "Node 1 must come after its parent"),
+        (
+            {"draft_tree": {"parents": [-1, 2, 0], "ranks": [-1, 0, 0]}},
+            DraftTreeError,
+            "Node 1 must come after its parent",
+        ),
         ({"draft_tree": {"parents": [-1, 0, 0], "ranks": [-1, 1, 1]}}, DraftTreeError, "Siblings must differ in rank"),
         ({"block_size": "2"}, StrictDataclassError, "'block_size' expected int, got str"),
         ({"recurrent_dropout": "much"}, StrictDataclassError, "'recurrent_dropout' expected float, got str"),

@@ -67,7 +67,11 @@ def test_every_node_takes_its_token_from_the_block_that_ends_its_path(block_size
 def test_a_block_sees_the_blocks_on_its_path_and_no_other(block_size: int, seed: int) -> None:
     tree = DraftTree.from_lists(*random_tree(4 * block_size, 40, seed))
     passes = draft_passes(tree, block_size, CPU)
-    paths = [held_path(passes, number, block) for number in range(1, len(passes)) for block in range(num_blocks(passes[number]))]
+    paths = [
+        held_path(passes, number, block)
+        for number in range(1, len(passes))
+        for block in range(num_blocks(passes[number]))
+    ]
 
     for number in range(1, len(passes)):
         for block in range(num_blocks(passes[number])):
@@ -92,7 +96,9 @@ def held_path(passes: tuple[DraftPass, ...], number: int, block: int) -> tuple[i
     return held
 
 
-@pytest.mark.parametrize(("depth", "block_size", "num_passes"), [(1, 2, 1), (2, 2, 1), (3, 2, 2), (6, 3, 2), (5, 1, 5), (3, 8, 1)])
+@pytest.mark.parametrize(
+    ("depth", "block_size", "num_passes"), [(1, 2, 1), (2, 2, 1), (3, 2, 2), (6, 3, 2), (5, 1, 5), (3, 8, 1)]
+)
 def test_a_chain_takes_as_many_passes_as_its_depth_has_blocks(depth: int, block_size: int, num_passes: int) -> None:
     passes = draft_passes(DraftTree.chain(depth), block_size, CPU)
 

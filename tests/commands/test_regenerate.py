@@ -1,0 +1,74 @@
+"""`falcon-spec regenerate`: from a target on disk and prompts to the target's own answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.chat import make_rows, save_target, write_rows
+from tests.training.runs import SMALL
+from transformers_falcon_spec import cli
+from transformers_falcon_spec.training.conversations import read_conversations
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command with a target and a file of conversations, all but where it writes."""
+    folder = tmp_path_factory.mktemp("files")
+    target = save_target(folder / "target", **SMALL)
+    data = write_rows(folder / "data.jsonl", make_rows(5))
+    options = ["--target", str(target), "--data", str(data), "--max_new_tokens", "6", "--batch_size", "2"]
+    return ["regenerate", *options, "--device", "cpu"]
+
+
+def test_answers_are_written_as_the_trainer_reads_them(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "deep" / "out.jsonl"
+
+    status = cli.main([*command, "--output", str(output)])
+
+    found = read_conversations(output)
+    assert status == 0
+    assert (len(found.rows), found.errors) == (5, [])
+    assert capsys.readouterr().out.strip().endswith(f"5 conversations in {output}")
+
+
+def test_the_same_command_again_goes_on_and_another_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.jsonl"
+    cli.main([*command, "--output", str(output)])
+    before = output.read_bytes()
+
+    again = cli.main([*command, "--output", str(output)])
+    other = cli.main([*command, "--output", str(output), "--seed", "1"])
+
+    assert (again, other) == (0, 1)
+    assert output.read_bytes() == before
+    assert "OptionError:" in capsys.readouterr().err
+
+
+def test_a_limit_answers_the_first_rows(command: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+
+    cli.main([*command, "--output", str(output), "--limit", "2"])
+
+    rows = [json.loads(line)["row"] for line in output.read_text(encoding="utf-8").splitlines()]
+    assert sorted(rows) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--data", "nowhere.jsonl"], "ConversationError: The data file `nowhere.jsonl` does not exist"),
+        (["--batch_size", "0"], "OptionError: `batch_size` must be at least 1, but it is 0"),
+    ],
+)
+def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(
+    command: list[str], tmp_path: Path, options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = cli.main([*command, "--output", str(tmp_path / "out.jsonl"), *options])
+
+    assert status == 1
+    assert text in capsys.readouterr().err

@@ -1,0 +1,174 @@
+"""`falcon-spec train`: from a target on disk and a file of conversations to a drafter that drafts for it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests import reference
+from tests.chat import make_rows, make_tokenizer, save_target, write_rows
+from tests.training.runs import SMALL
+from transformers_falcon_spec import FalconSpecDrafter, cli
+
+QUICK = ["--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A target and two files of conversations; a line of the first is broken."""
+    folder = tmp_path_factory.mktemp("files")
+    data = write_rows(folder / "data.jsonl", make_rows(12))
+    data.write_text(data.read_text() + "broken\n")
+    return {
+        "target": str(save_target(folder / "target", **SMALL)),
+        "data": str(data),
+        "eval_data": str(write_rows(folder / "eval.jsonl", make_rows(4, seed=1))),
+    }
+
+
+def train(files: dict[str, str], folder: Path, *options: str) -> int:
+    """Exit status of a run of six steps."""
+    common = ["--target", files["target"], "--data", files["data"], "--output_dir", str(folder)]
+    return cli.main(["train", *common, *QUICK, *options])
+
+
+def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str], tmp_path: Path) -> None:
+    status = train(files, tmp_path, "--eval_data", files["eval_data"], "--draft_tree_nodes", "7", "--seed", "3")
+
+    drafter = FalconSpecDrafter.from_pretrained(tmp_path)
+    record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
+    assert status == 0
+    assert len(drafter.draft_tree) == 7
+    assert drafter.config.target_name_or_path == files["target"]
+    assert {"command", "commit", "date", "versions", "device", "train_seconds"} <= set(record)
+    assert (record["seed"], record["num_examples"], record["num_resumed"]) == (3, 12, 0)
+    assert record["data"] == {"train": [files["data"]], "eval": [files["eval_data"]]}
+    assert record["curve"][-1]["step"] == 6
+
+
+def test_the_drafter_drafts_for_the_target_it_was_trained_for(files: dict[str, str], tmp_path: Path) -> None:
+    train(files, tmp_path)
+    target = AutoModelForCausalLM.from_pretrained(files["target"]).double()
+    drafter = FalconSpecDrafter.from_pretrained(tmp_path).double()
+    messages = make_rows(1)[0][:1]
+    prompt = make_tokenizer().apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
+        "input_ids"
+    ]
+
+    out = target.generate(
+        prompt,
+        assistant_model=drafter,
+        max_new_tokens=8,
+        do_sample=False,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+    )
+
+    assert out.sequences.tolist() == reference.greedy(target, prompt, 8).tolist()
+    assert out.speculation.num_passes > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (["--block_size", "3", "--recurrence", "token"], {"block_size": 3, "recurrence": "token"}),
+        (["--num_hidden_layers", "2"], {"num_hidden_layers": 2}),
+        (["--feature_layers", "0", "-1"], {"feature_layers": [0, -1], "feature_size": 64}),
+    ],
+)
+def test_options_of_the_drafter_reach_its_config(
+    files: dict[str, str], tmp_path: Path, options: list[str], fields: dict[str, Any]
+) -> None:
+    status = train(files, tmp_path, *options, "--max_steps", "1", "--limit", "4", "--max_length", "32")
+
+    config = FalconSpecDrafter.from_pretrained(tmp_path).config
+    assert status == 0
+    assert {name: getattr(config, name) for name in fields} == fields
+
+
+def test_weights_saved_in_half_the_bytes_load_in_full_precision(files: dict[str, str], tmp_path: Path) -> None:
+    train(files, tmp_path, "--save_bf16")
+
+    stored = load_file(tmp_path / "model.safetensors")
+    loaded = FalconSpecDrafter.from_pretrained(tmp_path, dtype="auto")
+    assert {value.dtype for value in stored.values()} == {torch.bfloat16}
+    assert loaded.dtype == torch.float32
+    assert all(torch.equal(value, stored[name].float()) for name, value in loaded.state_dict().items())
+
+
+def test_a_target_in_half_precision_trains_a_drafter_in_full(files: dict[str, str], tmp_path: Path) -> None:
+    status = train(files, tmp_path, "--target_dtype", "bfloat16")
+
+    assert status == 0
+    assert FalconSpecDrafter.from_pretrained(tmp_path, dtype="auto").dtype == torch.float32
+
+
+def test_a_folder_with_a_begun_run_is_not_trained_over(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(files, tmp_path, "--save_steps", "3")
+
+    status = train(files, tmp_path)
+
+    assert status == 1
+    assert (
+        "holds `checkpoint-6` of an earlier run. Go on with `--resume_from_checkpoint true`" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("wish", ["true", "false", "checkpoint-3"])
+def test_a_run_goes_on_as_it_is_told(files: dict[str, str], tmp_path: Path, wish: str) -> None:
+    train(files, tmp_path, "--save_steps", "3")
+    wish = wish if wish in ("true", "false") else str(tmp_path / wish)
+
+    status = train(files, tmp_path, "--resume_from_checkpoint", wish)
+
+    record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
+    assert status == 0
+    assert record["num_resumed"] == (wish != "false")
+
+
+def test_going_on_where_nothing_was_begun_starts_anew(files: dict[str, str], tmp_path: Path) -> None:
+    assert train(files, tmp_path, "--resume_from_checkpoint", "true") == 0
+
+
+def _without_template(folder: Path) -> str:
+    path = save_target(folder / "target", **SMALL)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    (path / "chat_template.jinja").unlink()
+    assert tokenizer.chat_template
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--data", "nowhere.jsonl"], "ConversationError: The data file `nowhere.jsonl` does not exist"),
+        (["--block_size", "0"], "OptionError: `block_size` must be at least 1, but it is 0"),
+        (["--recurrence", "both"], "OptionError: `recurrence` must be one of"),
+        (["--max_length", "2"], "TrainingError: Not one of 12 conversations has an assistant token in 2 tokens"),
+        (["--glancing_ratio", "3"], "OptionError: `glancing_ratio` must lie in 0..1"),
+        (["--resume_from_checkpoint", "nowhere"], "OptionError: `--resume_from_checkpoint` must be `true` or a whole"),
+        (["--feature_layers", "9"], "TargetError: Feature layers must be -1 or lie in"),
+    ],
+)
+def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(
+    files: dict[str, str], tmp_path: Path, options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = train(files, tmp_path, *options)
+
+    assert status == 1
+    assert text in capsys.readouterr().err
+
+
+def test_a_target_without_chat_template_is_refused(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = train({**files, "target": _without_template(tmp_path)}, tmp_path / "out")
+
+    assert status == 1
+    assert "TrainingError: The tokenizer" in capsys.readouterr().err

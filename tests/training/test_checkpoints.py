@@ -1,0 +1,159 @@
+"""Interrupted runs: which checkpoint counts, and that what follows is the same as if nothing had happened."""
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from tests.chat import make_rows, save_target, write_rows
+from tests.training.runs import SMALL, make_trainer, same, weights
+from transformers_falcon_spec import cli
+from transformers_falcon_spec.errors import TrainingError
+from transformers_falcon_spec.training.checkpoints import newest_whole_checkpoint
+
+STATE, WEIGHTS = "trainer_state.json", "model.safetensors"
+SAVING = {"save_strategy": "steps", "save_steps": 3}
+
+
+def make_checkpoint(folder: Path, step: int, state: str | None = None) -> Path:
+    """An empty checkpoint with its last file."""
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / STATE).write_text(f'{{"global_step": {step}}}' if state is None else state)
+    return path
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path) -> None:
+    for step in (90, 100, 5):
+        make_checkpoint(tmp_path, step)
+
+    assert newest_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
+
+
+@pytest.mark.parametrize("state", ['{"global_step": 9, "epo', "", "{}"])
+def test_a_checkpoint_with_a_torn_last_file_is_passed_over(
+    tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_checkpoint(tmp_path, 6)
+    torn = make_checkpoint(tmp_path, 9, state)
+
+    found = newest_whole_checkpoint(tmp_path)
+
+    assert found == str(tmp_path / "checkpoint-6")
+    assert f"Passed over `{torn}`" in caplog.text
+
+
+def test_a_checkpoint_without_its_last_file_is_passed_over(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 6)
+    (make_checkpoint(tmp_path, 9) / STATE).unlink()
+
+    assert newest_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+
+
+def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "logs").mkdir()
+
+    assert newest_whole_checkpoint(tmp_path) is None
+    assert newest_whole_checkpoint(tmp_path / "nowhere") is None
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes: writing on fails inside the system call, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+class StopAfter(TrainerCallback):
+    """Leaves the run after so many steps."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step >= self.num_steps
+
+
+@pytest.mark.parametrize("num_bytes", [50_000, 180_000], ids=["in the weights", "in the optimiser's state"])
+def test_a_full_disk_ends_the_run_in_words_and_loses_only_the_steps_since_the_checkpoint(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    folder = tmp_path / "run"
+    whole = make_trainer(folder)
+    whole.train()
+    begun = make_trainer(folder, **SAVING)
+    begun.add_callback(StopAfter(4))
+    begun.train()
+    num_weight_bytes = (folder / "checkpoint-3" / WEIGHTS).stat().st_size
+
+    crashed = make_trainer(folder, **SAVING)
+    with (
+        full_disk(num_bytes),
+        pytest.raises(TrainingError, match=r"must take what the run writes.*--resume_from_check"),
+    ):
+        crashed.train(resume_from_checkpoint=newest_whole_checkpoint(folder))
+
+    assert (folder / "checkpoint-6" / "optimizer.pt").exists() == (num_bytes > num_weight_bytes)
+    assert newest_whole_checkpoint(folder) == str(folder / "checkpoint-3")
+    resumed = make_trainer(folder, **SAVING)
+    resumed.train(resume_from_checkpoint=newest_whole_checkpoint(folder))
+    assert same(weights(whole), weights(resumed))
+
+
+@pytest.fixture
+def train_command(tmp_path: Path) -> list[str]:
+    """Options of a run of 60 steps, all but where it writes."""
+    target = save_target(tmp_path / "target", **SMALL)
+    data = write_rows(tmp_path / "data.jsonl", make_rows(20))
+    options = ["--target", str(target), "--data", str(data), "--max_steps", "60", "--per_device_train_batch_size", "4"]
+    return ["train", *options, "--use_cpu", "--report_to", "none", "--max_length", "64", "--block_size", "3"]
+
+
+def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
+    tmp_path: Path, train_command: list[str]
+) -> None:
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    saving = [*train_command, "--output_dir", str(folder), "--save_steps", "1"]
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "transformers_falcon_spec.cli", *saving], stderr=subprocess.PIPE, text=True
+    ) as process:
+        _wait_for(folder / "checkpoint-4" / STATE, process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`" in errors
+    assert not (folder / WEIGHTS).exists()
+    resumed = [
+        *train_command,
+        "--output_dir",
+        str(folder),
+        "--save_strategy",
+        "no",
+        "--resume_from_checkpoint",
+        "true",
+    ]
+    assert cli.main(resumed) == 0
+    assert cli.main([*train_command, "--output_dir", str(whole), "--save_strategy", "no"]) == 0
+    assert same(*(load_file(each / WEIGHTS) for each in (folder, whole)))
+
+
+def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.is_file() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -1,0 +1,213 @@
+"""Answers by the target itself: batched as if alone, and the same file whether interrupted or not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.chat import PLAIN_TEMPLATE, make_rows, make_tokenizer
+from tests.tiny import make_target
+from tests.training.runs import SMALL
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
+
+ENDS = [2, *range(6, 45)]  # so many ids end a text that most answers come to an end
+QUICK = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=2)
+GREEDY = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=3, temperature=0.0)
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    model = make_target(**SMALL).double()
+    model.generation_config.eos_token_id = ENDS
+    return model
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def dialogues(num_rows: int) -> list[list[dict[str, str]]]:
+    """Rows of two questions and answers each."""
+    return [first + second for first, second in zip(make_rows(num_rows), make_rows(num_rows, seed=1), strict=True)]
+
+
+def count_calls(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, fail_at: int | None = None) -> list[int]:
+    """Batch sizes of the calls of `generate`; the call `fail_at` is interrupted."""
+    sizes: list[int] = []
+    generate = target.generate
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(len(kwargs["input_ids"]))
+        if fail_at is not None and len(sizes) > fail_at:
+            raise KeyboardInterrupt
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(target, "generate", counted)
+    return sizes
+
+
+def test_every_assistant_turn_is_replaced_and_the_rest_kept(tmp_path: Path, target: PreTrainedModel) -> None:
+    rows, path = make_rows(7), tmp_path / "out.jsonl"
+
+    num_written = regenerate(target, make_tokenizer(), rows, path, QUICK)
+
+    written = read(path)
+    assert num_written == len(written) == 7
+    assert sorted(line["row"] for line in written) == list(range(7))
+    for line in written:
+        question, answer = rows[line["row"]]
+        assert line["messages"][0] == question
+        assert line["messages"][1]["role"] == "assistant"
+        assert line["messages"][1]["content"] != answer["content"]
+
+
+def answer_alone(target: PreTrainedModel, messages: list[dict[str, str]]) -> tuple[str, bool]:
+    """The greedy answer to one conversation, without a batch, and whether it came to an end."""
+    tokenizer = make_tokenizer()
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids = target.generate(**prompt, do_sample=False, max_new_tokens=8)[0, prompt["input_ids"].shape[1] :]
+    return tokenizer.decode(ids, skip_special_tokens=True), bool(set(ids.tolist()) & set(ENDS))
+
+
+def test_each_answer_is_the_one_the_target_gives_alone_to_all_that_was_said_before(
+    tmp_path: Path, target: PreTrainedModel
+) -> None:
+    rows, path = dialogues(8), tmp_path / "out.jsonl"
+
+    regenerate(target, make_tokenizer(), rows, path, GREEDY)
+
+    num_whole = 0
+    for line in read(path):
+        said: list[dict[str, str]] = []
+        for question in rows[line["row"]][::2]:
+            text, is_complete = answer_alone(target, [*said, question])
+            said += [question, {"role": "assistant", "content": text}]
+            if not is_complete:  # cut off by the limit: what follows would not be an answer to it
+                break
+        else:
+            num_whole += 1
+        assert line["messages"] == said
+    assert 0 < num_whole < 8
+
+
+@pytest.mark.parametrize("num_calls", [0, 1, 2, 3, 5])
+def test_an_interrupted_run_goes_on_to_the_same_file(
+    tmp_path: Path, target: PreTrainedModel, num_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, tokenizer = dialogues(7), make_tokenizer()
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    num_written = regenerate(target, tokenizer, rows, whole, QUICK)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        count_calls(target, patch, fail_at=num_calls)
+        regenerate(target, tokenizer, rows, path, QUICK)
+    with path.open("a") as file:  # the kill may come while a batch is being written
+        file.write('{"row": 5, "mess')
+
+    num_resumed = regenerate(target, tokenizer, rows, path, QUICK)
+
+    assert path.read_bytes() == whole.read_bytes()
+    assert num_resumed == num_written
+
+
+def test_a_finished_file_is_left_as_it_is(
+    tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, path = make_rows(5), tmp_path / "out.jsonl"
+    num_written = regenerate(target, make_tokenizer(), rows, path, QUICK)
+    before = path.read_bytes()
+    sizes = count_calls(target, monkeypatch)
+
+    again = regenerate(target, make_tokenizer(), rows, path, QUICK)
+
+    assert (again, sizes, path.read_bytes()) == (num_written, [], before)
+
+
+@pytest.mark.parametrize("change", ["options", "rows"])
+def test_a_file_begun_otherwise_is_refused(tmp_path: Path, target: PreTrainedModel, change: str) -> None:
+    rows, path = make_rows(3), tmp_path / "out.jsonl"
+    regenerate(target, make_tokenizer(), rows, path, QUICK)
+    options = RegenerateOptions(max_new_tokens=9) if change == "options" else QUICK
+
+    with pytest.raises(OptionError, match="was begun with .* but the options now are .*write to another file"):
+        regenerate(target, make_tokenizer(), rows if change == "options" else rows[:2], path, options)
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path, target: PreTrainedModel) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("mine")
+
+    with pytest.raises(OptionError, match="exists but was not begun by `regenerate`"):
+        regenerate(target, make_tokenizer(), make_rows(2), path, QUICK)
+
+    assert path.read_text() == "mine"
+
+
+def test_prompts_that_are_too_long_or_do_not_fit_the_template_are_left_out(
+    tmp_path: Path, target: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, path = make_rows(4), tmp_path / "out.jsonl"
+    rows[1] = [{"role": "user", "content": "one " * 80}, rows[1][1]]
+    rows[2] = [{"role": "system", "content": "be brief"}, *rows[2]]
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}" + PLAIN_TEMPLATE
+
+    num_written = regenerate(target, make_tokenizer(refusing), rows, path, QUICK)
+
+    assert num_written == 2
+    assert sorted(line["row"] for line in read(path)) == [0, 3]
+    assert "2 prompts exceed `max_prompt_tokens` or do not fit the template" in caplog.text
+
+
+def test_a_conversation_that_grows_too_long_ends_with_its_last_answer(tmp_path: Path, target: PreTrainedModel) -> None:
+    (first,), path = make_rows(1), tmp_path / "out.jsonl"
+    row = [*first, {"role": "user", "content": "one " * 80}, {"role": "assistant", "content": "two"}]
+
+    regenerate(target, make_tokenizer(), [row], path, QUICK)
+
+    (line,) = read(path)
+    assert [message["role"] for message in line["messages"]] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_batches_hold_prompts_of_like_length(
+    tmp_path: Path, target: PreTrainedModel, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = count_calls(target, monkeypatch)
+    options = RegenerateOptions(max_new_tokens=2, batch_size=batch_size)
+
+    regenerate(target, make_tokenizer(), make_rows(7), tmp_path / "out.jsonl", options)
+
+    tokenizer = make_tokenizer()
+    lengths = [len(tokenizer(line["messages"][0]["content"])["input_ids"]) for line in read(tmp_path / "out.jsonl")]
+    assert sizes == [min(batch_size, 7 - start) for start in range(0, 7, batch_size)]
+    assert lengths == sorted(lengths)
+
+
+def test_the_seed_decides_the_text_and_the_global_stream_stays(tmp_path: Path, target: PreTrainedModel) -> None:
+    texts = []
+    before = torch.get_rng_state()
+
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        options = RegenerateOptions(max_new_tokens=8, batch_size=2, seed=seed)
+        regenerate(target, make_tokenizer(), make_rows(4), tmp_path / name, options)
+        texts.append((tmp_path / name).read_text())
+
+    assert texts[0] == texts[1] != texts[2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": 0}, "`batch_size` must be at least 1, but it is 0"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
+        ({"max_prompt_tokens": -5}, "`max_prompt_tokens` must be at least 1, but it is -5"),
+        ({"temperature": -0.5}, r"`temperature` must be 0 \(greedy\) or more, but it is -0\.5"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        RegenerateOptions(**options)
