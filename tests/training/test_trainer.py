@@ -58,7 +58,7 @@ def equal_rows(num_rows: int) -> list[dict[str, list[int]]]:
 
 
 def test_accumulating_two_batches_of_two_is_a_batch_of_four(tmp_path: Path) -> None:
-    common = {**PLAIN, "max_steps": 3, "optim": "sgd", "train_sampling_strategy": "sequential"}
+    common = {**PLAIN, "max_steps": 3, "optim": "sgd", "max_grad_norm": 0, "train_sampling_strategy": "sequential"}
     found = []
 
     for size, num_batches in ((4, 1), (2, 2)):
@@ -182,6 +182,30 @@ def test_what_is_revealed_does_not_count_and_falls_to_nothing_with_progress(
     assert bool(masks[0].any()) == is_revealing
 
 
+def test_noise_lies_on_the_features_alone_and_the_revealed_truth_is_free_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, feature_noise=0.25)
+    calls: list[Any] = []
+    monkeypatch.setattr(trainer_file, "reveal", recording(trainer_file.reveal, lambda args, _: calls.append(args)))
+
+    trainer.compute_loss(trainer.model, example_batch())
+
+    ((noisy, truth, _, _),) = calls
+    clean = trainer.features(example_batch())
+    noise = noisy.features - clean.features
+    assert truth.equal(clean.features)
+    assert noisy.token_embeds.equal(clean.token_embeds)
+    assert noise.abs().max() <= 0.25 + 1e-6
+    assert noise.std().item() == pytest.approx(0.25 / 3**0.5, rel=0.05)  # uniform
+
+
+def test_evaluation_is_free_of_noise(tmp_path: Path) -> None:
+    loud, quiet = (make_trainer(tmp_path, feature_noise=noise).evaluate() for noise in (1.0, 0.0))
+
+    assert loud["eval_loss"] == quiet["eval_loss"]
+
+
 def recording(function: Any, note: Any) -> Any:
     """`function`, telling `note` its arguments and result."""
 
@@ -280,18 +304,27 @@ def test_a_place_that_never_counts_has_share_0() -> None:
     assert metrics["accuracy_at_2"] == 0
 
 
-@pytest.mark.parametrize("num_passes", [1, 2])
-def test_the_fitted_tree_is_the_best_for_the_measured_ranks_and_is_saved(tmp_path: Path, num_passes: int) -> None:
+@pytest.mark.parametrize(("num_passes", "max_depth"), [(1, 2), (2, 4)])
+def test_the_fitted_tree_is_the_best_for_the_measured_ranks_and_is_saved(
+    tmp_path: Path, num_passes: int, max_depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer(tmp_path, {"block_size": 2}, draft_tree_nodes=9, draft_tree_passes=num_passes)
+    shares = [[0.7, 0.2] + [0.01] * (MAX_RANK - 2), [0.6, 0.1] + [0.02] * (MAX_RANK - 2)]
+    measured = {f"eval_rank_{r}_at_{place}": shares[place - 1][r] for place in (1, 2) for r in range(MAX_RANK)}
+    monkeypatch.setattr(trainer, "evaluate", lambda: measured)
 
     tree = trainer.fit_draft_tree()
     trainer.save_model(str(tmp_path / "drafter"))
 
-    metrics = trainer.evaluate()
-    shares = [[metrics[f"eval_rank_{rank}_at_{place}"] for rank in range(MAX_RANK)] for place in (1, 2)]
     assert tree.to_json() == DraftTree.best_first(torch.tensor(shares * num_passes), 9).to_json()
-    assert len(tree) == 9
+    assert (len(tree), int(tree.depths.max())) == (9, max_depth)
     assert FalconSpecDrafter.from_pretrained(tmp_path / "drafter").draft_tree.to_json() == tree.to_json()
+
+
+def test_a_tree_can_be_fitted_to_a_real_evaluation(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, draft_tree_nodes=5)
+
+    assert len(trainer.fit_draft_tree()) == 5
 
 
 def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
