@@ -7,6 +7,8 @@ ARGS ?=
 
 TARGET := models/reference-target
 DRAFTER := models/falcon-reference
+PROMPTS := $(foreach set,gsm8k humaneval mt_bench,benchmarks/prompts/$(set).jsonl)
+RESULTS := benchmarks/results
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_OLDEST := $(VENV_OLDEST)/.ready
@@ -46,8 +48,13 @@ fix: $(READY) ## Repair format and style, and the file list of the README.
 	$(BIN)/ruff format
 	$(BIN)/python tools/readme_tree.py
 
-bench: $(READY) ## Measure speed and acceptance of the embedded pair; results go to runs/bench.json.
-	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts examples/prompts.jsonl --output runs/bench.json $(ARGS)
+bench: $(READY) ## Measure parity, speed and memory of the embedded pair, and render the figures into the README; resumes.
+	@$(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \
+		--decodings greedy temperature-1 temperature-0.7-top-p-0.9 repetition-penalty
+	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
+		--limit 25 $(ARGS)
+	@$(BIN)/python benchmarks/memory.py
+	@$(BIN)/falcon-spec report --results $(RESULTS)
 
 docs: $(READY) ## Build the documentation into site/.
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'

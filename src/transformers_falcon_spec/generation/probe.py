@@ -48,11 +48,10 @@ def _probe(model: PreTrainedModel) -> Capability:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     ids = ((torch.arange(6 + len(_TREE), device=model.device) * 7 + 3) % vocab_size)[None]
     prompt, nodes = ids[:, :6], ids[:, 6:]
-    tree = DraftTree(_TREE.parents.to(model.device), _TREE.ranks.to(model.device))
+    tree = _on(_TREE, model.device)
     path_ids = nodes[:, list(_PATH)]
-    plain = _plain_logits(model, torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1))[
-        :, 6:
-    ]  # path, then one more token
+    text = torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1)
+    plain = _plain_logits(model, text)[:, 6:]  # of the path, then one more token
     _check_head(model, prompt)
     try:
         tree_error, control_error = _tree_errors(model, prompt, nodes, tree, plain)
@@ -69,6 +68,10 @@ def _probe(model: PreTrainedModel) -> Capability:
     if chain_error > 1e-2 * max(float(plain.std()), control_error * _TOLERANCE):
         raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
     return Capability(False, True, tree_error, control_error, reason)
+
+
+def _on(tree: DraftTree, device: torch.device) -> DraftTree:
+    return DraftTree(tree.parents.to(device), tree.ranks.to(device))
 
 
 def _refusal(model: PreTrainedModel) -> str:
@@ -96,8 +99,7 @@ def _tree_errors(
     root = DraftTree(tree.parents[:, :1], tree.ranks[:, :1])
     after = target.read(nodes[:, :1], root).logits.float()
     error = (torch.cat([logits, after], dim=1) - plain).abs().max().item()
-    chain = DraftTree.chain(len(tree) - 1)
-    chain = DraftTree(chain.parents.to(nodes.device), chain.ranks.to(nodes.device))
+    chain = _on(DraftTree.chain(len(tree) - 1), nodes.device)
     wrong = _prefilled(model, prompt).read(nodes, chain).logits.float()[:, list(_PATH)]
     return error, (wrong - plain[:, : len(_PATH)]).abs().max().item()
 
@@ -105,8 +107,7 @@ def _tree_errors(
 def _chain_error(model: PreTrainedModel, prompt: Tensor, path_ids: Tensor, plain: Tensor) -> float:
     """Error of a chain reading, and of reading on after its last two tokens were taken back."""
     target = _prefilled(model, prompt)
-    chain = DraftTree.chain(path_ids.shape[1] - 1)
-    chain = DraftTree(chain.parents.to(path_ids.device), chain.ranks.to(path_ids.device))
+    chain = _on(DraftTree.chain(path_ids.shape[1] - 1), path_ids.device)
     first = target.read(path_ids, chain, is_chain=True).logits.float()
     target.keep(len(chain), (0,))
     rest = DraftTree(chain.parents[:, :2], chain.ranks[:, :2])

@@ -43,6 +43,7 @@ class DrafterTrainingArguments(TrainingArguments):
     adam_beta2: float = field(default=0.95, metadata={"help": "Beta 2 of AdamW."})
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay off: masks are columns too."})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every weight is used."})
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Less padding."})
 
     def __post_init__(self) -> None:
