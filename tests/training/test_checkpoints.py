@@ -129,15 +129,15 @@ def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
     folder, whole = tmp_path / "run", tmp_path / "whole"
     saving = [*train_command, "--output_dir", str(folder), "--save_steps", "1"]
 
-    with subprocess.Popen(
-        [sys.executable, "-m", "transformers_falcon_spec.cli", *saving], stderr=subprocess.PIPE, text=True
-    ) as process:
+    errors = tmp_path / "errors.txt"
+    command = [sys.executable, "-m", "transformers_falcon_spec.cli", *saving]
+    with errors.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
         _wait_for(folder / "checkpoint-4" / STATE, process)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        process.wait(timeout=60)
 
     assert process.returncode == 130
-    assert "Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`" in errors
+    assert "Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`" in errors.read_text()
     assert not (folder / WEIGHTS).exists()
     resumed = [
         *train_command,
@@ -153,7 +153,7 @@ def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
     assert same(*(load_file(each / WEIGHTS) for each in (folder, whole)))
 
 
-def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 120
     while not path.is_file() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -22,6 +22,7 @@ REWRITING_TEMPLATE = (  # shows only the last answer, as templates of reasoning 
     "<{{ message['role'] }}>{{ message['content'] }}</s>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+PROMPTING_TEMPLATE = PLAIN_TEMPLATE.replace("<assistant>{% endif %}", "<assistant>two {% endif %}")  # words of its own
 REFUSING_TEMPLATE = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + PLAIN_TEMPLATE
 )
@@ -66,9 +67,10 @@ def test_marks_with_white_space_control_are_seen() -> None:
     assert len(spoken(example, make_tokenizer())) == 2
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+@pytest.mark.parametrize("template", [REWRITING_TEMPLATE, PROMPTING_TEMPLATE], ids=["earlier turns", "the prompt"])
+def test_a_template_that_rewrites_what_was_said_is_refused(template: str) -> None:
     with pytest.raises(TrainingError, match=r"rewrites earlier turns.*Add `{% generation %}` marks"):
-        ConversationDataset([DIALOGUE], make_tokenizer(REWRITING_TEMPLATE), LONG)
+        ConversationDataset([DIALOGUE[1:3], DIALOGUE], make_tokenizer(template), LONG)
 
 
 def test_a_tokenizer_without_template_is_refused() -> None:

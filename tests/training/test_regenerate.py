@@ -101,11 +101,12 @@ def test_an_interrupted_run_goes_on_to_the_same_file(
     rows, tokenizer = dialogues(7), make_tokenizer()
     whole, path = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     num_written = regenerate(target, tokenizer, rows, whole, QUICK)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         count_calls(target, patch, fail_at=num_calls)
-        regenerate(target, tokenizer, rows, path, QUICK)
+        with pytest.raises(KeyboardInterrupt):
+            regenerate(target, tokenizer, rows, path, QUICK)
     with path.open("a") as file:  # the kill may come while a batch is being written
-        file.write('{"row": 5, "mess')
+        file.write('{"row": 5, "mess' + "a" * 5_000)
 
     num_resumed = regenerate(target, tokenizer, rows, path, QUICK)
 
@@ -132,7 +133,7 @@ def test_a_file_begun_otherwise_is_refused(tmp_path: Path, target: PreTrainedMod
     regenerate(target, make_tokenizer(), rows, path, QUICK)
     options = RegenerateOptions(max_new_tokens=9) if change == "options" else QUICK
 
-    with pytest.raises(OptionError, match="was begun with .* but the options now are .*write to another file"):
+    with pytest.raises(OptionError, match=r"was begun with .* but the options now are .*write to another file"):
         regenerate(target, make_tokenizer(), rows if change == "options" else rows[:2], path, options)
 
 
@@ -197,6 +198,14 @@ def test_the_seed_decides_the_text_and_the_global_stream_stays(tmp_path: Path, t
 
     assert texts[0] == texts[1] != texts[2]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_same_question_in_another_batch_is_answered_anew(tmp_path: Path, target: PreTrainedModel) -> None:
+    path, options = tmp_path / "out.jsonl", RegenerateOptions(max_new_tokens=8, batch_size=1, temperature=1.0)
+
+    regenerate(target, make_tokenizer(), make_rows(1) * 4, path, options)
+
+    assert len({line["messages"][1]["content"] for line in read(path)}) > 1
 
 
 @pytest.mark.parametrize(

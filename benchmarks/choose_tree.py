@@ -1,0 +1,77 @@
+"""Choose the size of a drafter's tree on held-out prompts: speed-up of each size against the target alone, interleaved.
+
+Command: python benchmarks/choose_tree.py --drafter models/falcon-reference
+Hardware and time: two CPU cores, about three minutes. Trees are fitted to the acceptance by rank in `training.json`. Writes
+`benchmarks/results/tree.json`; with `--save` the fastest tree goes into the drafter's `config.json`.
+"""
+
+import argparse
+import copy
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import logging
+from transformers_falcon_spec import DraftTree
+from transformers_falcon_spec.commands.loading import load_drafter, load_target
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.summary import summarize
+from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.training.trainer import MAX_RANK
+
+HERE = Path(__file__).parent
+
+
+def measured_acceptance(folder: Path, block_size: int, num_passes: int) -> torch.Tensor:
+    """Share of held-out rows whose best token stood at each rank, by depth: `[depths, ranks]`."""
+    curve = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"]
+    last = next(entry for entry in reversed(curve) if "eval_rank_0_at_1" in entry)
+    places = [[last[f"eval_rank_{r}_at_{place + 1}"] for r in range(MAX_RANK)] for place in range(block_size)]
+    return torch.tensor(places * num_passes)
+
+
+def main() -> None:
+    """Measure every size, and store the fastest if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--drafter", default="models/falcon-reference")
+    parser.add_argument("--prompts", default=str(HERE / "prompts" / "held_out.jsonl"))
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 12, 16, 24, 32])
+    parser.add_argument("--passes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--limit", type=int, default=12)
+    parser.add_argument("--decodings", nargs="+", default=["temperature-0.7"])
+    parser.add_argument("--save", action="store_true", help="put the fastest tree into the drafter's config")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    target, tokenizer = load_target(args.target, "float32", "cpu")
+    drafter = load_drafter(args.drafter, target)
+    arms = {}
+    for num_passes in args.passes:
+        acceptance = measured_acceptance(Path(args.drafter), drafter.config.block_size, num_passes)
+        for num_nodes in args.nodes:
+            arm = copy.copy(drafter)  # the same weights
+            arm.generation_config = copy.deepcopy(drafter.generation_config)
+            arm.generation_config.draft_tree = DraftTree.best_first(acceptance, num_nodes).to_json()
+            arms[f"{num_nodes} nodes, {num_passes} passes"] = arm
+    prompts = read_prompts([args.prompts], args.limit)
+    benchmark = Benchmark(target, tokenizer, arms, prompts, args.decodings)
+    with tempfile.TemporaryDirectory() as folder:
+        records = benchmark.run(Path(folder) / "runs.jsonl")
+    rows = summarize(records, dict.fromkeys(arms, drafter.config.block_size))
+    result = {"provenance": provenance(seed=0, **vars(args)), "rows": rows}
+    (HERE / "results" / "tree.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for row in sorted(rows, key=lambda row: -row["speedup"]):
+        low, high = row["speedup_interval"]
+        print(f"{row['arm']:22s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {row['acceptance_length']:.2f}")
+    if args.save:
+        best = max(rows, key=lambda row: row["speedup"])["arm"]
+        path = Path(args.drafter) / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config["draft_tree"] = arms[best].generation_config.draft_tree
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
