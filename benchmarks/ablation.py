@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from transformers import logging
+
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -64,7 +65,9 @@ def main() -> None:
     (HERE / "results" / "tree.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in sorted(rows, key=lambda row: -row["speedup"]):
         low, high = row["speedup_interval"]
-        print(f"{row['arm']:22s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {row['acceptance_length']:.2f}")
+        print(
+            f"{row['arm']:22s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {row['acceptance_length']:.2f}"
+        )
     if args.save:
         best = max(rows, key=lambda row: row["speedup"])["arm"]
         path = Path(args.drafter) / "config.json"

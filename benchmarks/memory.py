@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from transformers import logging
+
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.decoding import DECODINGS, timed_generate
 from transformers_falcon_spec.evaluation.prompts import read_prompts
@@ -44,12 +45,16 @@ def main() -> None:
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             peaks[arm].append(json.loads(output.strip().split("\n")[-1]))
     rows = [{"name": f"peak, {text}", **_median(peaks[arm], "peak")} for arm, text in ARMS.items()]
-    difference = [drafted["peak"] - alone["peak"] for drafted, alone in zip(peaks["drafted"], peaks["alone"], strict=True)]
+    difference = [
+        drafted["peak"] - alone["peak"] for drafted, alone in zip(peaks["drafted"], peaks["alone"], strict=True)
+    ]
     rows.append({"name": "with drafter less alone", "bytes": statistics.median(difference), "runs": difference})
     rows.append({"name": "of it the drafter's weights", **_median(peaks["drafted"], "weights")})
     result = {
         "provenance": provenance(seed=0, **vars(args)),
-        "description": [f"Peak resident size of whole processes, median of {args.repeats}, {args.limit} texts of 128 tokens."],
+        "description": [
+            f"Peak resident size of whole processes, median of {args.repeats}, {args.limit} texts of 128 tokens."
+        ],
         "rows": rows,
     }
     (HERE / "results" / "memory.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

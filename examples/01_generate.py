@@ -8,6 +8,7 @@ import argparse
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, TextStreamer
+
 from transformers_falcon_spec import FalconSpecDrafter
 
 
@@ -22,7 +23,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.tiny:
         torch.manual_seed(0)
-        config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+        )
         target = LlamaForCausalLM(config).eval()
         drafter = FalconSpecDrafter.from_target(target).eval()
         inputs = {"input_ids": torch.arange(3, 15)[None], "attention_mask": torch.ones(1, 12, dtype=torch.long)}

@@ -19,6 +19,7 @@ from pathlib import Path
 CHAT_SOURCES = ("self_instruct", "gpteacher", "vicuna", "arena", "open_assistant", "flan_cot/creak", "flan_cot/ecqa")
 CODE_SOURCES = ("gpteacher_codegen", "mbpp")
 SKIPPED_LIBRARY_PARTS = ("/test", "site-packages", "idlelib", "lib2to3", "turtledemo", "encodings")
+MIN_LINES, MAX_LINES = 5, 39  # of a library function, below its first line
 OVERLAP_WORDS = 13  # a row that shares a run of this many words with an evaluation prompt is left out
 
 Conversation = list[dict[str, str]]
@@ -48,7 +49,7 @@ def _documented_functions(path: Path) -> Iterator[tuple[str, str]]:
     lines = source.splitlines()
     for function in functions:
         size = function.end_lineno - function.lineno
-        if ast.get_docstring(function) and len(function.body) > 1 and 4 < size < 40:
+        if ast.get_docstring(function) and len(function.body) > 1 and MIN_LINES <= size <= MAX_LINES:
             docstring_end = function.body[0].end_lineno
             head = textwrap.dedent("\n".join(lines[function.lineno - 1 : docstring_end]))
             indent = len(lines[function.lineno - 1]) - len(lines[function.lineno - 1].lstrip())

@@ -34,7 +34,10 @@ TEMPLATE = (
     "{% else %}{{ m['content'] | trim + '<|end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
-TINY_ROWS = [[{"role": "user", "content": f"{i} plus 1?"}, {"role": "assistant", "content": f"It is {i + 1}."}] for i in range(64)]
+TINY_ROWS = [
+    [{"role": "user", "content": f"{i} plus 1?"}, {"role": "assistant", "content": f"It is {i + 1}."}]
+    for i in range(64)
+]
 
 
 class TokenStream(Dataset[dict[str, torch.Tensor]]):
@@ -109,7 +112,10 @@ def main() -> None:
     set_seed(args.seed)
     lines = [] if args.tiny else args.data.read_text(encoding="utf-8").split("\n")
     rows = [json.loads(line)["messages"] for line in lines if line] or TINY_ROWS
-    source = AutoTokenizer.from_pretrained(args.init) if args.init else make_tokenizer(rows, args.vocab_size, args.context)
+    if args.init:
+        source = AutoTokenizer.from_pretrained(args.init)
+    else:
+        source = make_tokenizer(rows, args.vocab_size, args.context)
     model = make_model(args, source)
     arguments = TrainingArguments(
         output_dir=str(args.output),

@@ -151,7 +151,7 @@ def test_the_check_finds_what_breaks_a_layer(module: str, source: str) -> None:
         ),
         ("generation.loop", "from ..core.tree import DraftTree\nfrom transformers import Cache"),
         ("drafters.falcon.candidates", "from ...generation.candidates import Draft\nfrom .plan import plan"),
-        ("training.acceptance", "from ..generation.loop import run"),
+        ("training.features", "from ..generation.target import Target"),
         ("training.losses", "if TYPE_CHECKING:\n    from ..generation.candidates import TargetView"),
         ("evaluation.benchmark", "import datasets\nfrom ..generation.loop import run"),
         ("hub.card", "from ..convert.formats import detect"),

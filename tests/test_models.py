@@ -26,7 +26,9 @@ def pair() -> tuple[Any, Any, dict[str, torch.Tensor]]:
     return target, drafter, dict(inputs)
 
 
-@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "options", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}], ids=["greedy", "sampling"]
+)
 def test_the_pair_writes_the_targets_own_text_in_fewer_steps(pair: Any, options: dict[str, Any]) -> None:
     target, drafter, inputs = pair
 
@@ -45,9 +47,10 @@ def test_the_shipped_tree_is_well_formed_and_fits_the_block_size(pair: Any) -> N
     _, drafter, _ = pair
 
     tree = DraftTree.from_json(drafter.config.draft_tree)  # refuses duplicates and children before parents
+    max_depth, block_size = int(tree.depths.max()), drafter.config.block_size
 
     assert len(tree) > 1
-    assert int(tree.depths.max()) % drafter.config.block_size == 0 or int(tree.depths.max()) < drafter.config.block_size
+    assert max_depth % block_size == 0 or max_depth < block_size
 
 
 @pytest.mark.parametrize("name", ["reference-target", "falcon-reference"])

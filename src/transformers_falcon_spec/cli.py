@@ -5,7 +5,7 @@ import logging
 import sys
 from dataclasses import dataclass
 
-from transformers import HfArgumentParser
+from transformers.hf_argparser import DataClassType, HfArgumentParser
 
 from .errors import FalconSpecError
 
@@ -73,7 +73,7 @@ def _usage() -> str:
     )
 
 
-def _load(name: str) -> type:
+def _load(name: str) -> DataClassType:
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(f".{module}", __package__), attribute)
 

@@ -34,7 +34,7 @@ def _commit() -> str:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
         changed = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no", "--", "src"],
-            cwd=head and folder.parents[1],
+            cwd=folder.parents[1],
             capture_output=True,
             text=True,
             check=True,

@@ -42,7 +42,7 @@ def test_compare_says_in_its_last_line_that_the_text_is_the_same(
     out = capsys.readouterr().out
     assert status == 0
     assert out.strip().split("\n")[-1].startswith("The texts are identical on all 2 prompts; with the drafter")
-    assert "acceptance length" in out and "verifying" in out and "tokens/s" in out
+    assert all(word in out for word in ("acceptance length", "verifying", "tokens/s"))
 
 
 def test_generate_without_a_prompt_says_what_to_give(pair: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,9 @@ def test_report_renders_the_results_into_a_document(pair: dict[str, str], tmp_pa
     assert "### Speed against the target alone" in document.read_text(encoding="utf-8")
 
 
-def test_two_drafters_of_one_name_are_refused(pair: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_drafters_of_one_name_are_refused(
+    pair: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--prompts", pair["prompts"], "--output", str(tmp_path / "x.json")]
 
     status = cli.main(["bench", "--target", pair["target"], "--drafters", pair["drafter"], pair["drafter"], *options])

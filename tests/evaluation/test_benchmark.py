@@ -53,9 +53,11 @@ def test_an_interrupted_benchmark_makes_only_the_missing_runs(benchmark: Benchma
 
 def _run(arm: str, prompt: str, tokens: int, seconds: float, **stats: Any) -> dict[str, Any]:
     counts = {"num_steps": 4, "num_accepted": 4, "acceptance_histogram": {"1": 4}, "total_seconds": seconds, **stats}
-    speculation = None if arm == BASELINE else {**counts, "draft_seconds": 0.1, "verify_seconds": 0.3, "prefill_seconds": 0.1}
+    phases = {"draft_seconds": 0.1, "verify_seconds": 0.3, "prefill_seconds": 0.1}
+    speculation = None if arm == BASELINE else {**counts, **phases}
     common = {"decoding": "greedy", "set": "sums", "repeat": 0, "repetition_rate": 0.0, "token_ids": [1] * tokens}
-    return {"arm": arm, "prompt": prompt, "num_tokens": tokens, "seconds": seconds, "speculation": speculation, **common}
+    run = {"arm": arm, "prompt": prompt, "num_tokens": tokens, "seconds": seconds, "speculation": speculation}
+    return {**run, **common}
 
 
 def test_the_speed_up_is_the_ratio_of_tokens_per_second() -> None:

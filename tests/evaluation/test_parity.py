@@ -18,7 +18,7 @@ GREEDY = {"do_sample": False}
 def test_a_faithful_drafter_gives_identical_text() -> None:
     target = make_target()
 
-    result = check_parity(target, make_tokenizer(), make_drafter(target), PROMPT, GREEDY, 12, decoding="greedy")
+    result = check_parity(target, make_tokenizer(), make_drafter(target), PROMPT, GREEDY, 12)
 
     assert (result.verdict, result.num_tokens, result.first_difference) == ("identical", 12, None)
 

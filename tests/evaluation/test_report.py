@@ -14,7 +14,8 @@ def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
     results, document = tmp_path / "results", tmp_path / "README.md"
     results.mkdir()
     row = {"decoding": "greedy", "num_prompts": 200, "num_tokens": 25000, "identical": 199, "tie": 1, "different": 0}
-    (results / "parity.json").write_text(json.dumps({"provenance": provenance(seed=0), "rows": [row]}), encoding="utf-8")
+    result = {"provenance": provenance(seed=0), "rows": [row]}
+    (results / "parity.json").write_text(json.dumps(result), encoding="utf-8")
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
 
     render_into(document, results)
@@ -23,7 +24,8 @@ def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
     assert "| greedy | 200 | 25000 | 199 | 1 | 0 |" in text
     assert "Source: `benchmarks/results/parity.json`; commit `" in text
     assert "old" not in text
-    assert text.startswith("before\n") and text.endswith("\nafter\n")
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
 
 
 def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:

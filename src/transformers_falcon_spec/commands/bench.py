@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -71,7 +72,7 @@ def run(command: BenchCommand) -> None:
     _show(rows)
 
 
-def _show(rows: list[dict]) -> None:
+def _show(rows: list[dict[str, Any]]) -> None:
     table = Table("drafter", "decoding", "set", "acceptance length", "speed-up", "identical")
     for row in rows:
         low, high = row.get("speedup_interval", (0, 0))

@@ -67,7 +67,7 @@ def run(command: GenerateCommand) -> None:
         console.rule(prompt.text.split("\n")[0][:70])
         ids = prompt.input_ids(tokenizer).to(target.device)
         torch.manual_seed(command.seed)
-        target.generate(
+        target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
             ids,
             attention_mask=torch.ones_like(ids),
             assistant_model=drafter,

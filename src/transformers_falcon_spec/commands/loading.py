@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.base import DrafterModel
 from ..drafters.falcon import FalconSpecDrafter
 from ..errors import OptionError
 
@@ -25,18 +24,18 @@ def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, Pr
     return target, AutoTokenizer.from_pretrained(name)
 
 
-def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
+def load_drafter(name: str, target: PreTrainedModel) -> FalconSpecDrafter:
     """A drafter in the target's type and on its device."""
-    return FalconSpecDrafter.from_pretrained(name, dtype=target.dtype).to(target.device).eval()
+    return FalconSpecDrafter.from_pretrained(name, dtype=target.dtype).eval().to(target.device)
 
 
-def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, DrafterModel]:
+def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, FalconSpecDrafter]:
     """Drafters by arm name: `NAME=FOLDER`, or a folder whose last part is the name.
 
     Raises:
         [`OptionError`]: two arms have the same name.
     """
-    drafters: dict[str, DrafterModel] = {}
+    drafters: dict[str, FalconSpecDrafter] = {}
     for entry in names:
         arm, _, folder = entry.rpartition("=")
         arm = arm or folder.rstrip("/").rpartition("/")[2]

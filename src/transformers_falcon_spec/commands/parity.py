@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -45,9 +45,8 @@ def run(command: ParityCommand) -> None:
     with records.open("a", encoding="utf-8") as file:
         for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
             options = decoding_options(name)
-            result = check_parity(
-                target, tokenizer, drafter, prompt, options, command.max_new_tokens, command.seed, name
-            )
+            result = check_parity(target, tokenizer, drafter, prompt, options, command.max_new_tokens, command.seed)
+            result = replace(result, decoding=name)
             results.append(result)
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from transformers import set_seed
 
 from ..drafters.falcon import FalconSpecDrafter
@@ -125,7 +124,7 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
 def save(drafter: FalconSpecDrafter, folder: Path, in_bf16: bool) -> None:
     """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so."""
     if in_bf16:
-        drafter.to(torch.bfloat16)
+        drafter.bfloat16()
     drafter.save_pretrained(folder)
     if in_bf16:
         path = folder / "config.json"

@@ -1,0 +1,1 @@
+"""Drafters: their common base, and one folder for each kind."""

@@ -1,7 +1,7 @@
 """What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -10,7 +10,7 @@ from typing_extensions import Self
 from ..errors import CheckpointError, DrafterMismatchError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
-from ..generation.target import feature_width
+from ..generation.target import embedding_width, feature_width
 
 _GENERATION_FILE = "generation_config.json"
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -53,7 +53,7 @@ class DrafterModel(PreTrainedModel):
         sizes = {
             "a vocabulary": (self.config.vocab_size, config.vocab_size),
             "features": (self.config.feature_size, feature_width(model, self.feature_layers)),
-            "embeddings": (self.config.embedding_size, model.get_input_embeddings().weight.shape[-1]),
+            "embeddings": (self.config.embedding_size, embedding_width(model)),
         }
         for what, (expected, given) in sizes.items():
             if expected != given:
@@ -68,7 +68,7 @@ class DrafterModel(PreTrainedModel):
         self.generation_config.save_pretrained(save_directory)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Load a drafter; the arguments are those of `PreTrainedModel.from_pretrained`.
 
         Raises:
@@ -76,7 +76,8 @@ class DrafterModel(PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model, info = loaded
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
         wrong = {kind: sorted(map(str, info[kind])) for kind in kinds if info[kind]}
         if wrong:
@@ -85,7 +86,7 @@ class DrafterModel(PreTrainedModel):
                 f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
             )
         model.generation_config = _load_options(pretrained_model_name_or_path, kwargs)
-        return (model, info) if wants_info else model
+        return loaded if wants_info else model
 
 
 def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfig:
@@ -97,4 +98,5 @@ def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfi
         for key in ("revision", "token", "cache_dir", "local_files_only", "subfolder")
         if key in kwargs
     }
-    return SpeculationConfig.from_pretrained(name_or_path, **hub)
+    options = SpeculationConfig.from_pretrained(name_or_path, **hub)
+    return cast(SpeculationConfig, options)  # Transformers declares the base class

@@ -6,7 +6,7 @@ Every run is appended to a JSON lines file at once, so that an interrupted bench
 import json
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Benchmark:
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    drafters: dict[str, PreTrainedModel]
+    drafters: Mapping[str, PreTrainedModel]
     prompts: list[Prompt]
     decodings: list[str]
     max_new_tokens: int = 128

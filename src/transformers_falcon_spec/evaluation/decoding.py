@@ -57,7 +57,7 @@ def timed_generate(
         torch.manual_seed(seed)
         _synchronize()
         start = time.perf_counter()
-        output = target.generate(
+        output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
             **inputs,
             **options,
             **outputs,

@@ -1,6 +1,7 @@
 """Is the text the target's own? Token for token, and where it is not: a proven tie, or a bug."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,16 +22,17 @@ class ParityResult:
         first_difference (`int`, *optional*): Index of the first new token that differs.
         gap (`float`, *optional*): Between the target's best two logits there, decoding alone.
         rounding (`float`, *optional*): Largest difference there between its logits alone and in the tree.
+        decoding (`str`, *optional*): A name for the options, for those who check several.
     """
 
     prompt_id: str
     set_name: str
-    decoding: str
     num_tokens: int
     verdict: str
     first_difference: int | None = None
     gap: float | None = None
     rounding: float | None = None
+    decoding: str = ""
 
 
 def check_parity(
@@ -41,7 +43,6 @@ def check_parity(
     options: Options,
     max_new_tokens: int = 128,
     seed: int = 0,
-    decoding: str = "",
 ) -> ParityResult:
     """Write one text with and without the drafter, from the same seed, and compare.
 
@@ -53,22 +54,24 @@ def check_parity(
     plain, drafted = (
         timed_generate(target, ids, max_new_tokens, options, seed, assistant) for assistant in (None, drafter)
     )
-    found = {"prompt_id": prompt.prompt_id, "set_name": prompt.set_name, "decoding": decoding}
+    result = partial(ParityResult, prompt.prompt_id, prompt.set_name)
     if plain.new_ids == drafted.new_ids:
-        return ParityResult(**found, num_tokens=len(plain.new_ids), verdict="identical")
+        return result(num_tokens=len(plain.new_ids), verdict="identical")
     pairs = zip(plain.new_ids, drafted.new_ids, strict=False)
     shorter = min(len(plain.new_ids), len(drafted.new_ids))
     place = next((index for index, (left, right) in enumerate(pairs) if left != right), shorter)
     gap, rounding, is_rounding = _tie(target, ids, place, options, seed, drafter)
     verdict = "tie" if gap <= TIE_FACTOR * rounding and is_rounding else "different"
-    return ParityResult(**found, num_tokens=place, verdict=verdict, first_difference=place, gap=gap, rounding=rounding)
+    return result(num_tokens=place, verdict=verdict, first_difference=place, gap=gap, rounding=rounding)
 
 
 def _tie(
     target: PreTrainedModel, ids: Tensor, place: int, options: Options, seed: int, drafter: PreTrainedModel
 ) -> tuple[float, float, bool]:
-    """Gap of the best two plain logits at a place, the largest difference between plain and tree logits there, and
-    whether that difference is small enough to be rounding: the root of the type's precision, relative to the logits."""
+    """Gap of the best two plain logits at a place, largest difference to the tree's there, and whether that is rounding.
+
+    Rounding is a difference of at most the root of the type's precision, relative to the logits.
+    """
     plain, drafted = (
         timed_generate(target, ids, place + 1, options, seed, assistant, output_logits=True).output.logits[place]
         for assistant in (None, drafter)

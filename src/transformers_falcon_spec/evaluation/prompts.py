@@ -3,9 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ConversationError
 
@@ -23,9 +24,10 @@ class Prompt:
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
         messages = [{"role": role, "content": content} for role, content in self.messages]
-        return tokenizer.apply_chat_template(
+        encoded = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )["input_ids"]
+        )
+        return cast(BatchEncoding, encoded)["input_ids"]
 
     @property
     def text(self) -> str:

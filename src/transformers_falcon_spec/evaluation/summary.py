@@ -33,7 +33,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, block_size: int, see
         "num_tokens": sum(run["num_tokens"] for run in runs),
         "repetition_rate": _mean([run["repetition_rate"] for run in runs]),
         "acceptance_length": stats.acceptance_length,
-        "acceptance_length_interval": bootstrap(runs, lambda sample: _acceptance_length(sample), seed),
+        "acceptance_length_interval": bootstrap(runs, _acceptance_length, seed),
         "acceptance_by_depth": stats.acceptance_by_depth,
         "acceptance_by_block_position": stats.acceptance_by_block_position(block_size),
         "acceptance_histogram": stats.acceptance_histogram,

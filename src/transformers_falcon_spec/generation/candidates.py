@@ -51,9 +51,7 @@ class Draft:
     token_ids: Tensor  # [rows, nodes] int64, target ids, on the drafter's device; siblings differ
     parents: Tensor  # [1 or rows, nodes] int64; -1 at the root and at filler nodes of shorter rows
     is_guest: Tensor | None = None  # [1 or rows, nodes] bool: read, never committed, no candidate below
-    draft_probs: Tensor | None = (
-        None  # [rows, dists, vocab] drawn from, after processors; None: chosen without randomness
-    )
+    draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: nothing was drawn
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
 
@@ -65,9 +63,7 @@ class Committed:
     sequence_ids: Tensor  # [rows, capacity] int64, all committed tokens, left-aligned, without padding
     lengths: tuple[int, ...]  # [rows] committed tokens, bonus included
     num_new: tuple[int, ...]  # [rows] newest of them; at first all but t[0] and a user's cached prefix
-    features: (
-        Tensor | None
-    )  # [rows, max(num_new), feature_dim]: f[p] for each new t[p+1]; None without `feature_layers`
+    features: Tensor | None  # [rows, max(num_new), feature_dim]: f[p] of each new t[p+1]; None without layers to read
     node_choices: Tensor | None = None  # [rows, nodes] raw argmax after each node of the last draft, guests too
 
 
@@ -94,7 +90,7 @@ class TreeCandidateGenerator(CandidateGenerator):
         """Draft within `budget`; None asks for a plain step."""
         raise NotImplementedError
 
-    def get_candidates(
+    def get_candidates(  # type: ignore[override]  # generators of Transformers return None for the logits, too
         self,
         input_ids: Tensor,
         model_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  the stock loop passes it

@@ -154,7 +154,7 @@ class SpeculativeDecoding:
         if not self.config.return_dict_in_generate:
             return self.transcript.input_ids
         return SpeculativeOutput(
-            sequences=self.transcript.input_ids,
+            sequences=self.transcript.input_ids,  # type: ignore[arg-type]  # `LongTensor` there means any ids
             scores=self.transcript.scores,
             logits=self.transcript.logits,
             past_key_values=self.target.cache,
@@ -169,6 +169,7 @@ def speculative_decoding(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    *,
     drafter: Drafter,
     streamer: "BaseStreamer | None" = None,
     **model_kwargs: Any,

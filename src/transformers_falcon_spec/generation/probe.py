@@ -122,6 +122,7 @@ def _check_head(model: PreTrainedModel, prompt: Tensor) -> None:
     with target.taps.active():
         logits = _plain_logits(model, prompt)
         features = target.taps.take(prompt.shape[1])
+    assert features is not None  # one layer is tapped
     error = (target.head(features) - logits).abs().max().item()
     if error > 1e-2 * max(logits.abs().max().item(), 1e-6):
         raise TargetError(

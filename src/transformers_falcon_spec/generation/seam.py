@@ -7,13 +7,13 @@ Assistants that are not drafters of this package go to the original functions, u
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from ..errors import GenerationError, SeamError
-from .loop import speculative_decoding
+from .loop import Drafter, speculative_decoding
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -80,7 +80,7 @@ def _checked(owner: type, name: str) -> Callable[..., Any]:
     return function
 
 
-def _is_ours(assistant: Any) -> bool:
+def _is_ours(assistant: Any) -> TypeGuard[Drafter]:
     """Whether an assistant, maybe wrapped by PEFT, is a drafter of this package."""
     return callable(getattr(assistant, "candidate_generator", None))
 

@@ -27,11 +27,10 @@ class FeatureTaps:
     def __init__(self, decoder: nn.Module, num_layers: int, feature_layers: Sequence[int]) -> None:
         self.feature_layers = tuple(feature_layers)
         self._decoder = decoder
-        self._layers = next(
-            (part for part in decoder.modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers), None
-        )
+        lists = (part for part in decoder.modules() if isinstance(part, nn.ModuleList))
+        self._layers = next((part for part in lists if len(part) == num_layers), nn.ModuleList())
         inner = [layer for layer in self.feature_layers if layer != -1]
-        if inner and self._layers is None:
+        if inner and len(self._layers) != num_layers:
             raise TargetError(
                 f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none."
             )
@@ -79,14 +78,19 @@ class FeatureTaps:
         """
         if not self.feature_layers:
             return None
-        parts = [torch.cat(caught, dim=1) if caught else None for caught in self._caught.values()]
-        self._caught = {layer: [] for layer in self.feature_layers}
-        for layer, part in zip(self.feature_layers, parts, strict=True):
-            if part is None or part.shape[1] != num_tokens:
-                seen = "nothing" if part is None else f"{part.shape[1]} tokens"
-                raise TargetError(
-                    f"The tap at hidden state {layer} must see {num_tokens} tokens, but it saw {seen}. "
-                    "A compiled target may skip hooks: pass the model before `torch.compile`."
-                )
+        caught, self._caught = self._caught, {layer: [] for layer in self.feature_layers}
+        parts = [_joined(caught[layer], layer, num_tokens) for layer in self.feature_layers]
         device = parts[-1].device
         return torch.cat([part.to(device) for part in parts], dim=-1)
+
+
+def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
+    """All that one tap caught, which must be `num_tokens` tokens."""
+    num_seen = sum(part.shape[1] for part in caught)
+    if not caught or num_seen != num_tokens:
+        seen = f"{num_seen} tokens" if caught else "nothing"
+        raise TargetError(
+            f"The tap at hidden state {layer} must see {num_tokens} tokens, but it saw {seen}. "
+            "A compiled target may skip hooks: pass the model before `torch.compile`."
+        )
+    return torch.cat(caught, dim=1)

@@ -46,14 +46,14 @@ class Target:
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
-        self.model = model
+        self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
         self.feature_dim: int = feature_width(model, feature_layers)
         self.taps = FeatureTaps(decoder_of(model), self.config.num_hidden_layers, feature_layers)
         self.cache: Any = None
         self._kinds = layer_kinds(self.config)
-        self._positions: Tensor | None = None  # of the next token, [rows, 1] or [axes, rows, 1]
+        self._positions = torch.zeros(1, 1, dtype=torch.long)  # of the next token, [rows, 1] or [axes, rows, 1]
         self._is_held: Tensor | None = None  # [rows, prompt] False at padding; None without padding
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
@@ -70,7 +70,7 @@ class Target:
     def room_to_context(self) -> int:
         """Tokens that fit between the next position and the end of the position table; large without one."""
         longest = getattr(self.config, "max_position_embeddings", None)
-        return 2**31 if longest is None or self._positions is None else longest - 1 - int(self._positions.max())
+        return 2**31 if longest is None else longest - 1 - int(self._positions.max())
 
     def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
@@ -79,7 +79,8 @@ class Target:
         num_cached = self.cache.get_seq_length()
         outputs = self.model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=True)
         cache_file.drop_last(self.cache, 0)
-        self._is_held = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.all() else None
+        is_held = mask.bool() if isinstance(mask, Tensor) and mask.dim() == input_ids.dim() else None
+        self._is_held = None if is_held is None or is_held.all() else is_held
         self._positions = self._next_position(outputs, model_kwargs)
         features = self.taps.take(input_ids.shape[1] - num_cached)
         return Reading(outputs.logits[:, -1:], features)
@@ -190,6 +191,12 @@ def head_width(model: PreTrainedModel) -> int:
     """Width of what the head reads; not the hidden size where the decoder ends in a projection (OPT-350m)."""
     hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
     return getattr(model.get_output_embeddings(), "in_features", hidden_size)
+
+
+def embedding_width(model: PreTrainedModel) -> int:
+    """Width of a token's embedding."""
+    embeddings: Any = model.get_input_embeddings()  # an `nn.Embedding`, or a wrapper around one
+    return embeddings.weight.shape[-1]
 
 
 def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:

@@ -36,8 +36,8 @@ class Transcript:
         self.input_ids = input_ids
         self.prompt_len = input_ids.shape[1]
         self.is_complete = False
-        self.scores: tuple[Tensor, ...] | None = _if(config, "output_scores")
-        self.logits: tuple[Tensor, ...] | None = _if(config, "output_logits")
+        self.scores: tuple[Any, ...] | None = _if(config, "output_scores")
+        self.logits: tuple[Any, ...] | None = _if(config, "output_logits")
         self._processors, self._criteria, self._draws, self._streamer = processors, criteria, draws, streamer
         self._do_sample = bool(config.do_sample)
 
@@ -46,7 +46,7 @@ class Transcript:
         raw = logits.to(dtype=torch.float32, copy=True, device=self.input_ids.device)
         if self.logits is not None:
             self.logits += (raw.clone(),)
-        scores = self._processors(self.input_ids, raw)
+        scores = self._processors(self.input_ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
         if self.scores is not None:
             self.scores += (scores,)
         token = choose(scores, self._do_sample, self._draws)

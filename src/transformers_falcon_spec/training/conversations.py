@@ -88,7 +88,7 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _hub_rows(name: str) -> Iterator[tuple[str, Any]]:
-    from datasets import load_dataset  # only here: reading local files needs no `datasets`
+    from datasets import load_dataset  # noqa: PLC0415  reading local files needs no `datasets`
 
     dataset_id, _, split = name.partition(":")
     try:

@@ -1,14 +1,14 @@
 """Conversations as token ids with a mask of what the assistant said. Knows nothing of drafters or features."""
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import TrainingError
 from .conversations import Message
@@ -71,7 +71,7 @@ def _encode(row: list[Message], tokenizer: PreTrainedTokenizerBase, has_marks: b
 
 
 def _encode_marked(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
-    encoded = tokenizer.apply_chat_template(row, return_dict=True, return_assistant_tokens_mask=True)
+    encoded = _templated(row, tokenizer, return_assistant_tokens_mask=True)
     return {"input_ids": list(encoded["input_ids"]), "assistant_mask": list(encoded["assistant_masks"])}
 
 
@@ -92,7 +92,11 @@ def _encode_by_turns(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _render(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
-    return list(tokenizer.apply_chat_template(row, return_dict=True, **options)["input_ids"])
+    return list(_templated(row, tokenizer, **options)["input_ids"])
+
+
+def _templated(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> BatchEncoding:
+    return cast(BatchEncoding, tokenizer.apply_chat_template(row, return_dict=True, **options))
 
 
 class ConversationCollator:
@@ -102,6 +106,7 @@ class ConversationCollator:
         self.pad_token_id = pad_token_id or 0
 
     def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+        """One batch."""
         longest = max(len(example["input_ids"]) for example in examples)
         batch = {
             "input_ids": torch.full((len(examples), longest), self.pad_token_id),

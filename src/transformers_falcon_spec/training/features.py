@@ -50,6 +50,7 @@ class OnlineFeatures:
         with view.taps.active():
             outputs = self.target.get_decoder()(input_ids=input_ids, attention_mask=mask, use_cache=False)
             features = view.taps.take(input_ids.shape[1])
+        assert features is not None  # at least one layer is tapped
         return PairBatch(
             token_embeds=view.embed(input_ids[:, 1:]),
             features=features[:, :-1],

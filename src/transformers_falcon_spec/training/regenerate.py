@@ -7,12 +7,12 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jinja2 import TemplateError
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import OptionError
 from .conversations import Message
@@ -141,7 +141,7 @@ def _batches(
     ordered = [
         index
         for start in range(0, len(usable), window)
-        for index in sorted(usable[start : start + window], key=lengths.get)
+        for index in sorted(usable[start : start + window], key=lengths.__getitem__)
     ]
     return [ordered[start : start + options.batch_size] for start in range(0, len(ordered), options.batch_size)]
 
@@ -155,9 +155,10 @@ def _opening(row: list[Message]) -> list[Message]:
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
     """The prompt; empty where the chat template refuses it."""
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     except TemplateError:
         return []
+    return cast(BatchEncoding, encoded)["input_ids"]
 
 
 def _answer_batch(
@@ -211,7 +212,9 @@ def _generate(
     sampling = {"do_sample": True, "temperature": options.temperature} if options.temperature else {"do_sample": False}
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
-        output = target.generate(**inputs, **sampling, max_new_tokens=options.max_new_tokens, top_k=0)
+        output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
+            **inputs, **sampling, max_new_tokens=options.max_new_tokens, top_k=0
+        )
     answers = output[:, inputs["input_ids"].shape[1] :]
     stops = target.generation_config.eos_token_id
     stop_ids = set(stops if isinstance(stops, list) else [stops])

@@ -14,12 +14,14 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainingArgum
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..core.tree import DraftTree
+from ..drafters.base import DrafterModel
 from ..errors import OptionError, TrainingError
 from .checkpoints import writing_to
 from .features import OnlineFeatures, PairBatch
 from .glancing import glancing_budget, reveal, reveal_mask
 from .losses import DistillationLoss, distillation_loss
 
+MIN_TREE_NODES = 2  # the root and one draft
 MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
 
 
@@ -27,6 +29,7 @@ MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
 class DrafterTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the drafter's own; defaults of these are the paper's where it gives one."""
 
+    output_dir: str = field(default="trainer_output", metadata={"help": "Folder for checkpoints and the drafter."})
     use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
     glancing_ratio: float = field(
         default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}
@@ -50,7 +53,7 @@ class DrafterTrainingArguments(TrainingArguments):
         """Check the options of this class."""
         if not 0 <= self.glancing_ratio <= 1:
             raise OptionError(f"`glancing_ratio` must lie in 0..1, but it is {self.glancing_ratio}.")
-        if self.draft_tree_nodes < 2 or self.draft_tree_passes < 1:
+        if self.draft_tree_nodes < MIN_TREE_NODES or self.draft_tree_passes < 1:
             raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
         super().__post_init__()
 
@@ -73,7 +76,7 @@ class DrafterTrainer(Trainer):
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target; stays as it is.
-        model ([`~transformers.PreTrainedModel`]): The drafter.
+        model ([`DrafterModel`]): The drafter.
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
@@ -84,12 +87,13 @@ class DrafterTrainer(Trainer):
     loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
     args: DrafterTrainingArguments
 
-    def __init__(self, *, target: PreTrainedModel, model: PreTrainedModel, **kwargs: Any) -> None:
+    def __init__(self, *, target: PreTrainedModel, model: DrafterModel, **kwargs: Any) -> None:
         model.check_target(target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
         self.model_accepts_loss_kwargs = False
         self.block_size: int = model.config.block_size
-        self.features = OnlineFeatures(target.to(self.args.device), model.feature_layers, self.block_size)
+        target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+        self.features = OnlineFeatures(target, model.feature_layers, self.block_size)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
@@ -107,7 +111,11 @@ class DrafterTrainer(Trainer):
             super()._save_checkpoint(*args, **kwargs)
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Distillation loss of one batch; with `use_glancing` the drafter sees the batch twice."""
         pairs = self.features(inputs)
@@ -168,7 +176,11 @@ class DrafterTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
     def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Tensor], prediction_loss_only: bool, ignore_keys: Any = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Loss, and how often the target's best token stood at each rank of each block position."""
         with torch.no_grad():

@@ -41,7 +41,6 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
                 f"it reaches depth {self._max_depth}."
             )
         self._pending: list[tuple[Tensor, Tensor]] = []  # token ids [1, new] and features [1, new, feature]
-        self._root: Tensor | None = None  # [1, 1] newest committed token
         self._num_rows = 0  # committed rows read so far
         self._cache = DynamicCache()
         self._state: RecurrentState | None = None
@@ -51,11 +50,12 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
         """Keep the new pairs for the next proposal."""
         num_new = committed.num_new[0]
         new_ids = committed.sequence_ids[:, committed.lengths[0] - num_new : committed.lengths[0]]
+        assert committed.features is not None  # a drafter of this kind reads at least one layer
         self._pending.append((new_ids, committed.features))
-        self._root = new_ids[:, -1:]
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft the tree, cut to the budget; None while fewer than k rows are there to draft from."""
+        root = self._pending[-1][0][:, -1:]  # newest committed token
         features = self._read_pending()
         if features is None:
             return None
@@ -64,7 +64,7 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
             max_depth = min(max_depth, budget.num_passes * self.block_size)
         tree = _fitted(self._tree, max_depth, budget.num_nodes, budget.is_chain)
         passes = draft_passes(tree, self.block_size, self.drafter.device)
-        token_ids = self._root.to(self.drafter.device).repeat(1, len(tree))
+        token_ids = root.to(self.drafter.device).repeat(1, len(tree))
         state, num_drafted_rows = self._state, 0
         for number, draft_pass in enumerate(passes):
             if number:

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.target import feature_width, head_width
+from ...generation.target import embedding_width, feature_width, head_width
 from ..base import target_fields
 
 RECURRENCES = ("sequence", "token")
@@ -101,7 +101,7 @@ class FalconSpecConfig(LlamaConfig):
             "num_attention_heads": heads,
             "initializer_range": hidden**-0.5,
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
-            "embedding_size": target.get_input_embeddings().weight.shape[-1],
+            "embedding_size": embedding_width(target),
             "feature_size": feature_width(target, layers),
             **target_fields(target),
         }

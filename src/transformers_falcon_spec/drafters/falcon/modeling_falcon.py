@@ -51,6 +51,8 @@ class FalconSpecDrafter(DrafterModel):
 
     def __init__(self, config: FalconSpecConfig) -> None:
         super().__init__(config)
+        assert config.embedding_size is not None  # the configuration fills in both widths
+        assert config.feature_size is not None
         self.recurrence = nn.LSTM(
             config.embedding_size + config.feature_size,
             config.hidden_size,
@@ -68,7 +70,7 @@ class FalconSpecDrafter(DrafterModel):
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
         drafter._start_local()
-        return drafter.to(device=target.device)
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
 
     @torch.no_grad()
     def _start_local(self) -> None:
@@ -77,9 +79,9 @@ class FalconSpecDrafter(DrafterModel):
         A row must read the rows that follow it in its block. Attention that starts out even over the whole text takes
         long to find them; see `LOG.md` for the measurement.
         """
-        for layer in self.layers if self.config.attention_bias else ():
-            layer.self_attn.q_proj.bias.fill_(LOCAL_ATTENTION_BIAS)
-            layer.self_attn.k_proj.bias.fill_(LOCAL_ATTENTION_BIAS)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("q_proj.bias", "k_proj.bias")):
+                parameter.fill_(LOCAL_ATTENTION_BIAS)
 
     def forward(
         self,
