@@ -7,6 +7,7 @@ import torch
 
 from tests.drafters.falcon.trees import random_tree
 from tests.reference import path_to
+from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.drafters.falcon.plan import DraftPass, draft_passes
 
@@ -107,3 +108,12 @@ def test_a_chain_takes_as_many_passes_as_its_depth_has_blocks(depth: int, block_
 
 def test_a_root_alone_takes_no_pass() -> None:
     assert draft_passes(DraftTree.from_lists([-1]), 2, CPU) == ()
+
+
+def test_the_plan_of_a_stored_tree_is_made_once_for_all_calls() -> None:
+    drafter = make_drafter(make_target(), block_size=2)
+    drafter.generation_config.draft_tree = DraftTree.from_lists([-1, 0, 0, 1, 3]).to_json()
+
+    plans = [draft_passes(drafter.draft_tree, 2, CPU) for _ in range(2)]
+
+    assert plans[0] is plans[1]

@@ -4,6 +4,8 @@ Holds neither embedding nor head: both are the target's, and come in and go out 
 section 3.1.
 """
 
+import json
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -138,10 +140,16 @@ class FalconSpecDrafter(DrafterModel):
     def draft_tree(self) -> DraftTree:
         """The tree to draft: that of `generation_config`, else of the config, else a chain of one block."""
         stored = self.generation_config.draft_tree or self.config.draft_tree
-        return DraftTree.chain(self.config.block_size) if stored is None else DraftTree.from_json(stored)
+        return _tree(json.dumps(stored or DraftTree.chain(self.config.block_size).to_json()))
 
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator
     ) -> FalconCandidateGenerator:
         """A generator that drafts with this model for one call."""
         return FalconCandidateGenerator(self, target, max_length, rng)
+
+
+@lru_cache(maxsize=64)
+def _tree(text: str) -> DraftTree:
+    """A stored tree; the same object for the same tree, so that its plan is made once and not for every call."""
+    return DraftTree.from_json(json.loads(text))
