@@ -17,13 +17,13 @@ _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 def provenance(**settings: Any) -> dict[str, Any]:
     """Command, commit, versions and machine, and the `settings` that a reader needs to run it again."""
     return {
+        **settings,  # first: an option called `device` must not hide the machine
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
-        **settings,
     }
 
 
