@@ -172,3 +172,23 @@ def test_a_target_without_chat_template_is_refused(
 
     assert status == 1
     assert "TrainingError: The tokenizer" in capsys.readouterr().err
+
+
+def test_features_are_extracted_once_for_several_runs(files: dict[str, str], tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    losses: list[list[float]] = []
+    times: set[int] = set()  # of the one shard
+
+    for name, options in (
+        ("first", ["--cache_features", str(shards)]),
+        ("second", ["--cache_features", str(shards)]),
+        ("none", []),
+    ):
+        assert train(files, tmp_path / name, "--logging_steps", "1", *options) == 0
+        curve = json.loads((tmp_path / name / "training.json").read_text(encoding="utf-8"))["curve"]
+        losses.append([entry["loss"] for entry in curve if "loss" in entry])
+        times.add(*(shard.stat().st_mtime_ns for shard in shards.iterdir()))
+
+    assert len(times) == 1
+    assert losses[1] == losses[0]
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)

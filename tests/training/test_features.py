@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.tiny import VOCAB_SIZE, make_target
-from transformers_falcon_spec.training.features import OnlineFeatures, PairBatch
+from transformers_falcon_spec.training.features import PairBatch, TargetFeatures
 
 LENGTHS = (11, 7)
 LENGTH = max(LENGTHS)
@@ -24,7 +24,7 @@ def padded_batch() -> dict[str, Tensor]:
 
 
 def read(target: PreTrainedModel, block_size: int = 2, layers: tuple[int, ...] = (-1,)) -> PairBatch:
-    return OnlineFeatures(target, layers, block_size)(padded_batch())
+    return TargetFeatures(target, layers, block_size)(padded_batch())
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def test_features_are_the_hidden_states_that_were_asked_for_side_by_side(layers:
 )
 def test_the_logits_of_a_label_are_those_of_the_target(family: str, changes: dict[str, Any]) -> None:
     target, batch = make_target(family, **changes), padded_batch()
-    features = OnlineFeatures(target, (-1,), 2)
+    features = TargetFeatures(target, (-1,), 2)
 
     logits = features.head(features(batch).labels[:1, :8])
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -15,7 +16,7 @@ from .conversations import Message
 
 logger = logging.getLogger(__name__)
 
-Example = dict[str, list[int]]
+Example = dict[str, Any]  # `input_ids` and `assistant_mask`; from a `FeatureCache` tensors `[tokens, width]` as well
 
 
 class ConversationDataset(Dataset[Example]):
@@ -100,7 +101,7 @@ def _templated(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options
 
 
 class ConversationCollator:
-    """Pads examples on the right: `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`."""
+    """Pads examples on the right: `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`, and tensors."""
 
     def __init__(self, pad_token_id: int | None) -> None:
         self.pad_token_id = pad_token_id or 0
@@ -118,4 +119,6 @@ class ConversationCollator:
             batch["input_ids"][row, :length] = torch.tensor(example["input_ids"])
             batch["attention_mask"][row, :length] = 1
             batch["assistant_mask"][row, :length] = torch.tensor(example["assistant_mask"], dtype=torch.bool)
+        for name in examples[0].keys() - batch.keys():
+            batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
         return batch

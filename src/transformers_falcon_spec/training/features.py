@@ -29,8 +29,8 @@ class PairBatch:
     is_counted: Bool[Tensor, "rows pairs"]
 
 
-class OnlineFeatures:
-    """Reads features from a frozen target while the drafter trains.
+class TargetFeatures:
+    """Reads features from a frozen target while the drafter trains, or takes those that a batch brings along.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): Put into evaluation mode; its weights get no gradient.
@@ -43,18 +43,26 @@ class OnlineFeatures:
         self.feature_layers, self.block_size = feature_layers, block_size
 
     @torch.no_grad()
-    def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
-        """Features of one collated batch."""
-        input_ids, mask = batch["input_ids"], batch["attention_mask"]
+    def read(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """The `features` `[rows, tokens, feature]` and, where those are other ones, the `head_inputs` of a batch."""
         view = Target(self.target, self.feature_layers)
         with view.taps.active():
-            outputs = self.target.get_decoder()(input_ids=input_ids, attention_mask=mask, use_cache=False)
+            outputs = self.target.get_decoder()(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
             features = view.taps.take(input_ids.shape[1])
         assert features is not None  # at least one layer is tapped
+        found = {"features": features, "head_inputs": outputs[0]}
+        return found if self.feature_layers != (-1,) else {"features": features}
+
+    @torch.no_grad()
+    def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
+        """The pairs of one collated batch; `features` in the batch, as a [`FeatureCache`] adds them, are not read again."""
+        input_ids, mask = batch["input_ids"], batch["attention_mask"]
+        found = batch if "features" in batch else self.read(input_ids, mask)
+        features, head_inputs = found["features"], found.get("head_inputs", found["features"])
         return PairBatch(
-            token_embeds=view.embed(input_ids[:, 1:]),
+            token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]),
             features=features[:, :-1],
-            labels=_ahead(outputs[0][:, :-1], outputs[0][:, -1:], self.block_size),
+            labels=_ahead(head_inputs[:, :-1], head_inputs[:, -1:], self.block_size),
             is_token=mask[:, 1:].bool(),
             is_counted=_ahead(batch["assistant_mask"][:, 1:], None, self.block_size) & mask[:, 1:].bool(),
         )

@@ -17,7 +17,7 @@ from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, TrainingError
 from .checkpoints import writing_to
-from .features import OnlineFeatures, PairBatch
+from .features import PairBatch, TargetFeatures
 from .glancing import glancing_budget, reveal, reveal_mask
 from .losses import DistillationLoss, distillation_loss
 
@@ -93,7 +93,7 @@ class DrafterTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.block_size: int = model.config.block_size
         target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        self.features = OnlineFeatures(target, model.feature_layers, self.block_size)
+        self.features = TargetFeatures(target, model.feature_layers, self.block_size)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
@@ -126,10 +126,11 @@ class DrafterTrainer(Trainer):
         generator = self._generator(model.training)
         phases = torch.randint(self.block_size, (len(pairs.is_token),), generator=generator).to(pairs.is_token.device)
         noisy = self._with_noise(pairs, generator) if model.training else pairs
-        revealed = self._glance(model, pairs, noisy, phases, generator) if model.training else noisy
+        wanted = self.features.head(pairs.labels[pairs.is_counted])
+        revealed = self._glance(model, pairs, noisy, wanted, phases, generator) if model.training else noisy
         predicted = model(revealed.token_embeds, revealed.features, phases, revealed.is_token)
         counted = revealed.is_counted
-        logits, wanted = self.features.head(predicted[counted]), self.features.head(pairs.labels[counted])
+        logits, wanted = self.features.head(predicted[counted]), wanted[counted[pairs.is_counted]]
         loss = distillation_loss(predicted[counted], pairs.labels[counted], logits, wanted)
         self._note(loss)
         total = loss.total(self.args.feature_loss_weight, self.args.token_loss_weight)
@@ -149,14 +150,19 @@ class DrafterTrainer(Trainer):
         return replace(pairs, features=pairs.features + self.args.feature_noise * noise)
 
     def _glance(
-        self, model: nn.Module, clean: PairBatch, noisy: PairBatch, phases: Tensor, generator: torch.Generator
+        self,
+        model: nn.Module,
+        clean: PairBatch,
+        noisy: PairBatch,
+        wanted: Tensor,
+        phases: Tensor,
+        generator: torch.Generator,
     ) -> PairBatch:
         """Pass 1 without gradient counts what the drafter gets wrong; part of the truth is then shown for pass 2."""
         if not self.args.use_glancing or self.block_size == 1:
             return noisy
         with torch.no_grad():
             predicted = model(noisy.token_embeds, noisy.features, phases, noisy.is_token)[noisy.is_counted]
-            wanted = self.features.head(clean.labels[noisy.is_counted])
             wrong = self.features.head(predicted).argmax(-1) != wanted.argmax(-1)
         progress = self.state.global_step / max(self.state.max_steps, 1)
         budget = glancing_budget(int(wrong.sum()), self.args.glancing_ratio, progress)

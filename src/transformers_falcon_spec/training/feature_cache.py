@@ -1,0 +1,156 @@
+"""Features of a whole training set on disk: extracted once, by all processes, then read instead of running the target.
+
+Worth its disk space from the second epoch on. An interrupted extraction goes on with the shards that are missing.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from ..errors import TrainingError
+from .checkpoints import writing_to
+from .dataset import ConversationCollator, ConversationDataset, Example
+from .features import TargetFeatures
+
+logger = logging.getLogger(__name__)
+
+SHARD_SIZE = 256  # examples
+BATCH_SIZE = 8  # examples that the target reads together
+NUM_HASHED = 1024  # values of each weight that tell one target from another
+
+
+class FeatureCache(Dataset[Example]):
+    """The examples of a [`ConversationDataset`], each with its `features` (and `head_inputs`, where they differ).
+
+    Shards are safetensors files that are mapped, not loaded: memory is shared between processes. What each holds is told by
+    a fingerprint of target, layers and token ids.
+
+    Args:
+        dataset ([`ConversationDataset`]): The examples.
+        features ([`TargetFeatures`]): Reads the target; its dtype is that of the cache.
+        folder (`str` or `Path`): Where the shards are, or will be.
+
+    Raises:
+        [`TrainingError`]: a shard of another target or other data, one that is cut short, or too little room on the disk.
+    """
+
+    def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
+        self.dataset, self.folder = dataset, Path(folder)
+        self._fingerprint = _fingerprint(dataset, features)
+        self._starts = [0] * len(dataset)  # of each example in its shard, in tokens
+        for index in range(1, len(dataset)):
+            if index % SHARD_SIZE:
+                self._starts[index] = self._starts[index - 1] + self._length(index - 1)
+        self._open: dict[int, safe_open] = {}
+        self._extract(features)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Example:
+        index = range(len(self))[index]
+        shard, start = self._shard(index // SHARD_SIZE), self._starts[index]
+        stop = start + self._length(index)
+        return {**self.dataset[index], **{name: shard.get_slice(name)[start:stop] for name in shard.keys()}}  # noqa: SIM118
+
+    def _length(self, index: int) -> int:
+        return len(self.dataset[index]["input_ids"])
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"features-{number:05d}.safetensors"
+
+    def _members(self, number: int) -> range:
+        return range(number * SHARD_SIZE, min((number + 1) * SHARD_SIZE, len(self)))
+
+    def _shard(self, number: int) -> safe_open:
+        """An open shard that was made for this target and data."""
+        if number not in self._open:
+            path = self._path(number)
+            try:
+                shard = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise TrainingError(
+                    f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
+                ) from error
+            found = (shard.metadata() or {}).get("fingerprint")
+            if found != self._fingerprint:
+                raise TrainingError(
+                    f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it holds "
+                    f"others ({found}). Give another folder, or delete this one."
+                )
+            self._open[number] = shard
+        return self._open[number]
+
+    def _extract(self, features: TargetFeatures) -> None:
+        """Make the shards that are missing, each by one process, and check all of them."""
+        state = PartialState()
+        numbers = range(-(-len(self) // SHARD_SIZE))
+        missing = [number for number in numbers if not self._path(number).is_file()]
+        state.wait_for_everyone()  # all have seen the same shards before the first one is written
+        if missing:
+            self._check_room(features, sum(self._length(i) for number in missing for i in self._members(number)))
+        mine = missing[state.process_index :: state.num_processes]
+        for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
+            tensors = self._read(features, number)
+            with writing_to(self.folder):
+                fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")  # another run may be at it, too
+                save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
+                fresh.replace(self._path(number))
+        state.wait_for_everyone()
+        for number in numbers:
+            self._shard(number)
+
+    def _check_room(self, features: TargetFeatures, num_tokens: int) -> None:
+        with writing_to(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        probe = features.read(*(torch.ones(1, 1, dtype=torch.long, device=features.target.device) for _ in range(2)))
+        needed = num_tokens * sum(value[0, 0].nbytes for value in probe.values())
+        free = shutil.disk_usage(self.folder).free
+        logger.info("Features of %d tokens go to `%s`: %.2f GB of %.2f GB free.",
+                    num_tokens, self.folder, needed / 1e9, free / 1e9)  # fmt: skip
+        if needed > free:
+            raise TrainingError(
+                f"`{self.folder}` must have room for {needed / 1e9:.2f} GB of features, but {free / 1e9:.2f} GB are free. "
+                "Choose another folder or a narrower dtype of the target, or train without a cache."
+            )
+
+    def _read(self, features: TargetFeatures, number: int) -> dict[str, Tensor]:
+        """One shard: examples of like length go through the target together, and stand one after the other."""
+        collate, device = ConversationCollator(0), features.target.device
+        found: dict[int, dict[str, Tensor]] = {}
+        ordered = sorted(self._members(number), key=self._length)
+        for start in range(0, len(ordered), BATCH_SIZE):
+            members = ordered[start : start + BATCH_SIZE]
+            batch = collate([self.dataset[index] for index in members])
+            read = features.read(batch["input_ids"].to(device), batch["attention_mask"].to(device))
+            for row, index in enumerate(members):
+                found[index] = {name: value[row, : self._length(index)].cpu() for name, value in read.items()}
+        names = found[ordered[0]].keys()
+        return {name: torch.cat([found[index][name] for index in self._members(number)]) for name in names}
+
+
+def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
+    """Tells apart targets, layers and data."""
+    digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
+    for example in (dataset[index] for index in range(len(dataset))):
+        digest.update(repr(example["input_ids"]).encode())
+    _hash_weights(features.target, digest)
+    return digest.hexdigest()
+
+
+def _hash_weights(target: PreTrainedModel, digest: "hashlib.blake2b") -> None:
+    for name, weight in target.named_parameters():
+        start = weight.detach().flatten()[:NUM_HASHED].cpu()
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(start.view(torch.uint8).numpy().tobytes())
