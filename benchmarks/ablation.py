@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--data", nargs="+", required=True, help="answered conversations to train on")
     parser.add_argument("--eval-data", required=True, help="answered conversations held out")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--limit", type=int, default=20, help="prompts of each test set")
     parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="where drafters and runs are kept")
     parser.add_argument("--features", default="runs/features", help="where the target's features are kept")
