@@ -48,11 +48,12 @@ fix: $(READY) ## Repair format and style, and the file list of the README.
 	$(BIN)/ruff format
 	$(BIN)/python tools/readme_tree.py
 
-bench: $(READY) ## Measure parity, speed and memory of the embedded pair, and render the figures into the README; resumes.
+bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into the README; resumes.
 	@$(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \
 		--decodings greedy temperature-1 temperature-0.7-top-p-0.9 repetition-penalty
 	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
+	@$(BIN)/python benchmarks/bounds.py
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/falcon-spec report --results $(RESULTS)
 
