@@ -1,7 +1,7 @@
 """The paper's ablation on the reference target: train every point with the same data and steps, then decode with it.
 
 Command: python benchmarks/ablation.py --data runs/data/answers.jsonl --eval-data runs/data/answers-held_out.jsonl
-Hardware and time: two CPU cores, two points at a time with one thread each, about an hour and a half. Points that are
+Hardware and time: two CPU cores, two points at a time with one thread each, about an hour. Points that are
 trained and measured already are kept: run it again to go on. Writes `benchmarks/results/ablation.json`.
 """
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--data", nargs="+", required=True, help="answered conversations to train on")
     parser.add_argument("--eval-data", required=True, help="answered conversations held out")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--limit", type=int, default=20, help="prompts of each test set")
     parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="where drafters and runs are kept")
     parser.add_argument("--features", default="runs/features", help="where the target's features are kept")

@@ -202,12 +202,15 @@ class NaiveFalcon:
         states = self._recur(rows)
         positions = torch.arange(len(rows))[None]
         bias = torch.full((1, 1, len(rows), len(rows)), torch.finfo(states.dtype).min, dtype=states.dtype)
+        places = torch.zeros(1, len(rows), dtype=torch.long)
         for row in range(len(rows)):
             end = self.ends[row] if row < num_true else num_true + (row - num_true) // size * size + size - 1
             bias[..., row, : end + 1] = 0
+            places[0, row] = size - 1 - (end - row)
         rotary = self.drafter.rotary_emb(states, positions)
+        block_positions = {"block_positions": places} if self.drafter.config.block_position_embedding else {}
         for layer in self.drafter.layers:
-            states = layer(states, attention_mask=bias, position_embeddings=rotary)
+            states = layer(states, attention_mask=bias, position_embeddings=rotary, **block_positions)
         return states[0, -size:]
 
     def _recur(self, rows: Sequence[Tensor]) -> Tensor:

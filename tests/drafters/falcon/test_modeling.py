@@ -74,7 +74,9 @@ def test_block_size_1_is_plain_causal_attention_in_any_phase() -> None:
     shifted = drafter(embeds, features, torch.tensor([5]))
 
     fused, _ = drafter.recur(torch.cat([embeds, features], dim=-1), None)
-    torch.testing.assert_close(outputs, drafter.attend(fused, causal, torch.arange(LENGTH)[None]))
+    torch.testing.assert_close(
+        outputs, drafter.attend(fused, causal, torch.arange(LENGTH)[None], torch.zeros(1, LENGTH, dtype=torch.long))
+    )
     assert torch.equal(outputs, shifted)
 
 

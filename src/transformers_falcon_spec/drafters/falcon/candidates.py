@@ -93,7 +93,10 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
         places = torch.arange(self._num_rows, device=rows.device)
         positions = places[-rows.shape[1] :]
         ends = block_ends(positions, self.block_size, torch.tensor(self._num_rows, device=rows.device))
-        outputs = self.drafter.attend(rows, block_causal_mask(ends, places)[None], positions[None], self._cache)
+        block_positions = self.block_size - 1 - (ends - positions)
+        outputs = self.drafter.attend(
+            rows, block_causal_mask(ends, places)[None], positions[None], block_positions[None], self._cache
+        )
         return outputs[:, -self.block_size :] if self._num_rows >= self.block_size else None
 
     def _draft_level(
@@ -107,10 +110,11 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
         fused, state = self.drafter.recur(inputs, state)  # each block goes on from its parent's state
         blocks, size = draft_pass.fed_nodes.shape
         first = self._num_rows + (number - 1) * size
-        positions = torch.arange(first, first + size, device=fused.device).repeat(blocks)
+        block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
         seen = draft_pass.tail_mask
         mask = torch.cat([seen.new_ones(len(seen), self._num_rows), seen], dim=1)
-        outputs = self.drafter.attend(fused.reshape(1, blocks * size, -1), mask[None], positions[None], self._cache)
+        rows = fused.reshape(1, blocks * size, -1)
+        outputs = self.drafter.attend(rows, mask[None], first + block_positions, block_positions, self._cache)
         return outputs.reshape(blocks, size, -1), state
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:

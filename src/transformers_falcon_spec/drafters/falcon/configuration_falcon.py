@@ -25,6 +25,8 @@ class FalconSpecConfig(LlamaConfig):
         recurrence (`str`, *optional*, defaults to `"sequence"`):
             `"sequence"` lets the LSTM's state flow from token to token, as the paper says; `"token"` starts it afresh
             at every token, as the published code does.
+        block_position_embedding (`bool`, *optional*, defaults to `True`):
+            Rows are told which place of their block they hold; the published drafters know nothing of it.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
@@ -48,6 +50,7 @@ class FalconSpecConfig(LlamaConfig):
     num_hidden_layers: int = 1
     block_size: int = 2
     recurrence: str = "sequence"
+    block_position_embedding: bool = True
     num_recurrent_layers: int = 2
     recurrent_dropout: float = 0.1
     feature_layers: list[int] | tuple[int, ...] = (-1,)

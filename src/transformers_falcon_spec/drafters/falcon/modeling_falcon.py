@@ -12,7 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from ...core.masks import additive, block_causal_mask, block_ends
 from ...core.tree import DraftTree
@@ -21,9 +26,25 @@ from ..base import DrafterModel
 from .candidates import FalconCandidateGenerator
 from .configuration_falcon import FalconSpecConfig
 
-LOCAL_ATTENTION_BIAS = 1.5  # of fresh queries and keys
+ATTENTION_BIAS = 3.0  # of fresh queries and keys
+POSITION_SPREAD = 0.3  # of fresh block positions
 
 RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
+
+
+class BlockAttention(LlamaAttention):
+    """Attention that also tells each row its place in its block. Keys and values stay free of it: they outlive the block."""
+
+    def __init__(self, config: FalconSpecConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.block_position = nn.Embedding(config.block_size, config.hidden_size)
+
+    def forward(
+        self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """What attention read, and the vector of the row's place."""
+        outputs, weights = super().forward(hidden_states, *args, **kwargs)
+        return outputs + self.block_position(block_positions), weights
 
 
 class FalconSpecDrafter(DrafterModel):
@@ -64,6 +85,9 @@ class FalconSpecDrafter(DrafterModel):
         )
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.layers[0].input_layernorm = nn.Identity()
+        if config.block_position_embedding:
+            for index, layer in enumerate(self.layers):
+                layer.self_attn = BlockAttention(config, index)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.post_init()
 
@@ -71,19 +95,31 @@ class FalconSpecDrafter(DrafterModel):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "FalconSpecDrafter":
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
-        drafter._start_local()
+        drafter._start_ahead()
         return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
 
     @torch.no_grad()
-    def _start_local(self) -> None:
-        """Give fresh queries and keys, where they have biases, a shared constant: rotary attention then starts out local.
+    def _start_ahead(self) -> None:
+        """Give fresh attention, where it has biases, a place to look: head h starts out at the row h mod k ahead.
 
-        A row must read the rows that follow it in its block. Attention that starts out even over the whole text takes
-        long to find them; see `LOG.md` for the measurement.
+        A row must read the rows that follow it in its block and know its own place there. Attention that starts out even over
+        the whole text takes long to find them; see `LOG.md` for the measurement.
         """
-        for name, parameter in self.named_parameters():
-            if name.endswith(("q_proj.bias", "k_proj.bias")):
-                parameter.fill_(LOCAL_ATTENTION_BIAS)
+        heads, width = self.config.num_attention_heads, self.config.head_dim
+        for layer in self.layers:
+            attention = layer.self_attn
+            if isinstance(attention, BlockAttention):
+                attention.block_position.weight.normal_(std=POSITION_SPREAD)
+            if not self.config.attention_bias:
+                continue
+            query = torch.full((1, heads, 1, width), ATTENTION_BIAS)
+            ahead = torch.arange(heads)[None] % self.config.block_size
+            cos, sin = (
+                angles.transpose(0, 1)[None] for angles in self.rotary_emb(query, -ahead)
+            )  # [1, heads, 1, width]
+            _, key = apply_rotary_pos_emb(query, query, cos[0], sin[0], unsqueeze_dim=0)
+            attention.q_proj.bias.copy_(query.flatten())
+            attention.k_proj.bias.copy_(key.flatten())
 
     def forward(
         self,
@@ -110,7 +146,7 @@ class FalconSpecDrafter(DrafterModel):
         if is_token is not None:
             mask = mask & is_token[:, None, :]
         fused, _state = self.recur(torch.cat([token_embeds, features], dim=-1).to(self.dtype), None)
-        return self.attend(fused, mask, positions[None])
+        return self.attend(fused, mask, positions[None], (positions - phases[:, None]) % self.config.block_size)
 
     def recur(
         self, rows: Float[Tensor, "rows tokens fused"], state: RecurrentState | None
@@ -127,13 +163,15 @@ class FalconSpecDrafter(DrafterModel):
         rows: Float[Tensor, "rows tokens hidden"],
         mask: Bool[Tensor, "masks tokens keys"],
         positions: Int[Tensor, "_ tokens"],
+        block_positions: Int[Tensor, "_ tokens"],
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The attention blocks over the LSTM's outputs; keys and values go to `cache`, where one is given."""
         bias = additive(mask, rows.dtype)
         rotary = self.rotary_emb(rows, positions)
+        places = {"block_positions": block_positions} if self.config.block_position_embedding else {}
         for layer in self.layers:
-            rows = layer(rows, attention_mask=bias, past_key_values=cache, position_embeddings=rotary)
+            rows = layer(rows, attention_mask=bias, past_key_values=cache, position_embeddings=rotary, **places)
         return rows
 
     @property
