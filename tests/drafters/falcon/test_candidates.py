@@ -87,9 +87,9 @@ def record_calls(drafter: FalconSpecDrafter, monkeypatch: pytest.MonkeyPatch) ->
     calls = []
     attend = drafter.attend
 
-    def recorded(rows: Tensor, mask: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
+    def recorded(rows: Tensor, mask: Tensor, positions: Tensor, block_positions: Tensor, cache: Any = None) -> Tensor:
         calls.append((positions[0], mask[0], cache))
-        return attend(rows, mask, positions, cache)
+        return attend(rows, mask, positions, block_positions, cache)
 
     monkeypatch.setattr(drafter, "attend", recorded)
     return calls
@@ -107,14 +107,15 @@ BUDGETS = (
 ROUNDS = (1, 2, 3, 5, 1, 1, 2, 7, 4, 1)  # new pairs before each proposal
 
 
-@pytest.mark.parametrize("recurrence", ["sequence", "token"])
+@pytest.mark.parametrize(("recurrence", "has_places"), [("sequence", True), ("token", True), ("sequence", False)])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])
 def test_the_draft_is_that_of_reading_everything_anew(
-    target: Target, block_size: int, num_layers: int, recurrence: str
+    target: Target, block_size: int, num_layers: int, recurrence: str, has_places: bool
 ) -> None:
     tree = random_tree(3 * block_size, 9 + 4 * block_size, seed=block_size)
-    drafter = small_drafter(target, tree, block_size=block_size, num_hidden_layers=num_layers, recurrence=recurrence)
+    options = {"num_hidden_layers": num_layers, "recurrence": recurrence, "block_position_embedding": has_places}
+    drafter = small_drafter(target, tree, block_size=block_size, **options)
     text, generator, twin = Text(seed=num_layers), start(drafter, target), NaiveFalcon(drafter, target)
 
     for number, num_new in enumerate(ROUNDS):

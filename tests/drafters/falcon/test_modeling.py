@@ -8,7 +8,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, DynamicCache
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from tests import reference
 from tests.tiny import VOCAB_SIZE, make_drafter, make_prompt, make_target
@@ -78,6 +79,56 @@ def test_block_size_1_is_plain_causal_attention_in_any_phase() -> None:
         outputs, drafter.attend(fused, causal, torch.arange(LENGTH)[None], torch.zeros(1, LENGTH, dtype=torch.long))
     )
     assert torch.equal(outputs, shifted)
+
+
+def test_a_row_is_told_its_place_in_the_block_but_its_keys_and_values_are_not() -> None:
+    drafter = small_drafter(block_size=3)
+    embeds, features = random_rows(seed=1), random_rows(seed=2)
+    rows, _ = drafter.recur(torch.cat([embeds, features], dim=-1), None)
+    everything, positions = torch.ones(1, LENGTH, LENGTH, dtype=torch.bool), torch.arange(LENGTH)[None]
+    outputs, caches = [], []
+
+    for phase in (0, 1):
+        caches.append(DynamicCache())
+        outputs.append(drafter.attend(rows, everything, positions, (positions - phase) % 3, caches[-1]))
+
+    assert (outputs[0] - outputs[1]).abs().amax(-1).min() > 1e-6  # every row has another place
+    assert torch.equal(caches[0].layers[0].keys, caches[1].layers[0].keys)
+    assert torch.equal(caches[0].layers[0].values, caches[1].layers[0].values)
+
+
+def test_without_the_embedding_of_places_a_drafter_is_one_whose_places_are_alike() -> None:
+    drafter, without = small_drafter(block_size=2), small_drafter(block_size=2, block_position_embedding=False)
+    rows = (random_rows(seed=1), random_rows(seed=2), torch.tensor([1]))
+    state = drafter.state_dict()
+    places = state.pop("layers.0.self_attn.block_position.weight")
+
+    without.load_state_dict(state)
+
+    assert not torch.allclose(drafter(*rows), without(*rows))
+    with torch.no_grad():
+        drafter.layers[0].self_attn.block_position.weight.zero_()
+    assert places.shape == (2, WIDTH)
+    assert torch.equal(drafter(*rows), without(*rows))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+@torch.no_grad()
+def test_fresh_attention_looks_ahead_in_the_block_head_by_head(block_size: int) -> None:
+    drafter = make_drafter(make_target(), block_size=block_size, attention_bias=True)
+    attention, heads = drafter.layers[0].self_attn, drafter.config.num_attention_heads
+    rotary = drafter.rotary_emb(torch.zeros(1, dtype=torch.float), torch.arange(LENGTH)[None])
+    query, key = (
+        projection.bias.view(1, heads, 1, -1).expand(-1, -1, LENGTH, -1)
+        for projection in (attention.q_proj, attention.k_proj)
+    )
+    query, key = apply_rotary_pos_emb(query, key, *rotary)
+
+    looked_at = (query @ key.mT)[0].argmax(-1)  # [heads, rows]
+
+    for head in range(heads):
+        ahead = head % block_size
+        assert looked_at[head, : LENGTH - ahead].tolist() == list(range(ahead, LENGTH))
 
 
 def test_phases_count_modulo_the_block_and_row_by_row() -> None:

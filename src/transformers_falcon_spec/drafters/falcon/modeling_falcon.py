@@ -39,7 +39,7 @@ class BlockAttention(LlamaAttention):
         super().__init__(config, layer_index)
         self.block_position = nn.Embedding(config.block_size, config.hidden_size)
 
-    def forward(
+    def forward(  # type: ignore[override]  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """What attention read, and the vector of the row's place."""
@@ -105,21 +105,18 @@ class FalconSpecDrafter(DrafterModel):
         A row must read the rows that follow it in its block and know its own place there. Attention that starts out even over
         the whole text takes long to find them; see `LOG.md` for the measurement.
         """
-        heads, width = self.config.num_attention_heads, self.config.head_dim
-        for layer in self.layers:
-            attention = layer.self_attn
+        config = self.config
+        assert config.num_key_value_heads is not None  # the configuration fills in both
+        assert config.head_dim is not None
+        query = torch.full((1, config.num_key_value_heads, 1, config.head_dim), ATTENTION_BIAS)
+        rows_ahead = torch.arange(config.num_key_value_heads)[None] % config.block_size
+        _, key = apply_rotary_pos_emb(query, query, *self.rotary_emb(query, -rows_ahead), unsqueeze_dim=2)
+        for attention in (part for part in self.modules() if isinstance(part, LlamaAttention)):
             if isinstance(attention, BlockAttention):
                 attention.block_position.weight.normal_(std=POSITION_SPREAD)
-            if not self.config.attention_bias:
-                continue
-            query = torch.full((1, heads, 1, width), ATTENTION_BIAS)
-            ahead = torch.arange(heads)[None] % self.config.block_size
-            cos, sin = (
-                angles.transpose(0, 1)[None] for angles in self.rotary_emb(query, -ahead)
-            )  # [1, heads, 1, width]
-            _, key = apply_rotary_pos_emb(query, query, cos[0], sin[0], unsqueeze_dim=0)
-            attention.q_proj.bias.copy_(query.flatten())
-            attention.k_proj.bias.copy_(key.flatten())
+            if config.attention_bias:
+                attention.q_proj.bias.fill_(ATTENTION_BIAS)
+                attention.k_proj.bias.copy_(key.flatten())
 
     def forward(
         self,
