@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from transformers_falcon_spec.core.verification import Verdict
+
 Path = tuple[int, ...]
 
 
@@ -150,6 +152,35 @@ def distribution(run: Callable[[ScriptedDraws], Any]) -> Mapping[Any, float]:
     for outcome, chance in every_branch(run):
         chances[outcome] = chances.get(outcome, 0.0) + chance
     return chances
+
+
+def block_verification(tree: Any, target_probs: Callable[[int], Tensor], draws: Any) -> Verdict:
+    """Block verification of a chain as it is published: how far the block is kept is settled by one test for each length.
+
+    Source: arXiv 2403.10444, algorithm 2.
+    """
+    num_draft, weight, kept = len(tree.parents) - 1, 1.0, 0
+    residuals = [target_probs(0)]
+    for depth in range(num_draft + 1):
+        target = target_probs(depth)
+        if depth:
+            token = tree.token_ids[depth]
+            weight = min(
+                1.0,
+                weight * float(target_probs(depth - 1)[token] / tree.draft_probs[tree.dist_index[depth - 1]][token]),
+            )
+        if depth == num_draft:
+            chance, residual = weight, target
+        else:
+            left = (weight * target - tree.draft_probs[tree.dist_index[depth]]).clamp(min=0)
+            mass = float(left.sum())
+            chance = mass / (mass + 1 - weight) if mass + 1 - weight > 0 else 1.0
+            residual = left / mass if mass > 0 else target
+        residuals.append(residual)
+        is_kept = depth == 0 or int(draws.categorical(torch.tensor([[chance, 1 - chance]], dtype=torch.double))) == 0
+        kept = depth if is_kept else kept
+    bonus = int(draws.categorical(residuals[kept + 1][None]))
+    return Verdict(tuple(range(kept + 1)), (*tree.token_ids[1 : kept + 1], bonus))
 
 
 class NaiveFalcon:

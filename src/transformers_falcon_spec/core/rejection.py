@@ -1,0 +1,133 @@
+"""Verification of drafts that were DRAWN: rules that keep the target's distribution exactly. Knows nothing of models.
+
+Each rule takes a tree of draws, a function that gives the target's distribution after a node, and a source of draws, and
+returns a [`Verdict`]. The children of a node are ordered: each was drawn from what its earlier siblings left of the node's
+draft distribution. Draws with replacement whose duplicates were dropped are of that form as well.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import DraftTreeError
+from .sampling import Draws
+from .verification import Verdict
+
+TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
+
+
+@dataclass(frozen=True)
+class DrawnTree:
+    """A tree whose tokens were drawn.
+
+    Args:
+        parents (`Sequence[int]`): Parent of each node; -1 at the root, a parent before its children.
+        token_ids (`Sequence[int]`): The token at each node; siblings differ and stand in the order of their draws.
+        draft_probs (`torch.Tensor` of shape `(dists, vocab)`): The distributions that were drawn from.
+        dist_index (`Sequence[int]`): For each node the distribution of its first child; not read at leaves.
+    """
+
+    parents: Sequence[int]
+    token_ids: Sequence[int]
+    draft_probs: Float[Tensor, "dists vocab"]
+    dist_index: Sequence[int]
+
+    def children(self, node: int) -> list[int]:
+        """Children of `node` in the order of their draws."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def path_to(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root to `node`."""
+        path = [node]
+        while path[-1] > 0:
+            path.append(self.parents[path[-1]])
+        return tuple(reversed(path))
+
+
+class _Place:
+    """A node on the way: how sure it is to be kept, and what is left of both distributions after it."""
+
+    def __init__(self, tree: DrawnTree, node: int, weight: float, target: Tensor) -> None:
+        self.tree, self.node, self.weight, self.target = tree, node, weight, target
+        self.untried = tree.children(node)
+        self.draft = tree.draft_probs[tree.dist_index[node]] if self.untried else torch.zeros_like(target)
+
+    def weight_of(self, child: int) -> float:
+        """The chance of keeping `child`, as far as this place is kept.
+
+        Raises:
+            [`DraftTreeError`]: the child cannot have been drawn.
+        """
+        token = self.tree.token_ids[child]
+        if self.draft[token] <= 0:
+            raise DraftTreeError(
+                f"Every token must have a chance in the distribution it was drawn from, but token {token} of node {child} "
+                "has none. `draft_probs` must be what was drawn from, after all processors."
+            )
+        return min(1.0, self.weight * float(self.target[token] / self.draft[token]))
+
+    def reject(self, child: int) -> None:
+        """Take `child` out: of the target stays what the draft had not covered, of the draft its other tokens."""
+        left = (self.weight * self.target - self.draft).clamp(min=0)
+        mass = float(left.sum())
+        if mass > 0:
+            self.target = left / mass
+            self.weight = mass / (mass + 1 - self.weight)
+        else:
+            self.weight = 0.0  # nothing of the target is left here; the place itself will be rejected
+        self.untried.remove(child)
+        self.draft = self.draft.clone()
+        self.draft[self.tree.token_ids[child]] = 0
+        self.draft = self.draft / self.draft.sum().clamp(min=torch.finfo(self.draft.dtype).tiny)
+
+    def end(self, draws: Draws) -> Verdict:
+        """Keep the path to here and draw the token after it from what is left of the target."""
+        path = self.tree.path_to(self.node)
+        bonus_token = int(draws.categorical(self.target[None]))
+        return Verdict(path, (*(self.tree.token_ids[node] for node in path[1:]), bonus_token))
+
+
+def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> Verdict:
+    """From the root down: try the children of a node in turn, and go on below the first that is accepted.
+
+    On a chain this is the rule of speculative sampling. Source: arXiv 2211.17192, algorithm 1 (chain); arXiv 2305.09781
+    (tree); arXiv 2402.12374 (children without replacement).
+    """
+    place = _Place(tree, 0, 1.0, target_probs(0))
+    while place.untried:
+        child = place.untried[0]
+        if _happens(place.weight_of(child), draws):
+            place = _Place(tree, child, 1.0, target_probs(child))
+        else:
+            place.reject(child)
+    return place.end(draws)
+
+
+def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> Verdict:
+    """From the leaves up: keep a whole path or take its last node out, first leaf first.
+
+    A path is judged as a whole, so a token that alone would be refused can be kept for what follows. On a chain this is
+    block verification. `target_probs` is asked for nodes that may not be kept, so processors must not remember calls. Source: arXiv
+    2505.12398, algorithm 1; arXiv 2403.10444, algorithm 2 (chain).
+    """
+    way = [_Place(tree, 0, 1.0, target_probs(0))]
+    while True:
+        place = way[-1]
+        if place.untried:
+            child = place.untried[0]
+            way.append(_Place(tree, child, place.weight_of(child), target_probs(child)))
+        elif len(way) == 1 or _happens(place.weight, draws):
+            return place.end(draws)
+        else:
+            way.pop()
+            way[-1].reject(place.node)
+
+
+def _happens(chance: float, draws: Draws) -> bool:
+    """Whether something of this chance happens; certain and impossible things cost no draw."""
+    if chance >= 1 or chance <= 0:
+        return chance >= 1
+    return int(draws.categorical(torch.tensor([[chance, 1 - chance]], dtype=torch.double))) == 0
