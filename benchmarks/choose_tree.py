@@ -1,8 +1,8 @@
-"""Choose the size of a drafter's tree on held-out prompts: speed-up of each size against the target alone, interleaved.
+"""Choose drafter and tree on held-out prompts: speed-up of each against the target alone, interleaved.
 
-Command: python benchmarks/choose_tree.py --drafter models/falcon-reference
-Hardware and time: two CPU cores, about three minutes. Trees are fitted to the acceptance by rank in `training.json`. Writes
-`benchmarks/results/tree.json`; with `--save` the fastest tree goes into the drafter's `config.json`.
+Command: python benchmarks/choose_tree.py --drafters models/falcon-reference
+Hardware and time: two CPU cores, about three minutes for one drafter. Trees are fitted to the acceptance by rank in
+`training.json`. Writes `benchmarks/results/tree.json`; with `--save` the fastest tree of each drafter goes into its `config.json`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch
 from transformers import logging
 
 from transformers_falcon_spec import DraftTree
-from transformers_falcon_spec.commands.loading import load_drafter, load_target
+from transformers_falcon_spec.commands.loading import load_drafters, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
@@ -37,40 +37,44 @@ def main() -> None:
     """Measure every size, and store the fastest if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
-    parser.add_argument("--drafter", default="models/falcon-reference")
+    parser.add_argument("--drafters", nargs="+", default=["models/falcon-reference"], help="NAME=FOLDER, or a folder")
     parser.add_argument("--prompts", default=str(HERE / "prompts" / "held_out.jsonl"))
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 12, 16, 24, 32])
     parser.add_argument("--passes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--limit", type=int, default=12)
     parser.add_argument("--decodings", nargs="+", default=["temperature-0.7"])
-    parser.add_argument("--save", action="store_true", help="put the fastest tree into the drafter's config")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "tree.json")
+    parser.add_argument("--save", action="store_true", help="put the fastest tree into each drafter's config")
     args = parser.parse_args()
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
-    drafter = load_drafter(args.drafter, target)
-    arms = {}
-    for num_passes in args.passes:
-        acceptance = measured_acceptance(Path(args.drafter), drafter.config.block_size, num_passes)
-        for num_nodes in args.nodes:
-            arm = copy.copy(drafter)  # the same weights
-            arm.generation_config = copy.deepcopy(drafter.generation_config)
-            arm.generation_config.draft_tree = DraftTree.best_first(acceptance, num_nodes).to_json()
-            arms[f"{num_nodes} nodes, {num_passes} passes"] = arm
+    arms, block_sizes, folders = {}, {}, {}
+    for name, drafter in load_drafters(args.drafters, target).items():
+        folders[name] = Path(drafter.name_or_path)
+        for num_passes in args.passes:
+            acceptance = measured_acceptance(folders[name], drafter.config.block_size, num_passes)
+            for num_nodes in args.nodes:
+                arm = copy.copy(drafter)  # the same weights
+                arm.generation_config = copy.deepcopy(drafter.generation_config)
+                arm.generation_config.draft_tree = DraftTree.best_first(acceptance, num_nodes).to_json()
+                arms[f"{name}: {num_nodes} nodes, {num_passes} passes"] = arm
+                block_sizes[f"{name}: {num_nodes} nodes, {num_passes} passes"] = drafter.config.block_size
     prompts = read_prompts([args.prompts], args.limit)
     benchmark = Benchmark(target, tokenizer, arms, prompts, args.decodings)
     with tempfile.TemporaryDirectory() as folder:
         records = benchmark.run(Path(folder) / "runs.jsonl")
-    rows = summarize(records, dict.fromkeys(arms, drafter.config.block_size))
-    result = {"provenance": provenance(seed=0, **vars(args)), "rows": rows}
-    (HERE / "results" / "tree.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for row in sorted(rows, key=lambda row: -row["speedup"]):
+    rows = summarize(records, block_sizes)
+    result = {"provenance": provenance(seed=0, **{key: str(value) for key, value in vars(args).items()}), "rows": rows}
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    ordered = sorted(rows, key=lambda row: -row["speedup"])
+    for row in ordered:
         low, high = row["speedup_interval"]
         print(
-            f"{row['arm']:22s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {row['acceptance_length']:.2f}"
+            f"{row['arm']:40s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {row['acceptance_length']:.2f}"
         )
-    if args.save:
-        best = max(rows, key=lambda row: row["speedup"])["arm"]
-        path = Path(args.drafter) / "config.json"
+    for name in folders if args.save else []:
+        best = next(row["arm"] for row in ordered if row["arm"].startswith(f"{name}: "))
+        path = folders[name] / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         config["draft_tree"] = arms[best].generation_config.draft_tree
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
