@@ -74,10 +74,14 @@ def main() -> None:
         )
     for name in folders if args.save else []:
         best = next(row["arm"] for row in ordered if row["arm"].startswith(f"{name}: "))
-        path = folders[name] / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config["draft_tree"] = arms[best].generation_config.draft_tree
-        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        save_tree(folders[name], arms[best].generation_config.draft_tree)
+
+
+def save_tree(folder: Path, tree: dict[str, list[int]]) -> None:
+    """Put a tree into a drafter's `config.json`."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text(encoding="utf-8")), "draft_tree": tree}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
