@@ -35,7 +35,6 @@ POINTS: dict[str, dict[str, str]] = {
     "k = 2, recurrence token": {"block_size": "2", "recurrence": "token"},
     "k = 2, 2 blocks": {"block_size": "2", "num_hidden_layers": "2"},
     "k = 2, without CSGD": {"block_size": "2", "use_glancing": "false"},
-    "k = 3, 2 blocks": {"block_size": "3", "num_hidden_layers": "2"},
 }
 SHARED = {
     "per_device_train_batch_size": "4",

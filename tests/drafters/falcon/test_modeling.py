@@ -153,6 +153,19 @@ def test_the_recurrence_carries_state_along_the_sequence_or_not_at_all(recurrenc
     assert set((before != after).any(-1)[0].nonzero().flatten().tolist()) == reached
 
 
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_recurrence_by_token_is_the_lstm_from_a_zero_state(num_layers: int) -> None:
+    drafter = small_drafter(recurrence="token", num_recurrent_layers=num_layers)
+    rows = random_rows(2, width=2 * WIDTH)
+
+    outputs, _ = drafter.recur(rows, None)
+
+    for row in range(2):
+        for token in range(LENGTH):
+            expected, _ = drafter.recurrence(rows[row : row + 1, token : token + 1])
+            torch.testing.assert_close(outputs[row, token], expected[0, 0])
+
+
 @pytest.mark.parametrize("recurrence", ["sequence", "token"])
 def test_the_recurrence_goes_on_where_it_stopped(recurrence: str) -> None:
     drafter = small_drafter(recurrence=recurrence)

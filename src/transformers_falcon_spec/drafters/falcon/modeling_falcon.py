@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -83,6 +84,9 @@ class FalconSpecDrafter(DrafterModel):
             dropout=config.recurrent_dropout if config.num_recurrent_layers > 1 else 0.0,
             batch_first=True,
         )
+        if config.recurrence == "token":  # no state, so nothing to learn for its weights; published files hold them
+            for number in range(config.num_recurrent_layers):
+                getattr(self.recurrence, f"weight_hh_l{number}").requires_grad_(False)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.layers[0].input_layernorm = nn.Identity()
         if config.block_position_embedding:
@@ -150,10 +154,20 @@ class FalconSpecDrafter(DrafterModel):
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
         """The LSTM over `rows`, from `state` on; its outputs and the state after the last one."""
         if self.config.recurrence == "token":
-            flat = rows.reshape(-1, 1, rows.shape[-1])
-            return self.recurrence(flat)[0].reshape(*rows.shape[:-1], -1), None
+            return self._recur_afresh(rows), None
         outputs, state = self.recurrence(rows, state)
         return outputs, state
+
+    def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
+        """The LSTM from a zero state at every token. Recurrent weights and forget gate have nothing to act on: matrix products do."""
+        lstm = self.recurrence
+        for layer in range(lstm.num_layers):
+            weight, *biases = (getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "bias_ih", "bias_hh"))
+            entry, _forget, cell, exit_ = functional.linear(rows, weight, sum(biases)).chunk(4, dim=-1)
+            rows = exit_.sigmoid() * (entry.sigmoid() * cell.tanh()).tanh()
+            if layer < lstm.num_layers - 1:
+                rows = functional.dropout(rows, lstm.dropout, self.training)
+        return rows
 
     def attend(
         self,
