@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.tiny import VOCAB_SIZE
-from transformers_falcon_spec import Draft, TreeCandidateGenerator
+from transformers_falcon_spec import Draft, SpeculationConfig, TreeCandidateGenerator
 from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
 
 
@@ -30,6 +30,7 @@ class RandomDrafter:
         self.config = SimpleNamespace(
             is_encoder_decoder=False, get_text_config=lambda: self.config, vocab_size=VOCAB_SIZE
         )
+        self.generation_config = SpeculationConfig()
         self.generators: list[RandomGenerator] = []
 
     def check_target(self, model: Any) -> None:
@@ -86,6 +87,7 @@ class InformedDrafter:
     def __init__(self, drafter: Any, text: torch.Tensor, hit_rate: float = 0.8) -> None:
         self.drafter, self.text, self.hit_rate = drafter, text[0].tolist(), hit_rate
         self.feature_layers, self.config = drafter.feature_layers, drafter.config
+        self.generation_config = drafter.generation_config
 
     def check_target(self, model: Any) -> None:
         """As the inner drafter does."""

@@ -10,6 +10,7 @@ Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] fol
 `commit` only stores, `propose` catches up in one pass. Rows never move; a finished row has num_new 0 and depth 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -42,6 +43,8 @@ class DraftBudget:
     num_nodes: int  # most nodes per row, root and guests included
     num_passes: int | None = None  # most drafter passes; None leaves it to the generator
     is_chain: bool = False  # the target cannot verify trees: at most one child per node
+    temperature: float | None = None  # draw children at this temperature and say from what; None: take the best
+    noise: Callable[[int], Tensor] | None = None  # [vocab] for a depth: children are the best of probabilities / noise
 
 
 @dataclass(frozen=True)

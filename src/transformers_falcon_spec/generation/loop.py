@@ -3,18 +3,21 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..core.sampling import GeneratorDraws, private_generator
+from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
+from ..core.sampling import CoupledDraws, GeneratorDraws, private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import Verdict, lazy_walk
-from ..errors import GenerationError
+from ..errors import GenerationError, OptionError
 from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from .options import SpeculationConfig
 from .output import SpeculativeOutput, report
 from .probe import probe
 from .target import Reading, Target
@@ -23,6 +26,7 @@ from .transcript import Transcript
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
+REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
 
@@ -30,6 +34,7 @@ class Drafter(Protocol):
     """What the loop needs of a drafter model."""
 
     feature_layers: tuple[int, ...]
+    generation_config: SpeculationConfig
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target that the drafter was not made for."""
@@ -64,6 +69,7 @@ class SpeculativeDecoding:
         self.target = Target(model, drafter.feature_layers)
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, private_generator())
+        self.verifier = verifier_of(drafter, config)
         self.stats = GenerationStats()
         if not self.capability.can_tree:
             self.stats.notes.append(f"The target verifies chains only: {self.capability.reason}.")
@@ -99,10 +105,19 @@ class SpeculativeDecoding:
         draft = None
         if room:
             with self._seconds("draft"):
-                budget = DraftBudget((room,), MAX_NODES, is_chain=not self.capability.can_tree)
-                draft = self.generator.propose(budget)
+                draft = self.generator.propose(self._budget(room))
         root = self.transcript.input_ids[:, -1:]
         return Draft(root, torch.full_like(root, -1), num_passes=0) if draft is None else draft
+
+    def _budget(self, room: int) -> DraftBudget:
+        draws = self.transcript.draws
+        return DraftBudget(
+            (room,),
+            MAX_NODES,
+            is_chain=not self.capability.can_tree,
+            temperature=(self.config.temperature or 1.0) if self.verifier != "lazy_walk" else None,
+            noise=partial(draws.noise_ahead, self.target.vocab_size) if isinstance(draws, CoupledDraws) else None,
+        )
 
     def verify(self, draft: Draft) -> tuple[DraftTree, Verdict, Reading]:
         """Read the tree, then walk it: tokens become text one by one."""
@@ -117,7 +132,28 @@ class SpeculativeDecoding:
         def commit(node: int) -> tuple[int, bool]:
             return self.transcript.commit_token(reading.logits[:, node]), self.transcript.is_complete
 
-        return tree, lazy_walk(parents_list, tokens_list, commit, guests), reading
+        if self.verifier in REJECTION_RULES and len(tree) > 1:
+            verdict = self._judge(draft, parents_list, tokens_list, reading)
+        else:
+            verdict = lazy_walk(parents_list, tokens_list, commit, guests)
+        return tree, verdict, reading
+
+    def _judge(self, draft: Draft, parents: list[int], token_ids: list[int], reading: Reading) -> Verdict:
+        """What a rejection rule keeps of drawn tokens; it becomes text afterwards."""
+        if draft.draft_probs is None or draft.dist_index is None or draft.is_guest is not None:
+            raise OptionError(
+                f'`verifier="{self.verifier}"` needs a draft that was drawn, with its distributions and without guests, but this '
+                'drafter gives none. Set `drafter.generation_config.verifier = "lazy_walk"`.'
+            )
+        tree = DrawnTree(parents, token_ids, draft.draft_probs[0].to("cpu"), draft.dist_index[0].tolist())
+
+        def target_probs(node: int) -> Tensor:
+            drafted = tuple(token_ids[above] for above in tree.path_to(node)[1:])
+            return self.transcript.probs_after(drafted, reading.logits[:, node]).to("cpu")
+
+        verdict = REJECTION_RULES[self.verifier](tree, target_probs, self.transcript.draws)
+        num_committed = self.transcript.commit_foreseen(verdict.token_ids)
+        return Verdict(verdict.path[:num_committed], verdict.token_ids[:num_committed])
 
     def commit(self, verdict: Verdict, reading: Reading) -> None:
         """Keep the path in the target's cache and tell the drafter what became text."""
@@ -179,9 +215,15 @@ def speculative_decoding(
         model_kwargs.pop(name, None)
     _check_call(input_ids, generation_config, model_kwargs)
     _check_context(input_ids.shape[1], model)
-    draws = GeneratorDraws()  # the global stream, as plain decoding
+    is_coupled = verifier_of(drafter, generation_config) == "gumbel"
+    draws = CoupledDraws(private_generator().initial_seed()) if is_coupled else GeneratorDraws()  # as plain decoding
     transcript = Transcript(input_ids, logits_processor, stopping_criteria, generation_config, draws, streamer)
     return SpeculativeDecoding(model, drafter, transcript, generation_config, model_kwargs).run()
+
+
+def verifier_of(drafter: Drafter, config: GenerationConfig) -> str:
+    """The rule that decides what of a draft becomes text; greedy decoding has one right answer, so it always walks."""
+    return drafter.generation_config.verifier if config.do_sample else "lazy_walk"
 
 
 def _check_call(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:

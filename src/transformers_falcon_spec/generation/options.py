@@ -7,6 +7,8 @@ from transformers import GenerationConfig
 from ..core.tree import DraftTree
 from ..errors import OptionError
 
+VERIFIERS = ("lazy_walk", "recursive_rejection", "traversal", "gumbel")
+
 
 class SpeculationConfig(GenerationConfig):
     """What `drafter.generation_config` holds; saved beside the drafter's weights.
@@ -14,6 +16,10 @@ class SpeculationConfig(GenerationConfig):
     Args:
         draft_tree (`dict`, *optional*):
             `{"parents": [...], "ranks": [...]}`, the tree to draft. None takes the one in the drafter's config.
+        verifier (`str`, *optional*, defaults to `"lazy_walk"`):
+            What of a draft becomes text when sampling: `"lazy_walk"` gives the text of the target alone for the same seed;
+            `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"` gives one
+            text for a seed whatever the drafter. Greedy decoding always walks.
 
     Raises:
         [`OptionError`]: an option that exists neither here nor in `GenerationConfig`.
@@ -27,16 +33,18 @@ class SpeculationConfig(GenerationConfig):
     ```
     """
 
-    def __init__(self, draft_tree: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self, draft_tree: dict[str, Any] | None = None, verifier: str = "lazy_walk", **kwargs: Any) -> None:
         unknown = [name for name in kwargs if not name.startswith("_") and not hasattr(_KNOWN, name)]
         if unknown:
             raise OptionError(
                 f"`SpeculationConfig` has no option {', '.join(f'`{name}`' for name in unknown)}. "
-                "Options of its own: `draft_tree`; all others are those of `GenerationConfig`."
+                "Options of its own: `draft_tree` and `verifier`; all others are those of `GenerationConfig`."
             )
         if draft_tree is not None:
             DraftTree.from_json(draft_tree)
-        self.draft_tree = draft_tree
+        if verifier not in VERIFIERS:
+            raise OptionError(f"`verifier` must be one of {VERIFIERS}, but it is {verifier!r}.")
+        self.draft_tree, self.verifier = draft_tree, verifier
         super().__init__(**kwargs)
 
 

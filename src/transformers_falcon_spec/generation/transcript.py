@@ -38,23 +38,50 @@ class Transcript:
         self.is_complete = False
         self.scores: tuple[Any, ...] | None = _if(config, "output_scores")
         self.logits: tuple[Any, ...] | None = _if(config, "output_logits")
-        self._processors, self._criteria, self._draws, self._streamer = processors, criteria, draws, streamer
+        self.draws = draws
+        self._processors, self._criteria, self._streamer = processors, criteria, streamer
         self._do_sample = bool(config.do_sample)
+        self._foreseen: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # raw logits and scores after drafted tokens
 
     def commit_token(self, logits: Tensor) -> int:
         """Choose the token that follows the text, given the target's raw logits `[1, vocab]`, and append it."""
-        raw = logits.to(dtype=torch.float32, copy=True, device=self.input_ids.device)
+        raw, scores = self._processed(self.input_ids, logits)
+        token = choose(scores, self._do_sample, self.draws)
+        self._append(token, raw, scores)
+        return int(token)
+
+    def probs_after(self, drafted: tuple[int, ...], logits: Tensor) -> Tensor:
+        """The distribution `[vocab]` after the text and `drafted` tokens; commits nothing, but calls the processors."""
+        ids = torch.cat(
+            [self.input_ids, torch.tensor([drafted], dtype=torch.long, device=self.input_ids.device)], dim=-1
+        )
+        self._foreseen[drafted] = self._processed(ids, logits)
+        return torch.softmax(self._foreseen[drafted][1], dim=-1)[0]
+
+    def commit_foreseen(self, token_ids: tuple[int, ...]) -> int:
+        """Append tokens for whose places `probs_after` was asked; returns how many there were until the text was complete."""
+        foreseen, self._foreseen = self._foreseen, {}
+        for place, token in enumerate(token_ids):
+            self._append(torch.tensor([token], device=self.input_ids.device), *foreseen[token_ids[:place]])
+            if self.is_complete:
+                return place + 1
+        return len(token_ids)
+
+    def _processed(self, ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw logits in float32 and processed scores, both `[1, vocab]`, of the token after `ids`."""
+        raw = logits.to(dtype=torch.float32, copy=True, device=ids.device)
+        kept = raw if self.logits is None else raw.clone()  # processors may write in place
+        return kept, self._processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
+
+    def _append(self, token: Tensor, raw: Tensor, scores: Tensor) -> None:
         if self.logits is not None:
-            self.logits += (raw.clone(),)
-        scores = self._processors(self.input_ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
+            self.logits += (raw,)
         if self.scores is not None:
             self.scores += (scores,)
-        token = choose(scores, self._do_sample, self._draws)
         self.input_ids = torch.cat([self.input_ids, token[:, None]], dim=-1)
         if self._streamer is not None:
             self._streamer.put(token.cpu())
         self.is_complete = bool(self._criteria(self.input_ids, self.scores).all())
-        return int(token)
 
     def end(self) -> None:
         """No more tokens come."""

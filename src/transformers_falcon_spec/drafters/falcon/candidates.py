@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...core.masks import block_causal_mask, block_ends
+from ...core.sampling import draw_distinct
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.cache import drop_last
@@ -66,14 +67,36 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
         passes = draft_passes(tree, self.block_size, self.drafter.device)
         token_ids = root.to(self.drafter.device).repeat(1, len(tree))
         state, num_drafted_rows = self._state, 0
+        dists: list[Tensor] = []  # [parents, vocab] of each pass
+        dist_index = torch.full_like(token_ids, -1)
         for number, draft_pass in enumerate(passes):
             if number:
                 features, state = self._draft_level(draft_pass, token_ids, features, state, number)
                 num_drafted_rows += draft_pass.fed_nodes.numel()
-            best = self.target.head(features).topk(draft_pass.num_ranks, dim=-1).indices  # [blocks, k, ranks]
-            token_ids[0, draft_pass.nodes] = best[tuple(draft_pass.sources)].to(token_ids.device)
+            logits = self.target.head(features)
+            if budget.temperature is None:
+                best = logits.topk(draft_pass.num_ranks, dim=-1).indices  # [blocks, k, ranks]
+                found = best[tuple(draft_pass.sources)]
+            else:
+                probs, found = self._drawn(draft_pass, logits, budget, number)
+                dist_index[0, draft_pass.parents] = sum(map(len, dists)) + torch.arange(len(probs))
+                dists.append(probs)
+            token_ids[0, draft_pass.nodes] = found.to(token_ids.device)
         drop_last(self._cache, num_drafted_rows)
-        return Draft(token_ids, tree.parents.to(token_ids.device), num_passes=len(passes))
+        drawn = {"draft_probs": torch.cat(dists)[None], "dist_index": dist_index} if dists else {}
+        return Draft(token_ids, tree.parents.to(token_ids.device), num_passes=len(passes), **drawn)
+
+    def _drawn(self, draft_pass: DraftPass, logits: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
+        """Distributions `[parents, vocab]` of the parents' children, and the drawn tokens `[drafted]`; each parent draws anew."""
+        assert budget.temperature is not None  # the caller asked
+        probs = torch.softmax(logits[tuple(draft_pass.lists)] / budget.temperature, dim=-1)
+        if budget.noise is None:
+            noise = torch.empty(probs.shape).exponential_(generator=self.rng).to(probs.device)
+        else:
+            depths = (draft_pass.lists[1] + number * self.block_size + 1).tolist()
+            noise = torch.stack([budget.noise(depth) for depth in depths]).to(probs.device)
+        num_children = int(draft_pass.siblings[1].max()) + 1
+        return probs, draw_distinct(probs, noise, num_children)[tuple(draft_pass.siblings)]
 
     def _read_pending(self) -> Tensor | None:
         """Read the new pairs, re-running old rows where fewer than k came; features of the last block `[1, k, hidden]`."""

@@ -20,6 +20,10 @@ class DraftPass:
         nodes (`torch.Tensor` of shape `(drafted,)`): Nodes that get their token from this pass.
         sources (`torch.Tensor` of shape `(3, drafted)`): For each its block, row in the block, and rank.
         num_ranks (`int`): Best tokens needed of a row.
+        parents (`torch.Tensor` of shape `(parents,)`): Nodes whose children this pass drafts.
+        lists (`torch.Tensor` of shape `(2, parents)`): For each of them the block and the row that its children come from.
+        siblings (`torch.Tensor` of shape `(2, drafted)`): For each drafted node the place of its parent among `parents`, and
+            its own among its siblings.
         fed_nodes (`torch.Tensor` of shape `(blocks, k)`): Nodes whose tokens each block holds; empty in the first pass.
         parent_blocks (`torch.Tensor` of shape `(blocks,)`): The block of the previous pass that each one continues.
         tail_mask (`torch.Tensor` of shape `(blocks * k, draft rows)`): Which draft rows, of this and earlier passes, are seen.
@@ -28,6 +32,9 @@ class DraftPass:
     nodes: Tensor
     sources: Tensor
     num_ranks: int
+    parents: Tensor
+    lists: Tensor
+    siblings: Tensor
     fed_nodes: Tensor
     parent_blocks: Tensor
     tail_mask: Tensor
@@ -50,11 +57,20 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
         }  # the block's own nodes and all before them
         sources = [[paths.index(above[node]) for node in drafted], [depths[node] - first_depth for node in drafted]]
         sources.append([ranks[node] for node in drafted])
+        parent_of = [tree.parents[0, node].item() for node in drafted]
+        parents = list(dict.fromkeys(parent_of))
+        first_child = [parent_of.index(parent) for parent in parents]
+        sibling_places = [parent_of[:place].count(parent) for place, parent in enumerate(parent_of)]
         passes.append(
             DraftPass(
                 nodes=torch.tensor(drafted, device=device),
                 sources=torch.tensor(sources, device=device),
                 num_ranks=max(sources[2]) + 1,
+                parents=torch.tensor(parents, device=device),
+                lists=torch.tensor([[row[child] for child in first_child] for row in sources[:2]], device=device),
+                siblings=torch.tensor(
+                    [[parents.index(parent) for parent in parent_of], sibling_places], device=device
+                ),
                 fed_nodes=torch.tensor([path[-block_size:] for path in paths], device=device, dtype=torch.long),
                 parent_blocks=torch.tensor(parent_blocks, device=device, dtype=torch.long),
                 tail_mask=_tail_mask(lineages, num_earlier, block_size).to(device),

@@ -1,0 +1,180 @@
+"""Verifiers through `generate`: the rule is the drafter's option, the text the target's, and a draft that does not suit is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
+from transformers_falcon_spec.core.sampling import CoupledDraws
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.target import Target
+
+TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
+DRAWING = ("recursive_rejection", "traversal")
+
+
+def drafter_with(verifier: str, target: Any, **options: Any) -> FalconSpecDrafter:
+    drafter = make_drafter(target, block_size=2, draft_tree=TREE.to_json(), **options)
+    drafter.generation_config = SpeculationConfig(verifier=verifier)
+    return drafter
+
+
+def written(target: Any, drafter: Any, seed: int, **options: Any) -> Any:
+    """The dict that a sampled call returns."""
+    prompt = make_prompt(6)
+    torch.manual_seed(seed)
+    settings = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 12, "return_dict_in_generate": True}
+    return target.generate(prompt, assistant_model=drafter, **{**settings, **options})
+
+
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+def test_every_rule_writes_within_limits_and_with_every_output(verifier: str) -> None:
+    target = make_target()
+    drafter = drafter_with(verifier, target)
+
+    out = written(target, drafter, 0, top_p=0.9, repetition_penalty=1.1, output_scores=True, output_logits=True)
+
+    assert out.sequences.shape == (1, 18)
+    assert len(out.scores) == len(out.logits) == 12
+    assert out.speculation.num_drafted > 0
+    for place in range(12):  # each token had a chance where it stands
+        assert out.scores[place][0, out.sequences[0, 6 + place]] > -torch.inf
+    assert out.past_key_values.get_seq_length() == 17
+
+
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel"])
+def test_text_ends_at_the_end_token(verifier: str) -> None:
+    target = make_target()
+    target.generation_config.eos_token_id = list(range(0, 96, 3))
+
+    for seed in range(6):
+        new = written(target, drafter_with(verifier, target), seed).sequences[0, 6:].tolist()
+        assert all(token % 3 for token in new[:-1])
+        assert new[-1] % 3 == 0 or len(new) == 12
+
+
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel"])
+def test_greedy_decoding_walks_under_every_rule(verifier: str) -> None:
+    target = make_target().double()
+
+    runs.both(target, drafter_with(verifier, target).double(), make_prompt(5), do_sample=False).assert_equal()
+
+
+def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> None:
+    target = make_target().double()
+    other = make_target(seed=5).double()
+    falcon = drafter_with("gumbel", target).double()
+    random_drafter = RandomDrafter()
+    random_drafter.generation_config = SpeculationConfig(verifier="gumbel")
+
+    for seed in range(3):
+        text = written(target, falcon, seed, max_new_tokens=24).sequences
+        drafters = [random_drafter, drafter_with("gumbel", other).double(), InformedDrafter(falcon, text)]
+        assert all(written(target, drafter, seed, max_new_tokens=24).sequences.equal(text) for drafter in drafters)
+        assert not written(target, falcon, seed + 10, max_new_tokens=24).sequences.equal(text)
+
+
+def test_a_drafter_that_sees_the_noise_guesses_better() -> None:
+    vocab_size, same, count = 20, 0, 300
+    probs = torch.softmax(torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(0)), dim=-1)
+    foreseen, fresh = CoupledDraws(1), torch.Generator().manual_seed(2)
+
+    independent = int(
+        (torch.multinomial(probs, 1, generator=fresh) == torch.multinomial(probs, 1, generator=fresh)).sum()
+    )
+    for row in probs:
+        guess = int((row / foreseen.noise_ahead(vocab_size, 1)).argmax())
+        same += guess == int(foreseen.categorical(row[None]))
+
+    assert same == count > 2 * independent
+
+
+def test_coupled_draws_have_the_distribution_they_are_given() -> None:
+    probs, draws, count = torch.tensor([[0.5, 0.3, 0.15, 0.05, 0.0]]), CoupledDraws(3), 6000
+
+    found = torch.bincount(torch.cat([draws.categorical(probs) for _ in range(count)]), minlength=5)
+
+    expected = count * probs[0, :4]
+    assert found[4] == 0
+    assert float(((found[:4] - expected) ** 2 / expected).sum()) < 16.3  # chance 0.001 with three degrees of freedom
+
+
+@pytest.mark.parametrize("verifier", DRAWING)
+def test_a_draft_that_was_not_drawn_is_refused(verifier: str) -> None:
+    drafter = RandomDrafter()
+    drafter.generation_config = SpeculationConfig(verifier=verifier)
+
+    with pytest.raises(OptionError, match=f'verifier="{verifier}"` needs a draft that was drawn'):
+        written(make_target(), drafter, 0)
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"`verifier` must be one of .* but it is 'typical'"):
+        SpeculationConfig(verifier="typical")
+
+
+@torch.no_grad()
+def drawn_draft(seed: int, temperature: float = 0.7) -> tuple[Any, Tensor]:
+    target = make_target()
+    drafter = drafter_with("traversal", target)
+    generator = drafter.candidate_generator(Target(target, (-1,)), 100, torch.Generator().manual_seed(seed))
+    features = torch.randn(1, 7, drafter.config.feature_size, generator=torch.Generator().manual_seed(1))
+    generator.commit(Committed(make_prompt(8), (8,), (7,), features))
+    return generator.propose(DraftBudget((20,), 64, temperature=temperature)), generator.propose
+
+
+def test_falcon_says_what_each_child_was_drawn_from() -> None:
+    draft, _ = drawn_draft(0)
+    parents, tokens = draft.parents[0].tolist(), draft.token_ids[0].tolist()
+
+    inner = sorted({parent for parent in parents if parent >= 0})
+    assert [node for node, dist in enumerate(draft.dist_index[0].tolist()) if dist >= 0] == inner
+    assert sorted(draft.dist_index[0, inner].tolist()) == list(range(len(inner)))
+    torch.testing.assert_close(draft.draft_probs.sum(-1), torch.ones(1, len(inner)))
+    for parent in inner:
+        children = [tokens[node] for node, above in enumerate(parents) if above == parent]
+        assert len(set(children)) == len(children)
+
+
+def test_children_are_drawn_for_each_parent_anew_and_from_their_distribution() -> None:
+    drafts = [drawn_draft(seed)[0] for seed in range(400)]
+    pairs = [draft.token_ids[0, [3, 5]].tolist() for draft in drafts]  # first children of the nodes 1 and 2, one list
+    first = torch.tensor([draft.token_ids[0, 1].item() for draft in drafts])
+    probs = drafts[0].draft_probs[0, drafts[0].dist_index[0, 0]]
+
+    assert any(one != other for one, other in pairs)
+    best = probs.topk(3).indices
+    for token in best.tolist():
+        share, expected = float((first == token).float().mean()), float(probs[token])
+        assert abs(share - expected) < 4 * (expected * (1 - expected) / len(drafts)) ** 0.5 + 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+def test_texts_of_a_small_model_have_its_distribution(verifier: str) -> None:
+    target = make_target(vocab_size=12)
+    drafter, count, prompt = drafter_with(verifier, target), 3000, torch.tensor([[3, 7, 5]])
+    with torch.no_grad():
+        first = torch.softmax(target(prompt).logits[0, -1], dim=-1)
+        second = torch.stack(
+            [torch.softmax(target(torch.tensor([[3, 7, 5, token]])).logits[0, -1], dim=-1) for token in range(12)]
+        )
+    expected = count * (first[:, None] * second).flatten()
+    found = torch.zeros(144)
+    options = {"do_sample": True, "max_new_tokens": 2, "temperature": 1.0, "top_k": 0}
+
+    for seed in range(count):
+        torch.manual_seed(seed)
+        one, two = target.generate(prompt, assistant_model=drafter, **options)[0, 3:].tolist()
+        found[12 * one + two] += 1
+
+    is_common = expected >= 5
+    statistic = float(((found - expected) ** 2 / expected)[is_common].sum())
+    degrees = int(is_common.sum())
+    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
