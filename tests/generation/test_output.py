@@ -28,6 +28,25 @@ def test_the_dict_is_what_plain_generate_returns_and_says_what_speculation_did()
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3", "gpt2", "opt"])
+def test_hidden_states_and_attentions_are_those_of_plain_generate(family: str) -> None:
+    target = make_target(family, attn_implementation="eager").double()
+    gold = runs.plain(target).sequences
+    options = {"output_hidden_states": True, "output_attentions": True}
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold), **options)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1
+    for name in ("hidden_states", "attentions"):
+        ours, plain = getattr(pair.drafted, name), getattr(pair.plain, name)
+        assert len(ours) == len(plain) == 24
+        for mine, other in zip(ours, plain, strict=True):
+            assert [layer.shape for layer in mine] == [layer.shape for layer in other]
+            for one, two in zip(mine, other, strict=True):
+                torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)  # norms compute in float32
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_the_returned_cache_is_that_of_the_text(family: str) -> None:
     target = make_target(family).double()

@@ -31,11 +31,6 @@ from transformers_falcon_spec.errors import (
         ),
         ({"use_cache": False}, r"needs the target's cache\. Leave `use_cache` at True\."),
         ({"cache_implementation": "static"}, r"needs a `DynamicCache`, but the call uses a `StaticCache`\. Leave out"),
-        (
-            {"output_hidden_states": True},
-            r"`output_hidden_states` and `output_attentions` are not returned with a drafter",
-        ),
-        ({"output_attentions": True}, r"Leave them out, or generate without `assistant_model`\."),
         ({"synced_gpus": True}, r"`synced_gpus` is not supported with a drafter\."),
         ({"assistant_ensemble_weight": 0.5}, r"`assistant_ensemble_weight` mixes the drafter into the text"),
     ],

@@ -18,9 +18,9 @@ from ..core.verification import Verdict, lazy_walk
 from ..errors import GenerationError, OptionError
 from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .options import SpeculationConfig
-from .output import SpeculativeOutput, report
+from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
-from .target import Reading, Target
+from .target import Reading, Target, sliding_windows
 from .transcript import Transcript
 
 if TYPE_CHECKING:
@@ -71,19 +71,19 @@ class SpeculativeDecoding:
         self.generator = drafter.candidate_generator(self.target, self.max_length, private_generator())
         self.verifier = verifier_of(drafter, config)
         self.stats = GenerationStats()
+        self.states = LayerStates(config, sliding_windows(self.target.config))
         if not self.capability.can_tree:
             self.stats.notes.append(f"The target verifies chains only: {self.capability.reason}.")
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
-        with self._seconds("total"), self.target.taps.active():
+        with self._seconds("total"), self.target.taps.active(), self.target.released():
             self.prefill()
             while not self.transcript.is_complete:
                 draft = self.propose()
                 tree, verdict, reading = self.verify(draft)
                 self.commit(verdict, reading)
                 self.record(draft, tree, verdict)
-        self.target.release()
         self.transcript.end()
         self.stats.num_tokens = self.transcript.input_ids.shape[1] - self.transcript.prompt_len
         report(self.stats)
@@ -95,6 +95,7 @@ class SpeculativeDecoding:
         with self._seconds("prefill"):
             reading = self.target.prefill(prompt, self.config, self.model_kwargs)
             self.transcript.commit_token(reading.logits[:, -1])
+            self.states.add_prompt(reading.outputs)
         num_read = prompt.shape[1] if reading.features is None else reading.features.shape[1]
         self._hand_over(num_read, reading.features)
 
@@ -159,6 +160,7 @@ class SpeculativeDecoding:
         """Keep the path in the target's cache and tell the drafter what became text."""
         num_nodes = reading.logits.shape[1]
         self.target.keep(num_nodes, verdict.path)
+        self.states.add_path(reading.outputs, verdict.path)
         path = torch.tensor(verdict.path, device=reading.logits.device)
         features = None if reading.features is None else reading.features.index_select(1, path)
         self._hand_over(len(verdict.path), features)
@@ -193,6 +195,8 @@ class SpeculativeDecoding:
             sequences=self.transcript.input_ids,  # type: ignore[arg-type]  # `LongTensor` there means any ids
             scores=self.transcript.scores,
             logits=self.transcript.logits,
+            hidden_states=self.states.hidden_states,
+            attentions=self.states.attentions,
             past_key_values=self.target.cache,
             speculation=self.stats,
         )
@@ -213,7 +217,7 @@ def speculative_decoding(
     """What the seam calls in place of `_assisted_decoding`; the arguments are those of that method."""
     for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
         model_kwargs.pop(name, None)
-    _check_call(input_ids, generation_config, model_kwargs)
+    _check_call(input_ids, model_kwargs)
     _check_context(input_ids.shape[1], model)
     is_coupled = verifier_of(drafter, generation_config) == "gumbel"
     draws = CoupledDraws(private_generator().initial_seed()) if is_coupled else GeneratorDraws()  # as plain decoding
@@ -226,7 +230,7 @@ def verifier_of(drafter: Drafter, config: GenerationConfig) -> str:
     return drafter.generation_config.verifier if config.do_sample else "lazy_walk"
 
 
-def _check_call(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     """Refuse, with the way out, what the loop cannot serve."""
     if input_ids.shape[0] != 1:
         raise GenerationError(
@@ -240,11 +244,6 @@ def _check_call(input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[
         )
     if model_kwargs.get("past_key_values") is None or not model_kwargs.get("use_cache", True):
         raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        raise GenerationError(
-            "`output_hidden_states` and `output_attentions` are not returned with a drafter yet. "
-            "Leave them out, or generate without `assistant_model`."
-        )
 
 
 def _check_context(prompt_len: int, model: PreTrainedModel) -> None:

@@ -26,6 +26,7 @@ class Reading:
 
     logits: Tensor  # [rows, nodes, vocab]; after a prefill of the newest token only: [rows, 1, vocab]
     features: Tensor | None  # [rows, tokens, feature_dim]
+    outputs: Any = None  # the model's own, with hidden states and attentions where the call asks for them
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Target:
         self._kinds = layer_kinds(self.config)
         self._positions = torch.zeros(1, 1, dtype=torch.long)  # of the next token, [rows, 1] or [axes, rows, 1]
         self._is_held: Tensor | None = None  # [rows, prompt] False at padding; None without padding
+        self._asked: dict[str, bool] = {}  # hidden states and attentions, as the call asks for them
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
 
@@ -77,13 +79,14 @@ class Target:
         self.cache = cache_file.prepared(model_kwargs["past_key_values"])
         mask = model_kwargs.get("attention_mask")
         num_cached = self.cache.get_seq_length()
+        self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
         outputs = self.model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=True)
         cache_file.drop_last(self.cache, 0)
         is_held = mask.bool() if isinstance(mask, Tensor) and mask.dim() == input_ids.dim() else None
         self._is_held = None if is_held is None or is_held.all() else is_held
         self._positions = self._next_position(outputs, model_kwargs)
         features = self.taps.take(input_ids.shape[1] - num_cached)
-        return Reading(outputs.logits[:, -1:], features)
+        return Reading(outputs.logits[:, -1:], features, outputs)
 
     def _next_position(self, outputs: Any, model_kwargs: dict[str, Any]) -> Tensor:
         """Where the next token stands, as `prepare_inputs_for_generation` would place it."""
@@ -107,6 +110,7 @@ class Target:
             is_chain (`bool`): The tree is a chain and is read without a mask of ours, as plain decoding reads.
         """
         inputs: dict[str, Any] = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True}
+        inputs |= self._asked
         if self._takes_positions:
             inputs["position_ids"] = self._positions + tree.depths
         if is_chain:
@@ -116,16 +120,21 @@ class Target:
             with self._tree_attention():
                 inputs["attention_mask"] = self._masks(tree)
                 outputs = self.model(**inputs, return_dict=True)
-        return Reading(outputs.logits, self.taps.take(token_ids.shape[1]))
+        return Reading(outputs.logits, self.taps.take(token_ids.shape[1]), outputs)
 
     def keep(self, num_nodes: int, path: Sequence[int]) -> None:
         """Of the nodes read last keep those of `path`; the next root stands after them."""
         cache_file.keep_path(self.cache, num_nodes, path)
         self._positions = self._positions + len(path)
 
-    def release(self) -> None:
-        """No more trees are read: the cache is as plain decoding leaves it."""
-        cache_file.stop_recording(self.cache)
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """After this block, however it ends, no more trees are read: the cache records as plain decoding leaves it."""
+        try:
+            yield
+        finally:
+            if self.cache is not None:
+                cache_file.stop_recording(self.cache)
 
     def _chain_mask(self, token_ids: Tensor) -> Tensor | None:
         """The 2-D mask of the whole text, needed only where the prompt is padded."""
@@ -176,6 +185,13 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
         return [LayerKind("full_attention", 0, window, None if window else chunk)]
     limits = {"sliding_attention": (window, None), "chunked_attention": (None, chunk)}
     return [LayerKind(name, list(names).index(name), *limits.get(name, (None, None))) for name in dict.fromkeys(names)]
+
+
+def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of each layer, None where it sees everything."""
+    by_name = {kind.name: kind.sliding_window for kind in layer_kinds(config)}
+    names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return [by_name[name] for name in names]
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:

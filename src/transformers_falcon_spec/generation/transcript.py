@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from ..core.sampling import Draws, choose
+from ..errors import GenerationError
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -71,7 +72,13 @@ class Transcript:
         """Raw logits in float32 and processed scores, both `[1, vocab]`, of the token after `ids`."""
         raw = logits.to(dtype=torch.float32, copy=True, device=ids.device)
         kept = raw if self.logits is None else raw.clone()  # processors may write in place
-        return kept, self._processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
+        scores = self._processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
+        if scores.shape != kept.shape:
+            raise GenerationError(
+                f"Logits processors must return scores of shape {tuple(kept.shape)}, but one returned {tuple(scores.shape)}. "
+                "Each must give back one score for each token of the vocabulary."
+            )
+        return kept, scores
 
     def _append(self, token: Tensor, raw: Tensor, scores: Tensor) -> None:
         if self.logits is not None:
