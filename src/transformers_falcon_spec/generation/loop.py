@@ -66,7 +66,7 @@ class SpeculativeDecoding:
     ) -> None:
         self.transcript, self.config, self.model_kwargs = transcript, config, model_kwargs
         self.capability = probe(model)
-        self.target = Target(model, drafter.feature_layers)
+        self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, private_generator())
         self.verifier = verifier_of(drafter, config)
@@ -74,6 +74,8 @@ class SpeculativeDecoding:
         self.states = LayerStates(config, sliding_windows(self.target.config))
         if not self.capability.can_tree:
             self.stats.notes.append(f"The target verifies chains only: {self.capability.reason}.")
+        if not self.capability.has_hooks:
+            self.stats.notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""

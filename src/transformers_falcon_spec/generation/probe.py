@@ -28,6 +28,7 @@ class Capability:
     tree_error: float
     control_error: float  # the same reading with a wrong mask
     reason: str = ""
+    has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
 
 
 def probe(model: PreTrainedModel) -> Capability:
@@ -36,7 +37,7 @@ def probe(model: PreTrainedModel) -> Capability:
     Raises:
         [`TargetError`]: not even a chain reads right, or the head cannot be reproduced from its input.
     """
-    key = (str(model.config._attn_implementation), str(model.dtype), str(model.device))
+    key = (str(model.config._attn_implementation), str(model.dtype), str(model.device), str(_is_compiled(model)))
     known = _PROBED.setdefault(model, {})
     if key not in known:
         known[key] = _probe(model)
@@ -52,7 +53,7 @@ def _probe(model: PreTrainedModel) -> Capability:
     path_ids = nodes[:, list(_PATH)]
     text = torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1)
     plain = _plain_logits(model, text)[:, 6:]  # of the path, then one more token
-    _check_head(model, prompt)
+    has_hooks = _check_head(model, prompt)
     try:
         tree_error, control_error = _tree_errors(model, prompt, nodes, tree, plain)
     except _FAILURES as error:
@@ -60,14 +61,19 @@ def _probe(model: PreTrainedModel) -> Capability:
     else:
         reason = f"a tree's logits are off by {tree_error:.2g}, those of a wrong mask by {control_error:.2g}"
     if tree_error <= _TOLERANCE * control_error:
-        return Capability(True, True, tree_error, control_error)
+        return Capability(True, True, tree_error, control_error, has_hooks=has_hooks)
     try:
         chain_error = _chain_error(model, prompt, path_ids, plain)
     except _FAILURES as error:
         raise TargetError(f"{_refusal(model)} Reading a chain failed: {error}") from error
     if chain_error > 1e-2 * max(float(plain.std()), control_error * _TOLERANCE):
         raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
-    return Capability(False, True, tree_error, control_error, reason)
+    return Capability(False, True, tree_error, control_error, reason, has_hooks)
+
+
+def _is_compiled(model: PreTrainedModel) -> bool:
+    """Whether some graphs of the model may have been made without our hooks, so that those never fire in them."""
+    return model._compiled_call_impl is not None or hasattr(model.forward, "_torchdynamo_orig_callable")
 
 
 def _on(tree: DraftTree, device: torch.device) -> DraftTree:
@@ -116,16 +122,19 @@ def _chain_error(model: PreTrainedModel, prompt: Tensor, path_ids: Tensor, plain
     return (reading - plain[:, : path_ids.shape[1]]).abs().max().item()
 
 
-def _check_head(model: PreTrainedModel, prompt: Tensor) -> None:
-    """`Target.head` of the tapped features must give the model's own logits."""
-    target = Target(model, (-1,))
+def _check_head(model: PreTrainedModel, prompt: Tensor) -> bool:
+    """`Target.head` of the features must give the model's own logits. Returns whether hooks catch the features."""
+    has_hooks = not _is_compiled(model)
+    target = Target(model, (-1,), has_hooks)
     with target.taps.active():
-        logits = _plain_logits(model, prompt)
-        features = target.taps.take(prompt.shape[1])
-    assert features is not None  # one layer is tapped
+        outputs = model(input_ids=prompt, use_cache=False, return_dict=True, output_hidden_states=True)
+        features = target.features(outputs, prompt.shape[1])
+    assert features is not None  # one layer is read
+    logits = outputs.logits.float()
     error = (target.head(features) - logits).abs().max().item()
     if error > 1e-2 * max(logits.abs().max().item(), 1e-6):
         raise TargetError(
             f"The logits of `{type(model).__name__}` cannot be rebuilt from the input of its head (off by {error:.2g}): "
             "it scales or caps them in a way this version does not know. Please report the model."
         )
+    return has_hooks

@@ -46,17 +46,18 @@ class Target:
     once after the prefill) and committed tokens (the loop's).
     """
 
-    def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
+    def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
         self.feature_dim: int = feature_width(model, feature_layers)
-        self.taps = FeatureTaps(decoder_of(model), self.config.num_hidden_layers, feature_layers)
+        self.taps = FeatureTaps(decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ())
+        self._untapped_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
         self._kinds = layer_kinds(self.config)
         self._positions = torch.zeros(1, 1, dtype=torch.long)  # of the next token, [rows, 1] or [axes, rows, 1]
         self._is_held: Tensor | None = None  # [rows, prompt] False at padding; None without padding
-        self._asked: dict[str, bool] = {}  # hidden states and attentions, as the call asks for them
+        self._asked: dict[str, bool] = {}  # outputs that every forward must give
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
 
@@ -80,12 +81,16 @@ class Target:
         mask = model_kwargs.get("attention_mask")
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
-        outputs = self.model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=True)
+        if self._untapped_layers:
+            self._asked["output_hidden_states"] = True
+        outputs = self.model._prefill(
+            input_ids, generation_config, {**model_kwargs, **self._asked}, is_first_iteration=True
+        )
         cache_file.drop_last(self.cache, 0)
         is_held = mask.bool() if isinstance(mask, Tensor) and mask.dim() == input_ids.dim() else None
         self._is_held = None if is_held is None or is_held.all() else is_held
         self._positions = self._next_position(outputs, model_kwargs)
-        features = self.taps.take(input_ids.shape[1] - num_cached)
+        features = self.features(outputs, input_ids.shape[1] - num_cached)
         return Reading(outputs.logits[:, -1:], features, outputs)
 
     def _next_position(self, outputs: Any, model_kwargs: dict[str, Any]) -> Tensor:
@@ -120,7 +125,13 @@ class Target:
             with self._tree_attention():
                 inputs["attention_mask"] = self._masks(tree)
                 outputs = self.model(**inputs, return_dict=True)
-        return Reading(outputs.logits, self.taps.take(token_ids.shape[1]), outputs)
+        return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
+
+    def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
+        """What the hooks caught of a forward; where they may not fire, the hidden states that it gave."""
+        if not self._untapped_layers:
+            return self.taps.take(num_tokens)
+        return torch.cat([outputs.hidden_states[layer] for layer in self._untapped_layers], dim=-1)
 
     def keep(self, num_nodes: int, path: Sequence[int]) -> None:
         """Of the nodes read last keep those of `path`; the next root stands after them."""

@@ -1,0 +1,121 @@
+"""Targets as people load them: adapters, half precision, offloading, pipelines, compiled, under inference mode."""
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, pipeline
+
+from tests import runs
+from tests.chat import make_tokenizer
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec import collect_speculation
+
+
+def informed(target: Any, **options: Any) -> InformedDrafter:
+    """A drafter that is often right about this target."""
+    return InformedDrafter(RandomDrafter(feature_layers=(1, -1)), runs.plain(target, **options).sequences)
+
+
+def with_adapter(target: Any) -> Any:
+    """A LoRA adapter whose weights are not zero."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    return peft.get_peft_model(target, config)
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_target_with_an_adapter_writes_its_own_text(is_merged: bool) -> None:
+    bare = runs.plain(make_target().double()).sequences
+    target = with_adapter(make_target().double())
+    target = target.merge_and_unload() if is_merged else target
+
+    pair = runs.both(target, informed(target))
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1
+    assert not pair.plain.sequences.equal(bare)
+
+
+def test_an_adapter_switched_off_is_not_heard() -> None:
+    target = with_adapter(make_target().double())
+
+    with target.disable_adapter():
+        pair = runs.both(target, informed(target))
+
+    pair.assert_equal()
+    assert pair.plain.sequences.equal(runs.plain(make_target().double()).sequences)
+
+
+def test_under_inference_mode() -> None:
+    target = make_target().double()
+    drafter = make_drafter(target, block_size=2).double()
+
+    with torch.inference_mode():
+        runs.both(target, drafter, **runs.SAMPLING).assert_equal()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_with_a_drafter_in_full(dtype: torch.dtype) -> None:
+    target = make_target().to(dtype)
+    drafter = make_drafter(make_target(), block_size=2)
+
+    out = runs.drafted(target, drafter)
+
+    assert out.sequences.shape == runs.plain(target).sequences.shape
+    assert out.speculation.num_drafted > 0
+
+
+def test_a_pipeline_hands_the_drafter_on() -> None:
+    target, tokenizer = make_target().double(), make_tokenizer()
+    drafter = make_drafter(target, block_size=2).double()
+    options = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
+    write = pipeline("text-generation", model=target, tokenizer=tokenizer)
+    plain = write("one two three", **options)
+
+    with collect_speculation() as stats:
+        drafted = write("one two three", assistant_model=drafter, **options)
+
+    assert drafted == plain
+    assert [each.num_tokens for each in stats] == [12]
+
+
+def test_a_target_with_layers_on_disk(tmp_path: Path) -> None:
+    make_target().save_pretrained(tmp_path / "target", max_shard_size="20KB")
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "model.norm": "cpu",
+        "lm_head": "cpu",
+        "model.rotary_emb": "cpu",
+    }
+    places |= {f"model.layers.{layer}": "disk" for layer in range(1, make_target().config.num_hidden_layers)}
+    target = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "target", device_map=places, offload_folder=str(tmp_path / "offload")
+    )
+
+    pair = runs.both(target, informed(target))
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_compiled_forward(is_warm: bool, is_known: bool) -> None:
+    interpreted, target = make_target().double(), make_target().double()
+    drafter = make_drafter(target, block_size=2, feature_layers=[1, -1]).double()
+    expected = runs.drafted(interpreted, drafter)
+    if is_known:
+        runs.drafted(target, drafter)
+    target.forward = torch.compile(target.forward, backend="eager", dynamic=True)
+    if is_warm:  # compiled without hooks, so that hooks set later do not fire
+        runs.plain(target)
+
+    drafted = runs.drafted(target, drafter)
+
+    assert drafted.sequences.equal(expected.sequences)
+    assert drafted.speculation.acceptance_histogram == expected.speculation.acceptance_histogram
+    assert any("Hooks may not fire" in note for note in drafted.speculation.notes)
