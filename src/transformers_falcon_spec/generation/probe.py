@@ -127,7 +127,7 @@ def _check_head(model: PreTrainedModel, prompt: Tensor) -> bool:
     has_hooks = not _is_compiled(model)
     target = Target(model, (-1,), has_hooks)
     with target.taps.active():
-        outputs = model(input_ids=prompt, use_cache=False, return_dict=True, output_hidden_states=True)
+        outputs = model(input_ids=prompt, use_cache=False, return_dict=True, output_hidden_states=not has_hooks)
         features = target.features(outputs, prompt.shape[1])
     assert features is not None  # one layer is read
     logits = outputs.logits.float()
