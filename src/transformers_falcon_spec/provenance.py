@@ -1,5 +1,6 @@
 """Where a number comes from: the command, commit, versions and machine that every results file carries."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+_NUM_HASHED = 1024  # values of each weight
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 
 
@@ -25,6 +28,15 @@ def provenance(**settings: Any) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
     }
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """Tells models apart by names, shapes, types and the first values of their weights; quick for any size."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, weight in model.named_parameters():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(weight.detach().flatten()[:_NUM_HASHED].cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _commit() -> str:

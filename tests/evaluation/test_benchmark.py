@@ -1,5 +1,6 @@
 """Interleaved benchmarks: fair cells, exact resume, and rates that follow from the runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 
 from tests.chat import make_tokenizer
 from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.benchmark import BASELINE, Benchmark, read_records
+from transformers_falcon_spec.evaluation.benchmark import BASELINE, Benchmark
 from transformers_falcon_spec.evaluation.decoding import decoding_options, repetition_rate
 from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.evaluation.summary import bootstrap, summarize
@@ -48,7 +50,15 @@ def test_an_interrupted_benchmark_makes_only_the_missing_runs(benchmark: Benchma
     resumed = benchmark.run(path)
 
     assert path.read_bytes().split(b"\n")[:5] == lines[:5]
-    assert len(resumed) == len(read_records(path)) == 3 * 2 * len(PROMPTS)
+    assert len(resumed) == len({row["key"] for row in resumed}) == 3 * 2 * len(PROMPTS)
+
+
+def test_runs_of_another_drafter_are_not_mixed_in(benchmark: Benchmark, tmp_path: Path) -> None:
+    benchmark.run(tmp_path / "runs.jsonl")
+    other = make_drafter(benchmark.target, block_size=2, draft_tree=DraftTree.chain(1).to_json())
+
+    with pytest.raises(OptionError, match=r"must hold measurements under the same settings"):
+        replace(benchmark, drafters={"two": other}).run(tmp_path / "runs.jsonl")
 
 
 def _run(arm: str, prompt: str, tokens: int, seconds: float, **stats: Any) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from transformers import logging
 from ..evaluation.decoding import decoding_options
 from ..evaluation.parity import ParityResult, check_parity
 from ..evaluation.prompts import read_prompts
-from ..provenance import provenance
+from ..evaluation.records import Records
+from ..provenance import provenance, weights_fingerprint
 from .loading import load_drafter, load_target
 
 
@@ -37,32 +38,26 @@ def run(command: ParityCommand) -> None:
     target, tokenizer = load_target(command.target, command.dtype, command.device)
     drafter = load_drafter(command.drafter, target)
     prompts = read_prompts(command.prompts, command.limit)
-    records = Path(command.output).with_suffix(".jsonl")
-    results = _read(records)
+    settings = {
+        "target": weights_fingerprint(target),
+        "drafter": [weights_fingerprint(drafter), drafter.stored_tree],
+        "max_new_tokens": command.max_new_tokens,
+        "seed": command.seed,
+    }
+    records = Records(Path(command.output).with_suffix(".jsonl"), settings)
+    results = [ParityResult(**entry) for entry in records.entries]
     done = {(result.decoding, result.set_name, result.prompt_id) for result in results}
     todo = [(d, p) for d in command.decodings for p in prompts if (d, p.set_name, p.prompt_id) not in done]
-    records.parent.mkdir(parents=True, exist_ok=True)
-    with records.open("a", encoding="utf-8") as file:
-        for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
-            options = decoding_options(name)
-            result = check_parity(target, tokenizer, drafter, prompt, options, command.max_new_tokens, command.seed)
-            result = replace(result, decoding=name)
-            results.append(result)
-            file.write(json.dumps(asdict(result)) + "\n")
-            file.flush()
+    for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
+        options = decoding_options(name)
+        result = check_parity(target, tokenizer, drafter, prompt, options, command.max_new_tokens, command.seed)
+        results.append(replace(result, decoding=name))
+        records.append(asdict(results[-1]))
     rows = [{"decoding": name, **_totals([r for r in results if r.decoding == name])} for name in command.decodings]
     text = json.dumps({"provenance": provenance(**vars(command)), "rows": rows}, indent=1)
     Path(command.output).write_text(text + "\n", encoding="utf-8")
     for row in rows:
         print(f"{row['decoding']}: {row['identical']} identical, {row['tie']} ties, {row['different']} different")
-
-
-def _read(records: Path) -> list[ParityResult]:
-    """Results of an interrupted check."""
-    if not records.is_file():
-        return []
-    lines = records.read_text(encoding="utf-8").splitlines()
-    return [ParityResult(**json.loads(line)) for line in lines]
 
 
 def _totals(results: list[ParityResult]) -> dict[str, object]:

@@ -39,6 +39,11 @@ class DrafterModel(PreTrainedModel):
         """Indices into the target's `hidden_states` that the drafter reads."""
         return tuple(self.config.feature_layers)
 
+    @property
+    def stored_tree(self) -> dict[str, Any] | None:
+        """The static tree of the options, else of the config; None where there is none."""
+        return self.generation_config.draft_tree or getattr(self.config, "draft_tree", None)
+
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator that drafts with this model for one call."""
         raise NotImplementedError

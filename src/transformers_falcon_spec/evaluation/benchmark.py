@@ -3,7 +3,6 @@
 Every run is appended to a JSON lines file at once, so that an interrupted benchmark goes on; `summary.py` makes rates of them.
 """
 
-import json
 import logging
 import random
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,11 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafters.base import DrafterModel
+from ..provenance import weights_fingerprint
 from .decoding import decoding_options, repetition_rate, timed_generate
 from .prompts import Prompt
+from .records import Records
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class Benchmark:
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    drafters: Mapping[str, PreTrainedModel]
+    drafters: Mapping[str, DrafterModel]
     prompts: list[Prompt]
     decodings: list[str]
     max_new_tokens: int = 128
@@ -63,21 +65,32 @@ class Benchmark:
     seed: int = 0
     with_baseline: bool = True
 
-    def run(self, records: Path) -> list[dict[str, Any]]:
-        """Make every run that `records` does not hold yet; returns all of them."""
-        done = read_records(records)
+    def run(self, path: Path) -> list[dict[str, Any]]:
+        """Make every run that the file at `path` does not hold yet; returns all of them.
+
+        Raises:
+            [`OptionError`]: the file holds runs of other models or settings.
+        """
+        records = Records(path, self._settings())
+        done = {row["key"] for row in records.entries}
         cells = [cell for cell in self._cells() if cell.key not in done]
         if done:
-            logger.info("%s holds %d runs; %d are left.", records, len(done), len(cells))
+            logger.info("%s holds %d runs; %d are left.", path, len(done), len(cells))
         if cells:
             self._warm_up()
-        records.parent.mkdir(parents=True, exist_ok=True)
-        with records.open("a", encoding="utf-8") as file:
-            for cell in tqdm(cells, desc="bench", unit="run"):
-                done[cell.key] = self._measure(cell)
-                file.write(json.dumps({"key": cell.key, **done[cell.key]}) + "\n")
-                file.flush()
-        return list(done.values())
+        for cell in tqdm(cells, desc="bench", unit="run"):
+            records.append({"key": cell.key, **self._measure(cell)})
+        return records.entries
+
+    def _settings(self) -> dict[str, Any]:
+        """What all runs have in common."""
+        drafters = {name: [weights_fingerprint(d), d.stored_tree] for name, d in self.drafters.items()}
+        return {
+            "target": weights_fingerprint(self.target),
+            "drafters": drafters,
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+        }
 
     def _cells(self) -> Iterator[Cell]:
         """All runs, the arms of a prompt beside each other in random order."""
@@ -112,19 +125,3 @@ class Benchmark:
             "token_ids": run.new_ids,
             "speculation": None if drafter is None else vars(run.output.speculation),
         }
-
-
-def read_records(path: Path) -> dict[str, dict[str, Any]]:
-    """Runs by key; a last line cut short by a kill is passed over and cut off."""
-    if not path.is_file():
-        return {}
-    whole, found = 0, {}
-    data = path.read_bytes()
-    for line in data.split(b"\n")[:-1]:
-        row = json.loads(line)
-        found[row.pop("key")] = row
-        whole += len(line) + 1
-    if whole < len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return found

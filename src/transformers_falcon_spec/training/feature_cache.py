@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
 from ..errors import TrainingError
+from ..provenance import weights_fingerprint
 from .checkpoints import writing_to
 from .dataset import ConversationCollator, ConversationDataset, Example
 from .features import TargetFeatures
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 SHARD_SIZE = 256  # examples
 BATCH_SIZE = 8  # examples that the target reads together
-NUM_HASHED = 1024  # values of each weight that tell one target from another
 
 
 class FeatureCache(Dataset[Example]):
@@ -145,12 +144,5 @@ def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
     digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
     for example in (dataset[index] for index in range(len(dataset))):
         digest.update(repr(example["input_ids"]).encode())
-    _hash_weights(features.target, digest)
+    digest.update(weights_fingerprint(features.target).encode())
     return digest.hexdigest()
-
-
-def _hash_weights(target: PreTrainedModel, digest: "hashlib.blake2b") -> None:
-    for name, weight in target.named_parameters():
-        start = weight.detach().flatten()[:NUM_HASHED].cpu()
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(start.view(torch.uint8).numpy().tobytes())

@@ -188,8 +188,7 @@ class FalconSpecDrafter(DrafterModel):
     @property
     def draft_tree(self) -> DraftTree:
         """The tree to draft: that of `generation_config`, else of the config, else a chain of one block."""
-        stored = self.generation_config.draft_tree or self.config.draft_tree
-        return _tree(json.dumps(stored or DraftTree.chain(self.config.block_size).to_json()))
+        return _tree(json.dumps(self.stored_tree or DraftTree.chain(self.config.block_size).to_json()))
 
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator

@@ -1,0 +1,52 @@
+"""Measurements in a JSON lines file, one line each, so that an interrupted run goes on where it stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+
+
+class Records:
+    """What was measured so far, and where the next line goes. The first line of the file says what is measured.
+
+    Args:
+        path (`Path`): The file, made or continued; a last line cut short by a kill is cut off.
+        settings (`dict`): What all lines have in common.
+
+    Raises:
+        [`OptionError`]: the file holds measurements under other settings.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        self.entries: list[dict[str, Any]] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = self._whole_rows()
+        if not rows:
+            self._write({"settings": settings})
+            return
+        if rows[0].get("settings") != settings:
+            raise OptionError(
+                f"`{path}` must hold measurements under the same settings, {settings}, but it was begun with "
+                f"{rows[0].get('settings')}. Delete it, or write to another file."
+            )
+        self.entries = rows[1:]
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """One more measurement; it is on the disk when this returns."""
+        self.entries.append(entry)
+        self._write(entry)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _whole_rows(self) -> list[dict[str, Any]]:
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            self.path.write_bytes(whole)
+        return [json.loads(line) for line in whole.splitlines()]
