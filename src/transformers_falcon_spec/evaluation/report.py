@@ -106,7 +106,8 @@ def _parity(result: dict[str, Any], name: str) -> str:
 
 
 def _ablation(result: dict[str, Any], name: str) -> str:
-    header = ["drafter", "parameters", *result["sets"], "accuracy by block position (held-out)"]
+    names = [SET_NAMES.get(name, name) for name in result["sets"]]
+    header = ["drafter", "parameters", *names, "accuracy by block position (held-out)"]
     body = [
         [
             point["name"],
