@@ -1,0 +1,54 @@
+"""What each verifier keeps of a draft on the embedded pair, at temperature 0.7, in interleaved runs.
+
+Command: python benchmarks/verifiers.py
+Hardware and time: two CPU cores, about three minutes. The trees are the drafter's own, drawn where the rule needs draws.
+Writes `benchmarks/results/verifiers.json`.
+"""
+
+import argparse
+import copy
+import json
+import tempfile
+from pathlib import Path
+
+from transformers import logging
+
+from transformers_falcon_spec.commands.loading import load_drafter, load_target
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.summary import summarize
+from transformers_falcon_spec.generation.options import VERIFIERS
+from transformers_falcon_spec.provenance import provenance
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Run every verifier on the same prompts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--drafter", default="models/falcon-reference")
+    parser.add_argument("--prompts", default=str(HERE / "prompts" / "held_out.jsonl"))
+    parser.add_argument("--limit", type=int, default=40)
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    target, tokenizer = load_target(args.target, "float32", "cpu")
+    drafter = load_drafter(args.drafter, target)
+    arms = {}
+    for verifier in VERIFIERS:
+        arms[verifier] = copy.copy(drafter)  # the same weights
+        arms[verifier].generation_config = copy.deepcopy(drafter.generation_config)
+        arms[verifier].generation_config.verifier = verifier
+    benchmark = Benchmark(target, tokenizer, arms, read_prompts([args.prompts], args.limit), ["temperature-0.7"])
+    with tempfile.TemporaryDirectory() as folder:
+        records = benchmark.run(Path(folder) / "runs.jsonl")
+    rows = summarize(records, dict.fromkeys(arms, drafter.config.block_size))
+    result = {"provenance": provenance(seed=0, **vars(args)), "rows": rows}
+    (HERE / "results" / "verifiers.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        low, high = row["acceptance_length_interval"]
+        print(f"{row['arm']:20s} {row['acceptance_length']:.2f} ({low:.2f} to {high:.2f}), {row['speedup']:.2f}x")
+
+
+if __name__ == "__main__":
+    main()
