@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--drafter", default="models/falcon-reference")
     parser.add_argument("--prompts", default=str(HERE / "prompts" / "held_out.jsonl"))
     parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "verifiers.json")
     args = parser.parse_args()
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
@@ -43,8 +44,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         records = benchmark.run(Path(folder) / "runs.jsonl")
     rows = summarize(records, dict.fromkeys(arms, drafter.config.block_size))
-    result = {"provenance": provenance(seed=0, **vars(args)), "rows": rows}
-    (HERE / "results" / "verifiers.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = {
+        "provenance": provenance(seed=0, **{name: str(value) for name, value in vars(args).items()}),
+        "rows": rows,
+    }
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in rows:
         low, high = row["acceptance_length_interval"]
         print(f"{row['arm']:20s} {row['acceptance_length']:.2f} ({low:.2f} to {high:.2f}), {row['speedup']:.2f}x")

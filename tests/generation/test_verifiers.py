@@ -80,6 +80,17 @@ def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> No
         assert not written(target, falcon, seed + 10, max_new_tokens=24).sequences.equal(text)
 
 
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+def test_a_second_call_without_a_new_seed_writes_another_text(verifier: str) -> None:
+    target = make_target()
+    drafter, options = drafter_with(verifier, target), {"do_sample": True, "max_new_tokens": 24}
+    torch.manual_seed(0)
+
+    first, second = (target.generate(make_prompt(6), assistant_model=drafter, **options) for _ in range(2))
+
+    assert not first.equal(second)
+
+
 def test_a_drafter_that_sees_the_noise_guesses_better() -> None:
     vocab_size, same, count = 20, 0, 300
     probs = torch.softmax(torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(0)), dim=-1)

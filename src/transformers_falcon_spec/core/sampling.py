@@ -39,6 +39,11 @@ class CoupledDraws:
     def __init__(self, seed: int) -> None:
         self.seed, self.num_drawn = seed, 0
 
+    @classmethod
+    def from_global_stream(cls) -> "CoupledDraws":
+        """Seeded by one draw from torch's global stream, so that the next call writes another text."""
+        return cls(int(torch.randint(2**62, (1,))))
+
     def noise(self, number: int, vocab_size: int) -> Float[Tensor, " vocab"]:
         """Exponential noise of the token with this number."""
         generator = torch.Generator().manual_seed(_hashed(f"{self.seed} {number}".encode()))

@@ -222,7 +222,7 @@ def speculative_decoding(
     _check_call(input_ids, model_kwargs)
     _check_context(input_ids.shape[1], model)
     is_coupled = verifier_of(drafter, generation_config) == "gumbel"
-    draws = CoupledDraws(private_generator().initial_seed()) if is_coupled else GeneratorDraws()  # as plain decoding
+    draws = CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws()  # as plain decoding
     transcript = Transcript(input_ids, logits_processor, stopping_criteria, generation_config, draws, streamer)
     return SpeculativeDecoding(model, drafter, transcript, generation_config, model_kwargs).run()
 
