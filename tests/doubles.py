@@ -57,22 +57,31 @@ class RandomGenerator(TreeCandidateGenerator):
         self.commits.append(committed)
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """A random tree within the budget; siblings differ."""
-        self.farthest = max(self.farthest, self.commits[-1].lengths[0] + budget.depths[0])
+        """A random tree for each row within the budget; siblings differ."""
+        newest = self.commits[-1]
+        reach = [length + depth for length, depth in zip(newest.lengths, budget.depths, strict=True)]
+        self.farthest = max(self.farthest, *reach)
         if self._random.random() > self.drafter.proposals:
             return None
-        parents, depths, token_ids = [-1], [0], [int(self.commits[-1].sequence_ids[0, -1])]
-        num_nodes = min(self.drafter.num_nodes, budget.num_nodes, budget.depths[0] + 1 if budget.is_chain else 10**6)
-        for node in range(1, num_nodes):
-            open_nodes = [other for other in range(node) if depths[other] < budget.depths[0]]
+        roots = [int(ids[length - 1]) for ids, length in zip(newest.sequence_ids, newest.lengths, strict=True)]
+        trees = [self._tree(root, depth, budget) for root, depth in zip(roots, budget.depths, strict=True)]
+        num_nodes = max(len(parents) for parents, _ in trees)
+        parents = torch.tensor([parents + [-1] * (num_nodes - len(parents)) for parents, _ in trees])
+        token_ids = torch.tensor([ids + [0] * (num_nodes - len(ids)) for _, ids in trees])
+        is_guest = torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests
+        return Draft(token_ids, parents, is_guest=is_guest if self.drafter.num_guests else None)
+
+    def _tree(self, root: int, max_depth: int, budget: DraftBudget) -> tuple[list[int], list[int]]:
+        """Parents and tokens of one row; rows differ in size."""
+        parents, depths, token_ids = [-1], [0], [root]
+        num_nodes = min(self.drafter.num_nodes, budget.num_nodes, max_depth + 1 if budget.is_chain else 10**6)
+        for node in range(1, num_nodes if max_depth else 1):
+            open_nodes = [other for other in range(node) if depths[other] < max_depth]
             parents.append(node - 1 if budget.is_chain else self._random.choice(open_nodes))
             depths.append(depths[parents[-1]] + 1)
             taken = {token for token, parent in zip(token_ids, parents[:-1], strict=True) if parent == parents[-1]}
             token_ids.append(self._random.choice([token for token in range(VOCAB_SIZE) if token not in taken]))
-        guests = (
-            torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests if self.drafter.num_guests else None
-        )
-        return Draft(torch.tensor([token_ids]), torch.tensor([parents]), is_guest=guests)
+        return parents, token_ids
 
 
 class InformedDrafter:
@@ -80,12 +89,19 @@ class InformedDrafter:
 
     Args:
         drafter (`Any`): The drafter whose trees are corrected.
-        text (`torch.Tensor` of shape `(1, tokens)`): Prompt and continuation.
+        text (`torch.Tensor` of shape `(rows, tokens)`): Prompts and continuations.
         hit_rate (`float`): How often a depth is corrected.
+        mask (`torch.Tensor` of shape `(rows, prompt)`, *optional*): 0 at padding.
     """
 
-    def __init__(self, drafter: Any, text: torch.Tensor, hit_rate: float = 0.8) -> None:
-        self.drafter, self.text, self.hit_rate = drafter, text[0].tolist(), hit_rate
+    def __init__(
+        self, drafter: Any, text: torch.Tensor, hit_rate: float = 0.8, mask: torch.Tensor | None = None
+    ) -> None:
+        self.drafter, self.hit_rate = drafter, hit_rate
+        is_text = torch.ones_like(text, dtype=torch.bool)
+        if mask is not None:
+            is_text[:, : mask.shape[1]] = mask.bool()
+        self.texts = [row[kept].tolist() for row, kept in zip(text, is_text, strict=True)]
         self.feature_layers, self.config = drafter.feature_layers, drafter.config
         self.generation_config = drafter.generation_config
 
@@ -105,27 +121,33 @@ class InformedGenerator(TreeCandidateGenerator):
         super().__init__(inner.target, inner.max_length, inner.rng)
         self.drafter, self.inner, self.feature_layers = drafter, inner, drafter.feature_layers
         self._random = random.Random(0)
-        self._length = 0
+        self._lengths: tuple[int, ...] = ()
 
     def commit(self, committed: Committed) -> None:
         """Hand it on."""
-        self._length = committed.lengths[0]
+        self._lengths = committed.lengths
         self.inner.commit(committed)
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """The inner draft, corrected along one path."""
+        """The inner draft, corrected along one path of each row."""
         draft = self.inner.propose(budget)
         if draft is None:
             return None
-        token_ids, parents = draft.token_ids.clone(), draft.parents[0].tolist()
+        token_ids = draft.token_ids.clone()
+        for row, ids in enumerate(token_ids):
+            parents = draft.parents[min(row, len(draft.parents) - 1)].tolist()
+            self._correct(ids, parents, self.drafter.texts[row][self._lengths[row] :])
+        return Draft(token_ids, draft.parents, draft.is_guest, num_passes=draft.num_passes)
+
+    def _correct(self, token_ids: torch.Tensor, parents: list[int], truths: list[int]) -> None:
+        """Write the truth, or a part of it, into one row's tree."""
         node = 0
-        for truth in self.drafter.text[self._length :]:
+        for truth in truths:
             children = [child for child, parent in enumerate(parents) if parent == node]
             if not children or self._random.random() > self.drafter.hit_rate:
                 break
             node = self._random.choice(children)
             for sibling in children:  # siblings must go on to differ
-                if token_ids[0, sibling] == truth:
-                    token_ids[0, sibling] = token_ids[0, node]
-            token_ids[0, node] = truth
-        return Draft(token_ids, draft.parents, draft.is_guest, num_passes=draft.num_passes)
+                if token_ids[sibling] == truth:
+                    token_ids[sibling] = token_ids[node]
+            token_ids[node] = truth

@@ -134,7 +134,7 @@ def test_a_masked_prompt_is_read_as_in_plain_decoding(family: str, masked: tuple
     mask[0, list(masked)] = 0
     options = {"attention_mask": mask, "max_new_tokens": 16, **runs.SAMPLING}
     gold = runs.plain(target, **options).sequences
-    drafter = InformedDrafter(make_drafter(target, draft_tree=_random_tree(2).to_json()), gold)
+    drafter = InformedDrafter(make_drafter(target, draft_tree=_random_tree(2).to_json()), gold, mask=mask)
 
     pair = runs.both(target, drafter, **options)
 

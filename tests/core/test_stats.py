@@ -10,14 +10,14 @@ from transformers_falcon_spec import GenerationStats
 def _recorded(*accepted: int, max_depth: int = 3) -> GenerationStats:
     stats = GenerationStats()
     for num_accepted in accepted:
-        stats.record(num_nodes=6, max_depth=max_depth, num_accepted=num_accepted, num_passes=2)
+        stats.record(num_nodes=6, max_depth=max_depth, num_accepted=num_accepted)
     return stats
 
 
 def test_counts_exclude_root_and_bonus_token() -> None:
     stats = _recorded(0, 2, 3)
 
-    assert (stats.num_steps, stats.num_drafted, stats.num_accepted, stats.num_passes) == (3, 15, 5, 6)
+    assert (stats.num_steps, stats.num_drafted, stats.num_accepted) == (3, 15, 5)
     assert stats.acceptance_histogram == {0: 1, 2: 1, 3: 1}
 
 
@@ -30,6 +30,32 @@ def test_acceptance_by_depth_is_conditional_on_the_depth_above() -> None:
     stats = _recorded(0, 1, 2, 3)
 
     assert stats.acceptance_by_depth == [3 / 4, 2 / 3, 1 / 2]
+
+
+def test_joint_acceptance_is_over_all_steps() -> None:
+    assert _recorded(0, 1, 2, 3).joint_acceptance_by_depth == [3 / 4, 2 / 4, 1 / 4]
+
+
+def test_coverage_is_the_mean_over_the_steps_that_offered_the_depth() -> None:
+    stats = GenerationStats()
+    stats.record(num_nodes=6, max_depth=3, num_accepted=1, coverage=[0.5, 0.2])
+    stats.record(num_nodes=6, max_depth=3, num_accepted=0, coverage=[0.25])
+    stats.record(num_nodes=3, max_depth=1, num_accepted=1, coverage=[0.75, 0.0])
+
+    assert stats.coverage_by_depth == [0.5, 0.2, 0.0]
+
+
+def test_rows_are_counted_apart_and_together() -> None:
+    stats = GenerationStats.of_rows(2)
+    stats.record(row=0, num_nodes=6, max_depth=3, num_accepted=3, coverage=[0.5, 0.2, 0.1])
+    stats.record(row=1, num_nodes=4, max_depth=2, num_accepted=0, coverage=[0.3])
+    stats.count_tokens([5, 2])
+
+    first, second = stats.rows
+    assert (first.num_accepted, second.num_accepted, stats.num_accepted) == (3, 0, 3)
+    assert (first.num_tokens, second.num_tokens, stats.num_tokens) == (5, 2, 7)
+    assert stats.acceptance_length == (first.acceptance_length + second.acceptance_length) / 2
+    assert GenerationStats.of_rows(1).rows == []
 
 
 def test_a_depth_that_was_not_offered_is_not_counted() -> None:
@@ -54,7 +80,7 @@ def test_sum_is_what_one_run_over_both_would_record() -> None:
     total = sum([first, second], GenerationStats())
 
     both = _recorded(0, 2)
-    both.record(num_nodes=6, max_depth=5, num_accepted=5, num_passes=2)
+    both.record(num_nodes=6, max_depth=5, num_accepted=5)
     both.total_seconds, both.notes = 3.0, ["a", "b"]
     assert total == both
     assert first == GenerationStats() + first  # the terms are left as they were

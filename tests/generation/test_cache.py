@@ -11,7 +11,7 @@ from tests import reference, runs
 from tests.core.strategies import few, parent_lists
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.cache import drop_last, keep_path, new_cache, num_held, prepared
+from transformers_falcon_spec.generation.cache import RowSlots, drop_last, new_cache, num_held, prepared
 
 WINDOW = 4
 
@@ -51,7 +51,8 @@ def test_keep_path_is_what_index_lists_say(parents: list[int], data: st.DataObje
     nodes = list(range(100, 100 + len(parents)))
     _read(cache, nodes)
 
-    keep_path(cache, len(parents), path)
+    slots = RowSlots(cache, torch.arange(num_before + len(parents))[None])
+    slots.keep(len(parents), [path])
 
     expected = reference.keep_path([*range(num_before), *nodes], len(parents), path)
     assert _labels(cache, 0) == expected
@@ -89,7 +90,7 @@ def test_kept_slots_are_those_of_reading_the_text_at_once(family: str) -> None:
     target = runs.prefilled(model, prompt)
     runs.tree_logits(target, token_ids, runs.BUSHY)
 
-    target.keep(len(token_ids), path)
+    target.keep(len(token_ids), [path])
 
     text = torch.cat([prompt, torch.tensor([[token_ids[node] for node in path]])], dim=-1)
     at_once = runs.prefilled(model, text).cache

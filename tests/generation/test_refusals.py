@@ -50,13 +50,6 @@ def test_a_static_cache_of_the_users_is_refused() -> None:
         runs.drafted(target, RandomDrafter(), past_key_values=cache)
 
 
-def test_more_than_one_row_is_refused() -> None:
-    with pytest.raises(
-        GenerationError, match=r"reads one row at a time for now, but the batch has 3\. Call `generate` once"
-    ):
-        runs.drafted(make_target(), RandomDrafter(), make_prompt().repeat(3, 1))
-
-
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(GenerationError, match="needs the prompt's token ids, but there are none"):
         runs.drafted(make_target(), RandomDrafter(), torch.zeros(1, 0, dtype=torch.long))

@@ -30,7 +30,7 @@ def _assert_reads_trees(model: PreTrainedModel, num_padding: int = 0) -> None:
     target = runs.prefilled(model, torch.cat([padding, prompt], dim=-1), mask)
 
     logits = runs.tree_logits(target, first, runs.BUSHY)
-    target.keep(len(first), PATH)
+    target.keep(len(first), [PATH])
     after = runs.tree_logits(target, second, SECOND)
 
     _assert_close(logits, reference.tree_logits(model, prompt, first, runs.BUSHY))
@@ -131,9 +131,9 @@ def test_room_to_context_counts_down_from_the_position_table() -> None:
 
     room = target.room_to_context
     runs.tree_logits(target, [3, 4, 5], [-1, 0, 1])
-    target.keep(3, (0, 1))
+    target.keep(3, [(0, 1)])
 
-    assert (room, target.room_to_context) == (7, 5)  # the root itself stands at 12, the last place is 19
+    assert (room, target.room_to_context) == ([7], [5])  # the root itself stands at 12, the last place is 19
 
 
 def test_a_chain_is_read_without_a_mask_of_ours() -> None:

@@ -28,6 +28,32 @@ class GeneratorDraws:
         """One index for each row of `probs`."""
         return torch.multinomial(probs, num_samples=1, generator=self.generator).squeeze(1)
 
+    def categorical_by_depth(
+        self, probs: Float[Tensor, "nodes vocab"], depths: Int[Tensor, " nodes"]
+    ) -> tuple[Int[Tensor, " nodes"], list[Tensor]]:
+        """What `categorical` would draw after each node of a tree, on whichever path it is reached, and the states in between.
+
+        Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the generator's state once
+        the token after depth `d` is drawn: [`GeneratorDraws.rewind`] goes back to it.
+        """
+        generator = _generator_of(probs.device) if self.generator is None else self.generator
+        noises, states = [], []
+        for _ in range(int(depths.max()) + 1):
+            noises.append(torch.empty_like(probs[0]).exponential_(generator=generator))
+            states.append(generator.get_state())
+        return (probs / torch.stack(noises)[depths]).argmax(dim=-1), states
+
+    def rewind(self, state: Tensor, device: torch.device) -> None:
+        """Go back to a state that `categorical_by_depth` gave."""
+        (_generator_of(device) if self.generator is None else self.generator).set_state(state)
+
+
+def _generator_of(device: torch.device) -> torch.Generator:
+    """The global stream of a device."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
 
 class CoupledDraws:
     """Draws that a drafter can foresee: the n-th token of a text is the best of `probs / noise(n)`, noise the seed's alone.
@@ -69,6 +95,12 @@ def draw_distinct(
 def choose(scores: Float[Tensor, "rows vocab"], do_sample: bool, draws: Draws) -> Int[Tensor, " rows"]:
     """The next token of each row: drawn from the softmax of processed `scores`, or the best one."""
     return draws.categorical(torch.softmax(scores, dim=-1)) if do_sample else scores.argmax(dim=-1)
+
+
+def row_seeds(num_rows: int) -> list[int]:
+    """A seed for each row of a batch, all from one draw of torch's global stream."""
+    base = int(torch.randint(2**62, (1,)))
+    return [_hashed(f"{base} {row}".encode()) for row in range(num_rows)]
 
 
 def private_generator(device: torch.device | str = "cpu") -> torch.Generator:

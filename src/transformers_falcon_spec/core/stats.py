@@ -1,15 +1,18 @@
 """What a generation did: counts go in, rates come out. The only place where acceptance is defined."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+Count = TypeVar("Count", int, float)
 
 
 @dataclass
 class GenerationStats:
     """Counts and seconds of one or more generations; add two with `+`.
 
-    A step is one draft, verify, commit cycle, that is, one target pass; the prefill is none. `num_accepted` counts
-    draft tokens that were kept, without root and bonus token.
+    A step is one draft, verify, commit cycle of one row; the prefill is none. `num_accepted` counts draft tokens that were
+    kept, without root and bonus token. In a batch the rows' counts stand in `rows` as well; passes and seconds are the batch's.
 
     Example:
 
@@ -30,26 +33,54 @@ class GenerationStats:
     num_tokens: int = 0  # committed, those of the prefill included
     offered_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d - 1 and had a node at depth d
     kept_by_depth: list[int] = field(default_factory=list)
+    covered_by_depth: list[float] = field(default_factory=list)  # the target's probability of all nodes offered there
     acceptance_histogram: dict[int, int] = field(default_factory=dict)  # steps per `num_accepted`
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)  # what differs from the usual: chain fallback, feature source
+    rows: list["GenerationStats"] = field(default_factory=list)  # of each row, where there are several
 
-    def record(self, *, num_nodes: int, max_depth: int, num_accepted: int, num_passes: int = 0) -> None:
-        """Count one step whose tree had `num_nodes` nodes, root included, and reached `max_depth`."""
+    @classmethod
+    def of_rows(cls, num_rows: int) -> "GenerationStats":
+        """Empty counts for a batch."""
+        return cls(rows=[cls() for _ in range(num_rows)] if num_rows > 1 else [])
+
+    def record(
+        self, *, num_nodes: int, max_depth: int, num_accepted: int, row: int = 0, coverage: Sequence[float] = ()
+    ) -> None:
+        """Count one step of a row.
+
+        Args:
+            num_nodes (`int`): Nodes of its tree, root included.
+            max_depth (`int`): How deep the tree reached.
+            num_accepted (`int`): How deep it was kept.
+            row (`int`): Which row of the batch.
+            coverage (`Sequence[float]`): The target's probability of the children of each kept node, root first.
+        """
+        if self.rows:
+            self.rows[row].record(
+                num_nodes=num_nodes, max_depth=max_depth, num_accepted=num_accepted, coverage=coverage
+            )
         self.num_steps += 1
         self.num_drafted += num_nodes - 1
         self.num_accepted += num_accepted
-        self.num_passes += num_passes
         self.acceptance_histogram[num_accepted] = self.acceptance_histogram.get(num_accepted, 0) + 1
         missing = max_depth - len(self.offered_by_depth)
         self.offered_by_depth += [0] * missing
         self.kept_by_depth += [0] * missing
+        self.covered_by_depth += [0.0] * missing
         for depth in range(min(num_accepted + 1, max_depth)):
             self.offered_by_depth[depth] += 1
             self.kept_by_depth[depth] += depth < num_accepted
+            self.covered_by_depth[depth] += coverage[depth] if coverage else 0.0
+
+    def count_tokens(self, num_tokens: Sequence[int]) -> None:
+        """Note how many tokens each row committed in all."""
+        self.num_tokens = sum(num_tokens)
+        for row, num in zip(self.rows, num_tokens, strict=False):
+            row.num_tokens = num
 
     @property
     def acceptance_length(self) -> float:
@@ -61,6 +92,17 @@ class GenerationStats:
         """Share of steps that kept depth d among those that kept depth d - 1; first entry: depth 1."""
         pairs = zip(self.kept_by_depth, self.offered_by_depth, strict=True)
         return [kept / offered if offered else 0.0 for kept, offered in pairs]
+
+    @property
+    def joint_acceptance_by_depth(self) -> list[float]:
+        """Share of all steps that kept depth d; first entry: depth 1."""
+        return [kept / self.num_steps for kept in self.kept_by_depth]
+
+    @property
+    def coverage_by_depth(self) -> list[float]:
+        """Mean probability, by the target, of the nodes offered at depth d; what sampling can expect to keep there."""
+        pairs = zip(self.covered_by_depth, self.offered_by_depth, strict=True)
+        return [covered / offered if offered else 0.0 for covered, offered in pairs]
 
     def acceptance_by_block_position(self, block_size: int) -> list[float]:
         """The same by place in the drafter's block, counted over all passes; first entry: one token ahead."""
@@ -87,24 +129,28 @@ class GenerationStats:
             setattr(total, name, getattr(self, name) + getattr(other, name))
         total.offered_by_depth = _added(self.offered_by_depth, other.offered_by_depth)
         total.kept_by_depth = _added(self.kept_by_depth, other.kept_by_depth)
+        total.covered_by_depth = _added(self.covered_by_depth, other.covered_by_depth)
         histograms = (self.acceptance_histogram, other.acceptance_histogram)
         keys = sorted({key for histogram in histograms for key in histogram})
         total.acceptance_histogram = {key: sum(histogram.get(key, 0) for histogram in histograms) for key in keys}
         total.notes = list(dict.fromkeys(self.notes + other.notes))
+        total.rows = self.rows + other.rows
         return total
 
     def to_json(self) -> dict[str, Any]:
         """Counts, seconds and the rates derived from them."""
-        rates = {"acceptance_length": self.acceptance_length, "acceptance_by_depth": self.acceptance_by_depth}
+        names = ("acceptance_length", "acceptance_by_depth", "joint_acceptance_by_depth", "coverage_by_depth")
+        rates = {name: getattr(self, name) for name in names}
         return {
             **vars(self),
+            "rows": [row.to_json() for row in self.rows],
             **rates,
             "other_seconds": self.other_seconds,
             "tokens_per_second": self.tokens_per_second,
         }
 
 
-def _added(left: list[int], right: list[int]) -> list[int]:
+def _added(left: list[Count], right: list[Count]) -> list[Count]:
     """Sums by place; the shorter list counts as 0 beyond its end."""
     longest = max(len(left), len(right))
     return [

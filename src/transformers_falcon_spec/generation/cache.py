@@ -1,4 +1,4 @@
-"""The only file that knows what is inside a cache of Transformers: how many slots it holds, and how to keep a path."""
+"""The only file that knows what is inside a cache of Transformers: how many slots it holds, keeping paths, realigning rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,10 @@ from transformers import Cache, DynamicCache, PreTrainedConfig
 
 from ..errors import GenerationError
 
+HOLE = -1  # the place of a slot that holds padding or a dropped token
+MAX_WASTE = 0.25  # share of slots that realigning must save to be worth reading and writing the cache once
 _STATES = ("keys", "values", "indexer_keys")  # per-token states of a layer, tokens on the last axis but one
+_ENDLESS = 2**31  # window of a sliding layer that must keep every slot
 
 
 def new_cache(config: PreTrainedConfig) -> DynamicCache:
@@ -38,34 +41,45 @@ def stop_recording(cache: Cache) -> None:
         layer.record_past = False
 
 
+def widen(cache: Cache) -> dict[int, int]:
+    """Let sliding layers keep every slot, for in several rows holes would use up their window; returns each layer's window.
+
+    Raises:
+        [`GenerationError`]: a layer keeps more than keys and values, or has dropped slots already.
+    """
+    layers: list[Any] = cache.layers
+    windows = {index: layer.sliding_window for index, layer in enumerate(layers) if _is_sliding(layer)}
+    for index, layer in enumerate(layers):
+        if hasattr(layer, "conv_states"):
+            raise GenerationError(
+                f"`{type(layer).__name__}` keeps a state of all it read, which rows cannot take back by different amounts. "
+                "Call `generate` once for each prompt."
+            )
+        if index in windows and layer.get_seq_length() >= windows[index]:
+            raise GenerationError(
+                "The `past_key_values` have dropped what left their sliding window, so that several rows cannot go on with "
+                "them. Pass the whole text without them, or call `generate` once for each prompt."
+            )
+    for index in windows:
+        layers[index].sliding_window = _ENDLESS
+    return windows
+
+
+def narrow(cache: Cache, windows: dict[int, int]) -> None:
+    """Take [`widen`] back."""
+    for index, window in windows.items():
+        layer: Any = cache.layers[index]
+        layer.sliding_window = window
+        if layer.get_seq_length() >= window:
+            layer.keys, layer.values = layer.keys[..., 1 - window :, :], layer.values[..., 1 - window :, :]
+
+
 def num_held(cache: Cache, layer_index: int) -> int:
     """Slots that a layer holds now; 0 where it has not read yet or shares those of another layer."""
     if layer_index >= len(cache.layers):
         return 0
     keys = getattr(cache.layers[layer_index], "keys", None)
     return keys.shape[-2] if isinstance(keys, Tensor) and keys.numel() else 0
-
-
-def keep_path(cache: Cache, num_nodes: int, path: Sequence[int]) -> None:
-    """Of the `num_nodes` slots read last keep those of `path`, in place, and drop the rest.
-
-    Args:
-        cache ([`~transformers.Cache`]): The target's cache, right after it read a tree of one row.
-        num_nodes (`int`): Nodes of that tree.
-        path (`Sequence[int]`): The kept nodes, root first.
-    """
-    if list(path) != list(range(len(path))):
-        for layer in cache.layers:
-            for states in (getattr(layer, name, None) for name in _STATES):
-                if isinstance(states, Tensor) and states.numel():
-                    _gather(states, num_nodes, path)
-    drop_last(cache, num_nodes - len(path))
-
-
-def _gather(states: Tensor, num_nodes: int, path: Sequence[int]) -> None:
-    start = states.shape[-2] - num_nodes
-    kept = states[..., start:, :].index_select(-2, torch.tensor(path, device=states.device))
-    states[..., start : start + len(path), :] = kept
 
 
 def drop_last(cache: Cache, num_slots: int) -> None:
@@ -77,5 +91,133 @@ def drop_last(cache: Cache, num_slots: int) -> None:
         layer.crop(0)
 
 
+class RowSlots:
+    """What the slots of a cache hold when its rows keep different tokens of what they read together.
+
+    A token's place is the slot it would have if nothing had been dropped before it; windows and chunks are counted in
+    places. A row that keeps fewer tokens than another gets holes, which no mask lets through, until rows are realigned.
+
+    Args:
+        cache ([`~transformers.Cache`]): One row of any kind, or several rows whose layers keep every slot.
+        places (`torch.Tensor` of shape `(rows, slots)`): The place of each slot's token, ascending; -1 at holes.
+    """
+
+    def __init__(self, cache: Any, places: Tensor) -> None:
+        self.cache, self.places = cache, places
+        self.num_tokens: list[int] = (places != HOLE).sum(-1).tolist()  # of each row; known without asking the device
+        self.is_shifted = False  # some token is not in the slot of its place
+        self.is_ragged = False  # some row has holes behind its tokens
+
+    def __len__(self) -> int:
+        """Slots, holes included."""
+        return self.places.shape[1]
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether a mask must hide something."""
+        return min(self.num_tokens) < len(self)
+
+    def append(self, places: Tensor, num_tokens: Sequence[int] | None = None) -> None:
+        """The cache has read tokens of these places `[rows, tokens]`; `num_tokens` of each row if some are holes."""
+        self.places = torch.cat([self.places, places], dim=-1)
+        added = [places.shape[1]] * len(places) if num_tokens is None else num_tokens
+        self.num_tokens = [old + new for old, new in zip(self.num_tokens, added, strict=True)]
+        self.is_shifted = self.is_shifted or min(added) < places.shape[1]
+
+    def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
+        """Of the `num_nodes` slots read last keep those of each row's path, in place, and drop the rest."""
+        longest = max(map(len, paths))
+        filled = [[*path, *[HOLE] * (longest - len(path))] for path in paths]
+        kept = torch.tensor(filled, dtype=torch.long, device=self.places.device)
+        start = len(self) - num_nodes
+        if any(list(path) != list(range(longest)) for path in paths):
+            for states in self._states():
+                _move(states, num_nodes, kept.clamp(min=0))
+        places = self.places[:, start:].gather(1, kept.clamp(min=0)).masked_fill(kept == HOLE, HOLE)
+        self.places = torch.cat([self.places[:, :start], places], dim=-1)
+        drop_last(self.cache, num_nodes - longest)
+        self.num_tokens = [num - num_nodes + len(path) for num, path in zip(self.num_tokens, paths, strict=True)]
+        self._note_holes(min(map(len, paths)) < longest)
+
+    def forget(self, num_tokens: Sequence[int]) -> None:
+        """Drop the newest `num_tokens` of each row, which stand in its last slots or among holes."""
+        if len(set(num_tokens)) == 1 and not self.has_holes:
+            if num_tokens[0]:
+                drop_last(self.cache, num_tokens[0])
+                self.places = self.places[:, : -num_tokens[0]]
+        else:
+            first = self.places.amax(-1) + 1 - torch.tensor(num_tokens, device=self.places.device)
+            self.places = self.places.masked_fill(self.places >= first[:, None], HOLE)
+            self._note_holes(True)
+        self.num_tokens = [num - dropped for num, dropped in zip(self.num_tokens, num_tokens, strict=True)]
+
+    def tidy(self) -> None:
+        """Realign the rows if that saves enough slots."""
+        if len(self.places) > 1 and len(self) - max(self.num_tokens) > MAX_WASTE * len(self):
+            self._realign()
+
+    def align(self) -> None:
+        """Realign the rows if any has holes behind its tokens, for targets that count slots."""
+        if self.is_ragged:
+            self._realign()
+
+    def _realign(self) -> None:
+        """The newest token of every row goes to the last slot, all others before it without holes."""
+        order = (self.places != HOLE).int().argsort(dim=-1, stable=True)
+        self._take(order[:, len(self) - max(self.num_tokens) :])
+        self.is_shifted, self.is_ragged = True, False
+
+    def _note_holes(self, came: bool) -> None:
+        self.is_shifted, self.is_ragged = self.is_shifted or came, self.is_ragged or came
+
+    def unroll(self) -> None:
+        """Put every token into the slot of its place, as in a cache that read the text without a drafter."""
+        if self.is_shifted:
+            width = int(self.places.max()) + 1
+            slots = torch.arange(max(len(self), width), device=self.places.device)
+            order = self.places.new_zeros(len(self.places), width + 1)  # holes go to the place too many
+            order.scatter_(
+                1, self.places.masked_fill(self.places == HOLE, width), slots[: len(self)].expand_as(self.places)
+            )
+            self._take(order[:, :width])
+            self.places = self.places.masked_fill(self.places != slots[:width], HOLE)
+            self.is_shifted = self.is_ragged = False
+
+    def _take(self, order: Tensor) -> None:
+        """Slot `order[row, s]` becomes slot `s`."""
+        self.places = self.places.gather(1, order)
+        for layer in self.cache.layers:
+            for name in _STATES:
+                states = getattr(layer, name, None)
+                if isinstance(states, Tensor) and states.numel():
+                    setattr(layer, name, states.gather(-2, _spread(order, states)))
+            if _is_sliding(layer):
+                layer.cumulative_length = order.shape[1]
+
+    def _states(self) -> list[Tensor]:
+        found = (getattr(layer, name, None) for layer in self.cache.layers for name in _STATES)
+        return [states for states in found if isinstance(states, Tensor) and states.numel()]
+
+
+def _move(states: Tensor, num_nodes: int, kept: Tensor) -> None:
+    """Write the nodes `kept[row, i]` of the last `num_nodes` slots to the front of those."""
+    start = states.shape[-2] - num_nodes
+    if len(kept) == 1:
+        chosen = states[..., start:, :].index_select(-2, kept[0].to(states.device))
+    else:
+        chosen = states[..., start:, :].gather(-2, _spread(kept, states))
+    states[..., start : start + kept.shape[1], :] = chosen
+
+
+def _spread(index: Tensor, states: Tensor) -> Tensor:
+    """`[rows, slots]` repeated over the heads and entries of `[rows, ..., slots, size]`."""
+    inner = index.to(states.device).reshape(len(index), *[1] * (states.dim() - 3), -1, 1)
+    return inner.expand(*states.shape[:-2], -1, states.shape[-1])
+
+
 def _recording_layers(cache: Cache) -> list[Any]:
     return [layer for layer in cache.layers if getattr(layer, "record_past", False)]
+
+
+def _is_sliding(layer: Any) -> bool:
+    return bool(getattr(layer, "is_sliding", False))

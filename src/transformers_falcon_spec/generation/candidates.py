@@ -44,7 +44,9 @@ class DraftBudget:
     num_passes: int | None = None  # most drafter passes; None leaves it to the generator
     is_chain: bool = False  # the target cannot verify trees: at most one child per node
     temperature: float | None = None  # draw children at this temperature and say from what; None: take the best
-    noise: Callable[[int], Tensor] | None = None  # [vocab] for a depth: children are the best of probabilities / noise
+    noise: Callable[[int, int], Tensor] | None = (
+        None  # [vocab] by row and depth: children are best of probabilities / noise
+    )
 
 
 @dataclass(frozen=True)

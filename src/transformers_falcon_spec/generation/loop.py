@@ -1,27 +1,27 @@
 """The decoding loop: prefill, then propose, verify, commit, record until the text is complete. There is no other one."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
-from ..core.sampling import CoupledDraws, GeneratorDraws, private_generator
+from ..core.sampling import CoupledDraws, private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import Verdict, lazy_walk
 from ..errors import GenerationError, OptionError
+from .batch import Batch
 from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
 from .target import Reading, Target, sliding_windows
-from .transcript import Transcript
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -51,7 +51,7 @@ class SpeculativeDecoding:
     Args:
         model ([`~transformers.PreTrainedModel`]): The target.
         drafter (`Drafter`): The drafter.
-        transcript ([`Transcript`]): The text, with processors, criteria and streamer.
+        batch ([`Batch`]): The texts, with processors, criteria and streamer.
         config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
         model_kwargs (`dict`): As `generate` prepared them, cache and mask included.
     """
@@ -60,18 +60,18 @@ class SpeculativeDecoding:
         self,
         model: PreTrainedModel,
         drafter: Drafter,
-        transcript: Transcript,
+        batch: Batch,
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
     ) -> None:
-        self.transcript, self.config, self.model_kwargs = transcript, config, model_kwargs
+        self.batch, self.config, self.model_kwargs = batch, config, model_kwargs
         self.capability = probe(model)
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, private_generator())
         self.verifier = verifier_of(drafter, config)
-        self.stats = GenerationStats()
-        self.states = LayerStates(config, sliding_windows(self.target.config))
+        self.stats = GenerationStats.of_rows(len(batch))
+        self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         if not self.capability.can_tree:
             self.stats.notes.append(f"The target verifies chains only: {self.capability.reason}.")
         if not self.capability.has_hooks:
@@ -81,104 +81,155 @@ class SpeculativeDecoding:
         """Write the whole text."""
         with self._seconds("total"), self.target.taps.active(), self.target.released():
             self.prefill()
-            while not self.transcript.is_complete:
+            while not self.batch.is_complete:
                 draft = self.propose()
-                tree, verdict, reading = self.verify(draft)
-                self.commit(verdict, reading)
-                self.record(draft, tree, verdict)
-        self.transcript.end()
-        self.stats.num_tokens = self.transcript.input_ids.shape[1] - self.transcript.prompt_len
+                tree, verdicts, reading = self.verify(draft)
+                self.commit(verdicts, reading)
+                self.record(draft, tree, verdicts)
+        self.batch.end()
+        self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
         report(self.stats)
         return self._output()
 
     def prefill(self) -> None:
-        """Read the prompt; its last token's logits give the first new token."""
-        prompt = self.transcript.input_ids
+        """Read the prompts; the logits of each one's last token give its first new token."""
+        prompt_len = self.batch.prompt_len
         with self._seconds("prefill"):
-            reading = self.target.prefill(prompt, self.config, self.model_kwargs)
-            self.transcript.commit_token(reading.logits[:, -1])
+            reading = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
+            for row, transcript in enumerate(self.batch.rows):
+                transcript.commit_token(reading.logits[row : row + 1, -1])
             self.states.add_prompt(reading.outputs)
-        num_read = prompt.shape[1] if reading.features is None else reading.features.shape[1]
-        self._hand_over(num_read, reading.features)
+        num_read = prompt_len if reading.features is None else reading.features.shape[1]
+        columns = [held[held >= prompt_len - num_read] - (prompt_len - num_read) for held in self.batch.held_columns]
+        self._hand_over(columns, reading.features)
 
     def propose(self) -> Draft:
-        """A draft within what fits, or the root alone: a plain step."""
-        length = self.transcript.input_ids.shape[1]
-        room = max(min(self.max_length - length - 1, self.target.room_to_context), 0)
+        """Drafts within what fits, or the roots alone: a plain step."""
+        rooms = self._rooms()
         draft = None
-        if room:
+        if any(rooms):
             with self._seconds("draft"):
-                draft = self.generator.propose(self._budget(room))
-        root = self.transcript.input_ids[:, -1:]
-        return Draft(root, torch.full_like(root, -1), num_passes=0) if draft is None else draft
+                draft = self.generator.propose(self._budget(rooms))
+        roots = self.batch.roots
+        return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft
 
-    def _budget(self, room: int) -> DraftBudget:
-        draws = self.transcript.draws
+    def _rooms(self) -> tuple[int, ...]:
+        """How deep each row's draft may be: to the end of text, context, or of what the other rows still ask for."""
+        rooms = []
+        for row, context in enumerate(self.target.room_to_context):
+            transcript = self.batch.rows[row]
+            end = self.batch.longest if transcript.is_complete else self.max_length
+            rooms.append(0 if self.batch.is_closed(row) else max(min(end - len(transcript) - 1, context), 0))
+        return tuple(rooms)
+
+    def _budget(self, rooms: tuple[int, ...]) -> DraftBudget:
         return DraftBudget(
-            (room,),
+            rooms,
             MAX_NODES,
             is_chain=not self.capability.can_tree,
             temperature=(self.config.temperature or 1.0) if self.verifier != "lazy_walk" else None,
-            noise=partial(draws.noise_ahead, self.target.vocab_size) if isinstance(draws, CoupledDraws) else None,
+            noise=self._noise_ahead if self.batch.is_coupled else None,
         )
 
-    def verify(self, draft: Draft) -> tuple[DraftTree, Verdict, Reading]:
-        """Read the tree, then walk it: tokens become text one by one."""
-        device = self.transcript.input_ids.device
-        token_ids, parents = draft.token_ids.to(device), draft.parents.to(device)
+    def _noise_ahead(self, row: int, depth: int) -> Tensor:
+        draws = self.batch.rows[row].draws
+        assert isinstance(draws, CoupledDraws)  # the batch is coupled
+        return draws.noise_ahead(self.target.vocab_size, depth)
+
+    def verify(self, draft: Draft) -> tuple[DraftTree, list[Verdict], Reading]:
+        """Read the trees, then judge each row's: its tokens become text one by one."""
+        device = self.batch.roots.device
+        token_ids = draft.token_ids.to(device)
+        parents = draft.parents.to(device).expand_as(token_ids)
         tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
             reading = self.target.read(token_ids, tree, is_chain=not self.capability.can_tree)
-            parents_list, tokens_list = parents[0].tolist(), token_ids[0].tolist()  # waits for the device once
-        guests = None if draft.is_guest is None else draft.is_guest[0].tolist()
+            rows = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
+        verdicts = []
+        for row, (parents_list, tokens_list) in enumerate(rows):
+            self.batch.rows[row].step_scores = []
+            if self.batch.is_closed(row):
+                verdicts.append(Verdict((), ()))
+            elif self.verifier in REJECTION_RULES and max(parents_list) >= 0:
+                verdicts.append(self._judge(row, draft, parents_list, tokens_list, reading))
+            else:
+                guests = None if draft.is_guest is None else draft.is_guest[min(row, len(draft.is_guest) - 1)].tolist()
+                commit = self._committer(row, reading, tree)
+                verdicts.append(lazy_walk(parents_list, tokens_list, commit, guests))
+        return tree, verdicts, reading
 
-        def commit(node: int) -> tuple[int, bool]:
-            return self.transcript.commit_token(reading.logits[:, node]), self.transcript.is_complete
-
-        if self.verifier in REJECTION_RULES and len(tree) > 1:
-            verdict = self._judge(draft, parents_list, tokens_list, reading)
+    def _committer(self, row: int, reading: Reading, tree: DraftTree) -> Callable[[int], tuple[int, bool]]:
+        """Given a node, commits the target's token after it; returns it and whether the row is closed."""
+        transcript, logits = self.batch.rows[row], reading.logits[row]
+        if logits.device.type != "cpu" and transcript.can_choose_ahead:
+            commit = transcript.choose_ahead(logits, tree.depths[row])
         else:
-            verdict = lazy_walk(parents_list, tokens_list, commit, guests)
-        return tree, verdict, reading
+            commit = lambda node: transcript.commit_token(logits[node : node + 1])  # noqa: E731
+        return lambda node: (commit(node), self.batch.is_closed(row))
 
-    def _judge(self, draft: Draft, parents: list[int], token_ids: list[int], reading: Reading) -> Verdict:
+    def _judge(self, row: int, draft: Draft, parents: list[int], token_ids: list[int], reading: Reading) -> Verdict:
         """What a rejection rule keeps of drawn tokens; it becomes text afterwards."""
         if draft.draft_probs is None or draft.dist_index is None or draft.is_guest is not None:
             raise OptionError(
                 f'`verifier="{self.verifier}"` needs a draft that was drawn, with its distributions and without guests, but this '
                 'drafter gives none. Set `drafter.generation_config.verifier = "lazy_walk"`.'
             )
-        tree = DrawnTree(parents, token_ids, draft.draft_probs[0].to("cpu"), draft.dist_index[0].tolist())
+        transcript = self.batch.rows[row]
+        dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
+        tree = DrawnTree(parents, token_ids, draft.draft_probs[row].to("cpu"), dist_index)
 
         def target_probs(node: int) -> Tensor:
             drafted = tuple(token_ids[above] for above in tree.path_to(node)[1:])
-            return self.transcript.probs_after(drafted, reading.logits[:, node]).to("cpu")
+            return transcript.probs_after(drafted, reading.logits[row, node][None]).to("cpu")
 
-        verdict = REJECTION_RULES[self.verifier](tree, target_probs, self.transcript.draws)
-        num_committed = self.transcript.commit_foreseen(verdict.token_ids)
+        verdict = REJECTION_RULES[self.verifier](tree, target_probs, transcript.draws)
+        num_committed = transcript.commit_foreseen(verdict.token_ids, lambda: self.batch.is_closed(row))
         return Verdict(verdict.path[:num_committed], verdict.token_ids[:num_committed])
 
-    def commit(self, verdict: Verdict, reading: Reading) -> None:
-        """Keep the path in the target's cache and tell the drafter what became text."""
-        num_nodes = reading.logits.shape[1]
-        self.target.keep(num_nodes, verdict.path)
-        self.states.add_path(reading.outputs, verdict.path)
-        path = torch.tensor(verdict.path, device=reading.logits.device)
-        features = None if reading.features is None else reading.features.index_select(1, path)
-        self._hand_over(len(verdict.path), features)
+    def commit(self, verdicts: list[Verdict], reading: Reading) -> None:
+        """Keep each row's path in the target's cache and tell the drafter what became text."""
+        paths = [verdict.path for verdict in verdicts]
+        self.states.add_paths(reading.outputs, paths, self.target.slots.places)
+        self.target.keep(reading.logits.shape[1], paths)
+        self._hand_over([torch.tensor(path, dtype=torch.long) for path in paths], reading.features)
 
-    def record(self, draft: Draft, tree: DraftTree, verdict: Verdict) -> None:
-        """Count the step."""
-        max_depth = int(tree.depths.max())
-        if self.transcript.is_complete:  # what lies below the last token was never asked for
-            max_depth = min(max_depth, verdict.num_accepted)
-        self.stats.record(
-            num_nodes=len(tree), max_depth=max_depth, num_accepted=verdict.num_accepted, num_passes=draft.num_passes
-        )
+    def record(self, draft: Draft, tree: DraftTree, verdicts: list[Verdict]) -> None:
+        """Count the step of every row that took one."""
+        depths, is_node = tree.depths.tolist(), (tree.parents >= 0).sum(-1).tolist()
+        for row, verdict in enumerate(verdicts):
+            if not verdict.path:
+                continue
+            max_depth = max(depths[row])
+            if self.batch.is_closed(row):  # what lies below the last token was never asked for
+                max_depth = min(max_depth, verdict.num_accepted)
+            self.stats.record(
+                row=row,
+                num_nodes=is_node[row] + 1,
+                max_depth=max_depth,
+                num_accepted=verdict.num_accepted,
+                coverage=self._coverage(row, draft, tree, verdict),
+            )
+        self.stats.num_passes += draft.num_passes
 
-    def _hand_over(self, num_new: int, features: Tensor | None) -> None:
-        ids = self.transcript.input_ids
-        self.generator.commit(Committed(ids, (ids.shape[1],), (num_new,), features))
+    def _coverage(self, row: int, draft: Draft, tree: DraftTree, verdict: Verdict) -> list[float]:
+        """How much of the target's distribution after each kept node its children hold."""
+        parents, token_ids = tree.parents[row].tolist(), draft.token_ids[row].tolist()
+        probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
+        children = [[child for child, parent in enumerate(parents) if parent == node] for node in verdict.path]
+        held = [
+            row_probs[[token_ids[child] for child in of_node]]
+            for row_probs, of_node in zip(probs, children, strict=True)
+        ]
+        return torch.stack([part.sum() for part in held]).tolist()
+
+    def _hand_over(self, columns: list[Tensor], features: Tensor | None) -> None:
+        """Tell the drafter the newest tokens; their features stand in these columns of each row."""
+        ids, lengths = self.batch.token_ids, self.batch.num_token_ids
+        if features is not None:
+            features = pad_sequence(
+                [row[kept.to(row.device)] for row, kept in zip(features, columns, strict=True)], True
+            )
+        self.generator.commit(Committed(ids, lengths, tuple(map(len, columns)), features))
 
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:
@@ -192,13 +243,13 @@ class SpeculativeDecoding:
 
     def _output(self) -> Tensor | SpeculativeOutput:
         if not self.config.return_dict_in_generate:
-            return self.transcript.input_ids
+            return self.batch.sequences
         return SpeculativeOutput(
-            sequences=self.transcript.input_ids,  # type: ignore[arg-type]  # `LongTensor` there means any ids
-            scores=self.transcript.scores,
-            logits=self.transcript.logits,
-            hidden_states=self.states.hidden_states,
-            attentions=self.states.attentions,
+            sequences=self.batch.sequences,  # type: ignore[arg-type]  # `LongTensor` there means any ids
+            scores=self.batch.outputs("scores"),  # type: ignore[arg-type]  # `tuple[X]` there means any number of them
+            logits=self.batch.outputs("logits"),  # type: ignore[arg-type]
+            hidden_states=self.states.hidden_states,  # type: ignore[arg-type]
+            attentions=self.states.attentions,  # type: ignore[arg-type]
             past_key_values=self.target.cache,
             speculation=self.stats,
         )
@@ -221,10 +272,16 @@ def speculative_decoding(
         model_kwargs.pop(name, None)
     _check_call(input_ids, model_kwargs)
     _check_context(input_ids.shape[1], model)
-    is_coupled = verifier_of(drafter, generation_config) == "gumbel"
-    draws = CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws()  # as plain decoding
-    transcript = Transcript(input_ids, logits_processor, stopping_criteria, generation_config, draws, streamer)
-    return SpeculativeDecoding(model, drafter, transcript, generation_config, model_kwargs).run()
+    batch = Batch(
+        input_ids,
+        model_kwargs.get("attention_mask"),
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        is_coupled=verifier_of(drafter, generation_config) == "gumbel",
+        streamer=streamer,
+    )
+    return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 
 
 def verifier_of(drafter: Drafter, config: GenerationConfig) -> str:
@@ -234,11 +291,6 @@ def verifier_of(drafter: Drafter, config: GenerationConfig) -> str:
 
 def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     """Refuse, with the way out, what the loop cannot serve."""
-    if input_ids.shape[0] != 1:
-        raise GenerationError(
-            f"Speculative decoding reads one row at a time for now, but the batch has {input_ids.shape[0]}. "
-            "Call `generate` once for each prompt."
-        )
     if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
         raise GenerationError(
             "The drafter needs the prompt's token ids, but there are none. "

@@ -6,12 +6,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.stats import GenerationStats
 
+Layers = tuple[Tensor | None, ...]  # one entry for each layer
+_LAYER_STATES = ("hidden_states", "attentions")
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 
 
@@ -29,42 +32,77 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 class LayerStates:
     """Hidden states and attentions of every committed token, in the form in which `generate` returns them.
 
-    The first entry is the prompt's; each other one belongs to one token, as if it had been read alone.
+    The first entry is the prompt's; each other one belongs to one token of each row, as if it had been read alone. Rows
+    that ended earlier than others have zeros there.
     """
 
-    def __init__(self, config: GenerationConfig, windows: Sequence[int | None]) -> None:
+    def __init__(self, config: GenerationConfig, windows: Sequence[int | None], num_rows: int = 1) -> None:
         """`windows` holds the sliding window of each layer, None where it sees everything."""
         is_dict = config.return_dict_in_generate
-        self.hidden_states: tuple[Any, ...] | None = () if is_dict and config.output_hidden_states else None
-        self.attentions: tuple[Any, ...] | None = () if is_dict and config.output_attentions else None
+        self._wanted = [name for name in _LAYER_STATES if is_dict and getattr(config, f"output_{name}")]
+        self._prompt: dict[str, Any] = {}
+        self._rows: list[dict[str, list[Layers]]] = [{name: [] for name in self._wanted} for _ in range(num_rows)]
         self._windows = windows
+
+    @property
+    def hidden_states(self) -> tuple[Layers, ...] | None:
+        """For each token the hidden states of all layers; None where nobody asked."""
+        return self._steps("hidden_states")
+
+    @property
+    def attentions(self) -> tuple[Layers, ...] | None:
+        """For each token the attention weights of all layers; None where nobody asked."""
+        return self._steps("attentions")
 
     def add_prompt(self, outputs: Any) -> None:
         """What the prefill gave."""
-        if self.hidden_states is not None:
-            self.hidden_states += (outputs.hidden_states,)
-        if self.attentions is not None:
-            self.attentions += (outputs.attentions,)
+        self._prompt = {name: getattr(outputs, name) for name in self._wanted}
 
-    def add_path(self, outputs: Any, path: Sequence[int]) -> None:
-        """What a tree forward gave for the nodes of a kept path, root first."""
-        for place, node in enumerate(path):
-            if self.hidden_states is not None:
-                self.hidden_states += (tuple(layer[:, node : node + 1] for layer in outputs.hidden_states),)
-            if self.attentions is not None:
-                layers = zip(outputs.attentions, self._windows, strict=True)
-                self.attentions += (tuple(_seen(layer, path[: place + 1], window) for layer, window in layers),)
+    def add_paths(self, outputs: Any, paths: Sequence[Sequence[int]], places: Tensor) -> None:
+        """What a tree forward gave for the nodes of each row's kept path, root first; `places` of all slots it read."""
+        for row, path in enumerate(paths if self._wanted else ()):
+            slots = places[row].tolist()
+            for end, node in enumerate(path, start=1):
+                if "hidden_states" in self._wanted:
+                    states = tuple(layer[row : row + 1, node : node + 1] for layer in outputs.hidden_states)
+                    self._rows[row]["hidden_states"].append(states)
+                if "attentions" in self._wanted:
+                    layers = zip(outputs.attentions, self._windows, strict=True)
+                    seen = tuple(
+                        None if layer is None else _seen(layer[row : row + 1], path[:end], slots, window)
+                        for layer, window in layers  # an attention that gives no weights gives None
+                    )
+                    self._rows[row]["attentions"].append(seen)
+
+    def _steps(self, name: str) -> tuple[Layers, ...] | None:
+        if name not in self._wanted:
+            return None
+        rows = [row[name] for row in self._rows]
+        longest = max(rows, key=len)
+        steps = [
+            [row[step] if step < len(row) else tuple(map(_blank, example)) for row in rows]
+            for step, example in enumerate(longest)
+        ]
+        return (self._prompt[name], *(tuple(map(_stacked, zip(*step, strict=True))) for step in steps))
 
 
-def _seen(attention: Tensor | None, path: Sequence[int], window: int | None) -> Tensor | None:
-    """The last node's weights over the text and its path, `[rows, heads, 1, slots]`, without the slots of other branches."""
-    if attention is None:  # an attention that gives no weights
-        return None
-    nodes = attention.shape[-2]
+def _seen(attention: Tensor, path: Sequence[int], places: Sequence[int], window: int | None) -> Tensor:
+    """The last node's weights over the text, `[1, heads, 1, tokens]`, without the slots of holes and other branches."""
+    nodes, slots = attention.shape[-2:]
+    held = places[len(places) - slots :]  # a sliding layer holds the newest slots only
+    chosen = [slot for slot in range(slots - nodes) if held[slot] >= 0] + [slots - nodes + node for node in path]
     weights = attention[..., path[-1] : path[-1] + 1, :]
-    num_cached = weights.shape[-1] - nodes
-    slots = [*range(num_cached), *(num_cached + node for node in path)]
-    return weights[..., slots[-window:] if window else slots]
+    seen = weights.new_zeros(*weights.shape[:-1], held[chosen[-1]] + 1)
+    seen[..., [held[slot] for slot in chosen]] = weights[..., chosen]
+    return seen[..., -window:] if window else seen
+
+
+def _blank(states: Tensor | None) -> Tensor | None:
+    return None if states is None else torch.zeros_like(states)
+
+
+def _stacked(rows: tuple[Tensor | None, ...]) -> Tensor | None:
+    return None if rows[0] is None else torch.cat([states for states in rows if states is not None])
 
 
 @contextmanager

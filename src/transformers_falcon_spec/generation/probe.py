@@ -101,7 +101,7 @@ def _tree_errors(
     """Error of a tree reading and of the root after it; then that of the same nodes read as if they were a chain."""
     target = _prefilled(model, prompt)
     logits = target.read(nodes, tree).logits.float()[:, list(_PATH)]
-    target.keep(len(tree), _PATH)
+    target.keep(len(tree), [_PATH])
     root = DraftTree(tree.parents[:, :1], tree.ranks[:, :1])
     after = target.read(nodes[:, :1], root).logits.float()
     error = (torch.cat([logits, after], dim=1) - plain).abs().max().item()
@@ -115,7 +115,7 @@ def _chain_error(model: PreTrainedModel, prompt: Tensor, path_ids: Tensor, plain
     target = _prefilled(model, prompt)
     chain = _on(DraftTree.chain(path_ids.shape[1] - 1), path_ids.device)
     first = target.read(path_ids, chain, is_chain=True).logits.float()
-    target.keep(len(chain), (0,))
+    target.keep(len(chain), [(0,)])
     rest = DraftTree(chain.parents[:, :2], chain.ranks[:, :2])
     second = target.read(path_ids[:, 1:], rest, is_chain=True).logits.float()
     reading = torch.cat([first[:, :1], second], dim=1)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
+from ..errors import GenerationError
 from . import cache as cache_file
 from .taps import FeatureTaps
 
@@ -42,8 +43,8 @@ class LayerKind:
 class Target:
     """One `generate` call's hold on the target; also the `TargetView` that the drafter gets.
 
-    Three numbers differ and are kept apart: slots in the cache (asked from it), the position of the next token (taken
-    once after the prefill) and committed tokens (the loop's).
+    Four numbers differ and are kept apart: slots in the cache (asked from it), the next token's place among them had none
+    been dropped, its position (taken once after the prefill) and committed tokens (the loop's).
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
@@ -54,9 +55,13 @@ class Target:
         self.taps = FeatureTaps(decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ())
         self._untapped_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
+        self.slots = cache_file.RowSlots(None, torch.zeros(1, 0, dtype=torch.long))
         self._kinds = layer_kinds(self.config)
+        self._windows: dict[int, int] = {}  # of layers that keep every slot during this call
+        self._next_place = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
         self._positions = torch.zeros(1, 1, dtype=torch.long)  # of the next token, [rows, 1] or [axes, rows, 1]
-        self._is_held: Tensor | None = None  # [rows, prompt] False at padding; None without padding
+        self._farthest: list[int] = []  # of each row the largest of its next positions
+        self._padding: Tensor | None = None  # [rows, 1] padding on the left, which moves chunks as in Transformers
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
@@ -70,15 +75,16 @@ class Target:
         return apply_head(self.model, features)
 
     @property
-    def room_to_context(self) -> int:
-        """Tokens that fit between the next position and the end of the position table; large without one."""
+    def room_to_context(self) -> list[int]:
+        """Tokens that fit between each row's next position and the end of the position table; large without one."""
         longest = getattr(self.config, "max_position_embeddings", None)
-        return 2**31 if longest is None else longest - 1 - int(self._positions.max())
+        return [2**31 if longest is None else longest - 1 - position for position in self._farthest]
 
     def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
         self.cache = cache_file.prepared(model_kwargs["past_key_values"])
-        mask = model_kwargs.get("attention_mask")
+        if len(input_ids) > 1:
+            self._windows = cache_file.widen(self.cache)
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
         if self._untapped_layers:
@@ -87,11 +93,26 @@ class Target:
             input_ids, generation_config, {**model_kwargs, **self._asked}, is_first_iteration=True
         )
         cache_file.drop_last(self.cache, 0)
-        is_held = mask.bool() if isinstance(mask, Tensor) and mask.dim() == input_ids.dim() else None
-        self._is_held = None if is_held is None or is_held.all() else is_held
+        self._place_prompt(len(input_ids), model_kwargs.get("attention_mask"))
         self._positions = self._next_position(outputs, model_kwargs)
+        self._farthest = self._positions.reshape(-1, len(input_ids)).amax(0).tolist()
         features = self.features(outputs, input_ids.shape[1] - num_cached)
         return Reading(outputs.logits[:, -1:], features, outputs)
+
+    def _place_prompt(self, num_rows: int, mask: Any) -> None:
+        """Every slot of the prompt holds the token of its own place, or padding."""
+        num_slots = self.cache.get_seq_length()
+        places = torch.arange(num_slots, device=self.model.device).repeat(num_rows, 1)
+        if isinstance(mask, Tensor) and mask.dim() == places.dim() and not mask.all():
+            if mask.shape != places.shape:
+                raise GenerationError(
+                    f"`attention_mask` must say of every token in the cache whether it is padding: shape "
+                    f"{tuple(places.shape)}, but it has {tuple(mask.shape)}. Pass the mask of the whole text."
+                )
+            places = places.masked_fill(mask.to(places.device) == 0, cache_file.HOLE)
+            self._padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True).to(places.device)
+        self.slots = cache_file.RowSlots(self.cache, places)
+        self._next_place = torch.full_like(places[:, :1], num_slots)
 
     def _next_position(self, outputs: Any, model_kwargs: dict[str, Any]) -> Tensor:
         """Where the next token stands, as `prepare_inputs_for_generation` would place it."""
@@ -116,15 +137,18 @@ class Target:
         """
         inputs: dict[str, Any] = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True}
         inputs |= self._asked
+        places = self._next_place + tree.depths
         if self._takes_positions:
             inputs["position_ids"] = self._positions + tree.depths
         if is_chain:
-            inputs["attention_mask"] = self._chain_mask(token_ids)
+            self.slots.align()  # such a target may count slots
+            inputs["attention_mask"] = self._chain_mask(places)
             outputs = self.model(**inputs, return_dict=True)
         else:
             with self._tree_attention():
-                inputs["attention_mask"] = self._masks(tree)
+                inputs["attention_mask"] = self._masks(tree, places)
                 outputs = self.model(**inputs, return_dict=True)
+        self.slots.append(places)
         return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
@@ -133,44 +157,43 @@ class Target:
             return self.taps.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._untapped_layers], dim=-1)
 
-    def keep(self, num_nodes: int, path: Sequence[int]) -> None:
-        """Of the nodes read last keep those of `path`; the next root stands after them."""
-        cache_file.keep_path(self.cache, num_nodes, path)
-        self._positions = self._positions + len(path)
+    def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
+        """Of the nodes read last keep those of each row's path; the row's next root stands after them."""
+        self.slots.keep(num_nodes, paths)
+        self.slots.tidy()
+        lengths = torch.tensor([[len(path)] for path in paths], device=self._next_place.device)
+        self._next_place = self._next_place + lengths
+        self._positions = self._positions + lengths.to(self._positions.device)
+        self._farthest = [farthest + len(path) for farthest, path in zip(self._farthest, paths, strict=True)]
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """After this block, however it ends, no more trees are read: the cache records as plain decoding leaves it."""
+        """After this block, however it ends, no more trees are read: the cache is as plain decoding leaves it."""
         try:
             yield
+            self.slots.unroll()
         finally:
             if self.cache is not None:
+                cache_file.narrow(self.cache, self._windows)
                 cache_file.stop_recording(self.cache)
 
-    def _chain_mask(self, token_ids: Tensor) -> Tensor | None:
-        """The 2-D mask of the whole text, needed only where the prompt is padded."""
-        if self._is_held is None:
+    def _chain_mask(self, places: Tensor) -> Tensor | None:
+        """The 2-D mask of the whole text, needed only where slots hold nothing."""
+        if not self.slots.has_holes:
             return None
-        num_new = self.cache.get_seq_length() + token_ids.shape[1] - self._is_held.shape[1]
-        return torch.cat([self._is_held, self._is_held.new_ones(len(token_ids), num_new)], dim=-1).long()
+        return (torch.cat([self.slots.places, places], dim=-1) != cache_file.HOLE).long()
 
-    def _masks(self, tree: DraftTree) -> Tensor | dict[str, Tensor]:
+    def _masks(self, tree: DraftTree, places: Tensor) -> Tensor | dict[str, Tensor]:
         """One additive mask, or one for each kind of layer where the model looks them up by kind."""
-        masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}
+        masks = {kind.name: self._mask(tree, places, kind) for kind in self._kinds}
         return masks if getattr(self.config, "layer_types", None) is not None else next(iter(masks.values()))
 
-    def _mask(self, tree: DraftTree, kind: LayerKind) -> Tensor:
-        num_seen, num_held = self.cache.get_seq_length(), cache_file.num_held(self.cache, kind.layer_index)
-        slots = torch.arange(num_seen - num_held, num_seen, device=tree.parents.device)
-        rows = tree.parents.shape[0]
-        is_held, shift = None, torch.zeros(rows, 1, dtype=torch.long, device=slots.device)
-        if self._is_held is not None:  # only padding on the left moves windows and chunks, as in Transformers
-            shift = (self._is_held.cumsum(-1) == 0).sum(-1, keepdim=True)
-            committed = self._is_held.new_ones(rows, num_seen - self._is_held.shape[1])
-            is_held = torch.cat([self._is_held, committed], dim=-1)[:, num_seen - num_held :]
-        places = slots.expand(rows, -1) - shift
-        nodes = num_seen + tree.depths - shift
-        mask = tree_mask(tree.ancestor_mask, nodes, places, is_held, kind.sliding_window, kind.chunk_size)
+    def _mask(self, tree: DraftTree, places: Tensor, kind: LayerKind) -> Tensor:
+        held = self.slots.places[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
+        is_held = held != cache_file.HOLE if self.slots.has_holes else None
+        if self._padding is not None:
+            held, places = held - self._padding, places - self._padding
+        mask = tree_mask(tree.ancestor_mask, places, held, is_held, kind.sliding_window, kind.chunk_size)
         return additive(mask, self.model.dtype)
 
     @contextmanager

@@ -1,28 +1,45 @@
-"""The text being written: one token at a time through processors, choice, streamer and stopping criteria."""
+"""The text of one row while it is written: each token through processors, choice, streamer and stopping criteria, in that order."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
-from ..core.sampling import Draws, choose
+from ..core.sampling import Draws, GeneratorDraws, choose
 from ..errors import GenerationError
 
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
+_HISTORY_FREE = (  # processors that read scores alone, so that all nodes of a tree can pass them together
+    *(TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper),
+    *(EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization),
+    SuppressTokensLogitsProcessor,
+)
 
 
 class Transcript:
     """Commits tokens in the order, and with the calls, of decoding without a drafter.
 
     Args:
-        input_ids (`torch.Tensor` of shape `(1, prompt)`): The prompt.
+        input_ids (`torch.Tensor` of shape `(1, prompt)`): The prompt, padding included.
         processors ([`~transformers.LogitsProcessorList`]): Called once for each committed token.
         criteria ([`~transformers.StoppingCriteriaList`]): Likewise.
         config ([`~transformers.GenerationConfig`]): `do_sample` and which outputs to keep.
         draws ([`Draws`]): Where samples come from.
-        streamer (`BaseStreamer`, *optional*): Gets each token as it is committed.
+        announce (`Callable`): Called when a token was appended, before the criteria see it.
     """
 
     def __init__(
@@ -32,17 +49,22 @@ class Transcript:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         draws: Draws,
-        streamer: "BaseStreamer | None" = None,
+        announce: Callable[[], None],
     ) -> None:
         self.input_ids = input_ids
         self.prompt_len = input_ids.shape[1]
         self.is_complete = False
-        self.scores: tuple[Any, ...] | None = _if(config, "output_scores")
-        self.logits: tuple[Any, ...] | None = _if(config, "output_logits")
+        self.scores: tuple[Tensor, ...] | None = _if(config, "output_scores")
+        self.logits: tuple[Tensor, ...] | None = _if(config, "output_logits")
+        self.step_scores: list[Tensor] = []  # [1, vocab] processed, of each token of this step
         self.draws = draws
-        self._processors, self._criteria, self._streamer = processors, criteria, streamer
+        self._processors, self._criteria, self._announce = processors, criteria, announce
         self._do_sample = bool(config.do_sample)
         self._foreseen: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # raw logits and scores after drafted tokens
+
+    def __len__(self) -> int:
+        """Tokens, the prompt's included."""
+        return self.input_ids.shape[1]
 
     def commit_token(self, logits: Tensor) -> int:
         """Choose the token that follows the text, given the target's raw logits `[1, vocab]`, and append it."""
@@ -50,6 +72,42 @@ class Transcript:
         token = choose(scores, self._do_sample, self.draws)
         self._append(token, raw, scores)
         return int(token)
+
+    @property
+    def can_choose_ahead(self) -> bool:
+        """Whether the choice after every node of a tree can be made at once."""
+        is_plain = not self._do_sample or isinstance(self.draws, GeneratorDraws)
+        return is_plain and all(isinstance(processor, _HISTORY_FREE) for processor in self._processors)
+
+    def choose_ahead(self, logits: Tensor, depths: Tensor) -> Callable[[int], int]:
+        """The choices after all nodes in one go, which a device makes faster than one by one; given a node, the result commits.
+
+        The random state ends where choosing one by one would have left it. Source: `torch.multinomial` with one sample is the
+        argmax of probabilities over exponential noise.
+
+        Args:
+            logits (`torch.Tensor` of shape `(nodes, vocab)`): The target's raw logits after each node.
+            depths (`torch.Tensor` of shape `(nodes,)`): Depth of each node.
+        """
+        raw, scores = self._processed(self.input_ids, logits)
+        states: list[Tensor] = []
+        if self._do_sample:
+            assert isinstance(self.draws, GeneratorDraws)  # `can_choose_ahead` says so
+            chosen, states = self.draws.categorical_by_depth(torch.softmax(scores, dim=-1), depths)
+        else:
+            chosen = scores.argmax(dim=-1)
+        tokens = chosen.tolist()  # waits for the device once
+        num_committed = 0
+
+        def commit(node: int) -> int:
+            nonlocal num_committed
+            if states:
+                self.draws.rewind(states[num_committed], scores.device)  # type: ignore[attr-defined]
+            num_committed += 1
+            self._append(chosen[node : node + 1], raw[node : node + 1], scores[node : node + 1])
+            return tokens[node]
+
+        return commit
 
     def probs_after(self, drafted: tuple[int, ...], logits: Tensor) -> Tensor:
         """The distribution `[vocab]` after the text and `drafted` tokens; commits nothing, but calls the processors."""
@@ -59,17 +117,17 @@ class Transcript:
         self._foreseen[drafted] = self._processed(ids, logits)
         return torch.softmax(self._foreseen[drafted][1], dim=-1)[0]
 
-    def commit_foreseen(self, token_ids: tuple[int, ...]) -> int:
-        """Append tokens for whose places `probs_after` was asked; returns how many there were until the text was complete."""
+    def commit_foreseen(self, token_ids: tuple[int, ...], is_closed: Callable[[], bool]) -> int:
+        """Append tokens for whose places `probs_after` was asked; returns how many there were until the text was closed."""
         foreseen, self._foreseen = self._foreseen, {}
         for place, token in enumerate(token_ids):
             self._append(torch.tensor([token], device=self.input_ids.device), *foreseen[token_ids[:place]])
-            if self.is_complete:
+            if is_closed():
                 return place + 1
         return len(token_ids)
 
     def _processed(self, ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw logits in float32 and processed scores, both `[1, vocab]`, of the token after `ids`."""
+        """Raw logits in float32 and processed scores, both `[rows, vocab]`, of the token after `ids`."""
         raw = logits.to(dtype=torch.float32, copy=True, device=ids.device)
         kept = raw if self.logits is None else raw.clone()  # processors may write in place
         scores = self._processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
@@ -85,17 +143,12 @@ class Transcript:
             self.logits += (raw,)
         if self.scores is not None:
             self.scores += (scores,)
+        self.step_scores.append(scores)
         self.input_ids = torch.cat([self.input_ids, token[:, None]], dim=-1)
-        if self._streamer is not None:
-            self._streamer.put(token.cpu())
-        self.is_complete = bool(self._criteria(self.input_ids, self.scores).all())
-
-    def end(self) -> None:
-        """No more tokens come."""
-        if self._streamer is not None:
-            self._streamer.end()
+        self._announce()
+        self.is_complete = bool(self._criteria(self.input_ids, self.scores).all()) or self.is_complete
 
 
-def _if(config: GenerationConfig, name: str) -> tuple[Any, ...] | None:
+def _if(config: GenerationConfig, name: str) -> tuple[Tensor, ...] | None:
     """An empty tuple where an output is asked for."""
     return () if config.return_dict_in_generate and getattr(config, name) else None

@@ -5,6 +5,7 @@ section 3.1.
 """
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -150,13 +152,24 @@ class FalconSpecDrafter(DrafterModel):
         return self.attend(fused, mask, positions[None], (positions - phases[:, None]) % self.config.block_size)
 
     def recur(
-        self, rows: Float[Tensor, "rows tokens fused"], state: RecurrentState | None
+        self,
+        rows: Float[Tensor, "rows tokens fused"],
+        state: RecurrentState | None,
+        num_tokens: Sequence[int] | None = None,
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
-        """The LSTM over `rows`, from `state` on; its outputs and the state after the last one."""
+        """The LSTM over `rows`, from `state` on; its outputs and the state after the last one, or after `num_tokens` of each row."""
         if self.config.recurrence == "token":
             return self._recur_afresh(rows), None
-        outputs, state = self.recurrence(rows, state)
-        return outputs, state
+        if num_tokens is None or min(num_tokens) == rows.shape[1]:
+            outputs, state = self.recurrence(rows, state)
+            return outputs, state
+        lengths = torch.tensor([max(num, 1) for num in num_tokens])  # a packed row cannot be empty
+        packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        outputs, after = self.recurrence(packed, state)
+        if state is not None:
+            is_new = torch.tensor(num_tokens, device=rows.device)[:, None] > 0
+            after = (after[0].where(is_new, state[0]), after[1].where(is_new, state[1]))
+        return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], after
 
     def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
         """The LSTM from a zero state at every token. Recurrent weights and forget gate have nothing to act on: matrix products do."""

@@ -1,0 +1,96 @@
+"""Logits processors for one row of a batch: each row is at another place of its text, so it needs processors of its own."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
+from ..errors import GenerationError
+
+_ROW_TENSORS: dict[type, tuple[str, ...]] = {  # attributes with one entry for each row
+    RepetitionPenaltyLogitsProcessor: ("prompt_ignore_length",),
+    EncoderRepetitionPenaltyLogitsProcessor: ("encoder_input_ids",),
+}
+
+
+def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """Processors that treat the only row they see as row `row` of the batch; none shares a state with other rows.
+
+    Raises:
+        [`GenerationError`]: a processor of the caller's cannot be copied.
+    """
+    return LogitsProcessorList([_of_row(processor, row) for processor in processors])
+
+
+def _of_row(processor: Any, row: int) -> Any:
+    kind = type(processor)
+    if kind in _MAKERS:
+        return _MAKERS[kind](processor, row)
+    if kind in _ROW_TENSORS:
+        mine = copy.copy(processor)
+        for name in _ROW_TENSORS[kind]:
+            value = getattr(processor, name)
+            if isinstance(value, Tensor) and value.dim() and len(value) > 1:
+                setattr(mine, name, int(value[row]) if value.dim() == 1 else value[row : row + 1])
+        return mine
+    if kind.__module__.startswith(
+        "transformers."
+    ):  # all others keep nothing between calls and read each row by itself
+        return processor
+    return _copied(processor)
+
+
+def _copied(processor: Any) -> Any:
+    """A copy that shares nothing with the original but models."""
+    models = {id(value): value for value in vars(processor).values() if isinstance(value, nn.Module)}
+    try:
+        return copy.deepcopy(processor, models)
+    except Exception as error:  # whatever a foreign object raises
+        raise GenerationError(
+            f"In a batch every row needs its own logits processors, but `{type(processor).__name__}` cannot be copied: {error}. "
+            "Give it a `__deepcopy__`, or call `generate` once for each prompt."
+        ) from error
+
+
+def _prefix_constrained(processor: Any, row: int) -> Any:
+    allowed: Callable[[int, Tensor], list[int]] = processor._prefix_allowed_tokens_fn
+    return PrefixConstrainedLogitsProcessor(lambda _row, ids: allowed(row, ids), num_beams=1)
+
+
+def _guidance(processor: Any, row: int) -> Any:
+    """Its own cache for the unconditional text of this row."""
+    mine = copy.copy(processor)
+    mine.unconditional_context = {
+        name: value[row : row + 1] if isinstance(value, Tensor) else value
+        for name, value in processor.unconditional_context.items()
+    }
+    return mine
+
+
+def _no_repeat_of_prompt(processor: Any, row: int) -> Any:
+    mine = copy.copy(processor)
+    mine.batch_size = 1
+    mine.generated_ngrams = processor.generated_ngrams[row : row + 1]
+    return mine
+
+
+def _synth_id(processor: Any, _row: int) -> Any:
+    return _copied(processor)
+
+
+_MAKERS: dict[type, Callable[[Any, int], Any]] = {
+    PrefixConstrainedLogitsProcessor: _prefix_constrained,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor: _guidance,
+    EncoderNoRepeatNGramLogitsProcessor: _no_repeat_of_prompt,
+    SynthIDTextWatermarkLogitsProcessor: _synth_id,
+}

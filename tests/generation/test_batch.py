@@ -1,0 +1,291 @@
+"""Batches: prompts of mixed length, a tree for each row, rows that keep different numbers of tokens and end at different times."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.generation.test_loop import ListStreamer
+from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, VOCAB_SIZE, make_drafter, make_prompt, make_target
+from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
+from transformers_falcon_spec.errors import GenerationError
+
+LENGTHS = (12, 5, 9, 3)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of mixed length, padded on the left."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+    @classmethod
+    def of(cls, lengths: tuple[int, ...] = LENGTHS) -> "Prompts":
+        ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, length in enumerate(lengths):
+            ids[row, -length:] = make_prompt(length, seed=row)
+            mask[row, -length:] = 1
+        return cls(ids, mask)
+
+
+def batch_and_drafted(
+    target: Any, drafter: Any = None, lengths: tuple[int, ...] = LENGTHS, **options: Any
+) -> runs.Pair:
+    """A padded batch without and with a drafter that knows part of the coming text."""
+    prompts = Prompts.of(lengths)
+    options = {"attention_mask": prompts.mask, **options}
+    without = runs.plain(target, prompts.ids, **options)
+    state = torch.get_rng_state()
+    informed = InformedDrafter(RandomDrafter() if drafter is None else drafter, without.sequences, mask=prompts.mask)
+    return runs.Pair(without, runs.drafted(target, informed, prompts.ids, **options), state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("family", [*TREE_FAMILIES, *CHAIN_FAMILIES])
+def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
+    pair = batch_and_drafted(make_target(family, seed=3).double(), max_new_tokens=30)
+
+    pair.assert_equal()
+    assert len(pair.stats.rows) == len(LENGTHS)
+    assert all(row.acceptance_length > 1.2 for row in pair.stats.rows)
+    assert len({row.num_accepted for row in pair.stats.rows}) > 1  # acceptance was uneven
+
+
+@pytest.mark.parametrize("recurrence", ["sequence", "token"])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_falcon_drafts_for_all_rows(block_size: int, recurrence: str) -> None:
+    target = make_target().double()
+    tree = {"parents": [-1, 0, 0, 1, 1, 2, 3, 3, 6, 8], "ranks": [-1, 0, 1, 0, 1, 0, 0, 1, 0, 0]}
+    drafter = make_drafter(target, block_size=block_size, recurrence=recurrence, draft_tree=tree, num_hidden_layers=2)
+
+    pair = batch_and_drafted(target, drafter, lengths=(12, 2, 9, 3), max_new_tokens=30)
+
+    pair.assert_equal()
+    assert all(row.acceptance_length > 1.1 for row in pair.stats.rows)
+
+
+@pytest.mark.parametrize("eos_place", [3, 8, 15])
+def test_rows_end_at_their_own_eos_and_are_padded(eos_place: int) -> None:
+    target = make_target().double()
+    ends = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask).sequences[:, 12 + eos_place].tolist()
+
+    pair = batch_and_drafted(target, eos_token_id=[*ends[:3], 96], max_new_tokens=30)
+
+    pair.assert_equal()
+    lengths = [(row != 0).sum() for row in pair.drafted.sequences]
+    assert len(set(map(int, lengths))) > 1
+
+
+class StopsAt(StoppingCriteria):
+    """Stops each row when it has a token of its own; no row is padded, for it is no EOS."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.isin(input_ids[:, -1], torch.tensor(self.tokens))
+
+
+def test_without_eos_rows_that_are_complete_grow_with_the_others() -> None:
+    target = make_target().double()
+    text = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask, max_new_tokens=40).sequences
+    criterion = StopsAt([int(text[0, 15]), int(text[1, 20]), int(text[2, 25]), int(text[3, 30])])
+
+    pair = batch_and_drafted(target, stopping_criteria=StoppingCriteriaList([criterion]), max_new_tokens=40)
+
+    pair.assert_equal()
+    assert pair.drafted.sequences.shape[1] < 52
+
+
+class CountsItsCalls(LogitsProcessor):
+    """Forbids a token that depends on how often it was asked: a state for each row."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        scores[:, self.num_calls % VOCAB_SIZE :: 3] = -torch.inf
+        return scores
+
+
+def _allowed(row: int, text: torch.Tensor) -> list[int]:
+    return list(range(row + 2 + int(text[-1] + 1) % 2, VOCAB_SIZE, 2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2},
+        {"encoder_repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 2},
+        {"prefix_allowed_tokens_fn": _allowed},
+        {"guidance_scale": 1.7},
+        {"bad_words_ids": [[5], [8, 9]], "min_new_tokens": 9, "eos_token_id": list(range(3, 50))},
+        {"logits_processor": CountsItsCalls},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_processors_see_each_row_as_a_plain_batch_shows_it(options: dict[str, Any]) -> None:
+    prompts, target = Prompts.of(), make_target().double()
+
+    def call(**more: Any) -> Any:
+        fresh = {
+            name: LogitsProcessorList([value()]) if isinstance(value, type) else value
+            for name, value in options.items()
+        }
+        return runs.plain(target, prompts.ids, attention_mask=prompts.mask, **fresh, **more)
+
+    gold = call()
+    drafted = call(assistant_model=InformedDrafter(RandomDrafter(), gold.sequences, mask=prompts.mask))
+
+    assert drafted.sequences.tolist() == gold.sequences.tolist()
+    assert drafted.speculation.num_accepted > 0
+
+
+def test_a_processor_that_cannot_be_copied_is_refused() -> None:
+    class Stubborn(CountsItsCalls):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("one of a kind")
+
+    with pytest.raises(GenerationError, match="`Stubborn` cannot be copied: one of a kind"):
+        batch_and_drafted(make_target(), logits_processor=LogitsProcessorList([Stubborn()]))
+
+
+@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel"])
+def test_a_sampled_row_is_its_single_row_run_with_its_own_generator(
+    verifier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompts = make_target().double(), Prompts.of()
+    drafter = make_drafter(target, block_size=2)
+    drafter.generation_config.verifier = verifier
+    options = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 20}
+    together = runs.drafted(target, drafter, prompts.ids, attention_mask=prompts.mask, **options).sequences
+
+    torch.manual_seed(0)
+    seeds = row_seeds(len(LENGTHS))
+    for row, length in enumerate(LENGTHS):
+        generator = torch.Generator().manual_seed(seeds[row])
+        if verifier == "lazy_walk":
+            draws = GeneratorDraws(generator)
+            monkeypatch.setattr("transformers_falcon_spec.generation.batch.GeneratorDraws", lambda draws=draws: draws)
+        else:
+            from transformers_falcon_spec.core.sampling import CoupledDraws  # noqa: PLC0415
+
+            coupled = CoupledDraws(seeds[row])
+            monkeypatch.setattr(CoupledDraws, "from_global_stream", lambda coupled=coupled: coupled)
+        alone = runs.drafted(target, drafter, prompts.ids[row : row + 1, -length:], **options).sequences
+        assert together[row, 12:].tolist() == alone[0, length:].tolist()
+
+
+def test_a_batch_takes_one_draw_from_the_global_stream() -> None:
+    target, prompts = make_target().double(), Prompts.of()
+    runs.drafted(target, RandomDrafter(), prompts.ids, attention_mask=prompts.mask, do_sample=True)
+    after = torch.get_rng_state()
+
+    torch.manual_seed(0)
+    torch.randint(2**62, (1,))
+
+    assert after.equal(torch.get_rng_state())
+
+
+@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
+def test_rejection_rules_judge_every_row(verifier: str) -> None:
+    target, prompts = make_target().double(), Prompts.of()
+    drafter = make_drafter(target, block_size=2, draft_tree={"parents": [-1, 0, 0, 1, 1], "ranks": [-1, 0, 1, 0, 1]})
+    drafter.generation_config.verifier = verifier
+
+    out = runs.drafted(target, drafter, prompts.ids, attention_mask=prompts.mask, do_sample=True, top_k=5)
+
+    assert out.sequences.shape == (4, 36)
+    assert all(row.num_accepted > 0 for row in out.speculation.rows)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_outputs_of_a_batch_are_those_of_a_plain_one(family: str) -> None:
+    target = make_target(
+        family, attn_implementation="eager"
+    )  # in double precision padding makes Transformers' eager NaN
+    names = ("scores", "logits", "hidden_states", "attentions")
+
+    pair = batch_and_drafted(target, **{f"output_{name}": True for name in names})
+
+    pair.assert_equal()
+    for name in names:
+        ours, plain = getattr(pair.drafted, name), getattr(pair.plain, name)
+        assert len(ours) == len(plain) == 24
+        for step, (left, right) in enumerate(zip(ours, plain, strict=True)):
+            layers = zip(left, right, strict=True) if isinstance(left, tuple) else [(left, right)]
+            for mine, theirs in layers:
+                first = 9 if step == 0 and isinstance(left, tuple) else 0  # what padding reads means nothing
+                torch.testing.assert_close(mine[..., first:, :], theirs[..., first:, :], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
+def test_the_returned_cache_of_a_batch_can_be_continued(family: str) -> None:
+    target, prompts = make_target(family).double(), Prompts.of()
+    pair = batch_and_drafted(target, max_new_tokens=20)
+    mask = torch.cat([prompts.mask, torch.ones(4, 21, dtype=torch.long)], dim=-1)
+    text = torch.cat([pair.plain.sequences, make_prompt(4, seed=9).reshape(4, 1)], dim=-1)
+
+    caches = [pair.plain.past_key_values, pair.drafted.past_key_values]
+    plain, ours = (runs.plain(target, text, attention_mask=mask, past_key_values=cache).sequences for cache in caches)
+
+    assert ours.tolist() == plain.tolist()
+    assert [layer.keys.shape for layer in caches[1].layers] == [layer.keys.shape for layer in caches[0].layers]
+
+
+def test_a_streamer_gets_a_step_when_all_rows_have_taken_it() -> None:
+    target, streamers = make_target().double(), [ListStreamer(), ListStreamer()]
+    prompts = Prompts.of()
+    ends = runs.plain(target, prompts.ids, attention_mask=prompts.mask).sequences[:, 20].tolist()
+    options = {"attention_mask": prompts.mask, "eos_token_id": ends[:2]}
+
+    gold = runs.plain(target, prompts.ids, streamer=streamers[0], **options).sequences
+    informed = InformedDrafter(RandomDrafter(), gold, mask=prompts.mask)
+    runs.drafted(target, informed, prompts.ids, streamer=streamers[1], **options)
+
+    assert streamers[1].chunks == streamers[0].chunks
+    assert streamers[1].num_ends == 1
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
+    num_rows: int, do_sample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, lengths = make_target().double(), LENGTHS[:num_rows]
+    options = {"do_sample": do_sample, "temperature": 0.8, "top_p": 0.9, "lengths": lengths}
+    slow = batch_and_drafted(target, **options)
+    calls = []
+
+    def on_a_device(self: Any, row: int, reading: Any, tree: Any) -> Any:
+        calls.append(row)
+        commit = self.batch.rows[row].choose_ahead(reading.logits[row], tree.depths[row])
+        return lambda node: (commit(node), self.batch.is_closed(row))
+
+    monkeypatch.setattr("transformers_falcon_spec.generation.loop.SpeculativeDecoding._committer", on_a_device)
+    fast = batch_and_drafted(target, **options)
+
+    assert calls
+    assert fast.drafted.sequences.tolist() == slow.drafted.sequences.tolist()
+    assert fast.drafted_state.equal(slow.drafted_state)
+    assert fast.stats.num_accepted == slow.stats.num_accepted > 0
+
+
+def test_coverage_is_the_targets_probability_of_what_was_offered() -> None:
+    """With draws that follow the target, tokens are kept as often as their coverage says."""
+    target = make_target().double()
+    prompts = Prompts.of((9,) * 8)
+
+    out = runs.drafted(
+        target, RandomDrafter(num_nodes=40), prompts.ids, attention_mask=prompts.mask, do_sample=True, max_new_tokens=60
+    )
+
+    kept, covered = out.speculation.acceptance_by_depth[0], out.speculation.coverage_by_depth[0]
+    assert 0.05 < covered < 0.95
+    assert kept == pytest.approx(covered, abs=0.1)
