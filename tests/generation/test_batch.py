@@ -283,7 +283,12 @@ def test_coverage_is_the_targets_probability_of_what_was_offered() -> None:
     prompts = Prompts.of((9,) * 8)
 
     out = runs.drafted(
-        target, RandomDrafter(num_nodes=40), prompts.ids, attention_mask=prompts.mask, do_sample=True, max_new_tokens=60
+        target,
+        RandomDrafter(num_nodes=40),
+        prompts.ids,
+        attention_mask=prompts.mask,
+        do_sample=True,
+        max_new_tokens=60,
     )
 
     kept, covered = out.speculation.acceptance_by_depth[0], out.speculation.coverage_by_depth[0]

@@ -11,7 +11,15 @@ from tests import reference, runs
 from tests.core.strategies import few, parent_lists
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.cache import RowSlots, drop_last, new_cache, num_held, prepared
+from transformers_falcon_spec.generation.cache import (
+    RowSlots,
+    drop_last,
+    narrow,
+    new_cache,
+    num_held,
+    prepared,
+    widen,
+)
 
 WINDOW = 4
 
@@ -99,6 +107,74 @@ def test_kept_slots_are_those_of_reading_the_text_at_once(family: str) -> None:
         assert kept.get_seq_length() == plain.get_seq_length() == 15
         torch.testing.assert_close(kept.keys[..., -length:, :], plain.keys, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(kept.values[..., -length:, :], plain.values, rtol=1e-5, atol=1e-5)
+
+
+def _row_labels(slots: RowSlots) -> list[list[int]]:
+    """Of each row the labels and places of what its slots hold, in the order of the slots; both are the same here."""
+    found = []
+    for row, places in enumerate(slots.places.tolist()):
+        for layer in slots.cache.layers:
+            labels = layer.keys[row].flatten().tolist()
+            assert [label for label, place in zip(labels, places, strict=True) if place >= 0] == [
+                1000 * row + place for place in places if place >= 0
+            ]
+        found.append([place for place in places if place >= 0])
+        assert slots.num_tokens[row] == len(found[row])
+    return found
+
+
+@few
+@given(st.data(), st.integers(2, 3), st.integers(1, 9))
+def test_rows_that_keep_different_tokens_hold_what_lists_say(data: st.DataObject, num_rows: int, prompt: int) -> None:
+    """Read, keep, forget, tidy in any order: no token is lost, moved past another or taken for one of another row."""
+    cache = DynamicCache()
+    cache.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=WINDOW)]
+    windows = widen(prepared(cache))
+    slots = RowSlots(cache, torch.zeros(num_rows, 0, dtype=torch.long))
+    expected: list[list[int]] = [[] for _ in range(num_rows)]
+
+    def read(places: list[list[int]]) -> None:
+        labels = torch.tensor([[1000 * row + place for place in of_row] for row, of_row in enumerate(places)])
+        for index in range(2):
+            cache.update(labels[:, None, :, None].float(), labels[:, None, :, None].float(), index)
+        slots.append(torch.tensor(places))
+
+    read([list(range(prompt))] * num_rows)
+    expected = [list(range(prompt)) for _ in range(num_rows)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        parents = data.draw(parent_lists())
+        depths = [len(reference.path_to(parents, node)) - 1 for node in range(len(parents))]
+        firsts = [(row[-1] + 1 if row else 0) for row in expected]
+        read([[first + depth for depth in depths] for first in firsts])
+        ends = [data.draw(st.integers(-1, len(parents) - 1)) for _ in range(num_rows)]
+        ends[0] = max(ends[0], 0)  # some row is still growing
+        paths = [reference.path_to(parents, end) if end >= 0 else () for end in ends]
+        slots.keep(len(parents), paths)
+        expected = [
+            row + [first + depths[node] for node in path]
+            for row, first, path in zip(expected, firsts, paths, strict=True)
+        ]
+        dropped = [data.draw(st.integers(0, min(len(row), 2))) for row in expected]
+        slots.forget(dropped)
+        expected = [row[: len(row) - num] for row, num in zip(expected, dropped, strict=True)]
+        if data.draw(st.booleans()):
+            slots.tidy()
+        if any(expected) and data.draw(st.booleans()):
+            slots.align()
+        assert _row_labels(slots) == expected
+    if all(expected):
+        slots.unroll()
+        assert _row_labels(slots) == expected
+        assert all(slot in (place, -1) for row in slots.places.tolist() for place, slot in enumerate(row))
+        narrow(cache, windows)
+        assert cache.layers[1].keys.shape[-2] == min(max(map(len, expected)), WINDOW - 1)
+
+
+def test_slots_that_were_dropped_cannot_be_shared_by_rows() -> None:
+    cache = runs.prefilled(make_target("mistral"), make_prompt(12)).cache
+
+    with pytest.raises(GenerationError, match="dropped what left their sliding window"):
+        widen(cache)
 
 
 def test_held_slots_are_asked_from_the_layer() -> None:

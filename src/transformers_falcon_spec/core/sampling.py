@@ -33,26 +33,31 @@ class GeneratorDraws:
     ) -> tuple[Int[Tensor, " nodes"], list[Tensor]]:
         """What `categorical` would draw after each node of a tree, on whichever path it is reached, and the states in between.
 
-        Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the generator's state once
+        Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the stream's state once
         the token after depth `d` is drawn: [`GeneratorDraws.rewind`] goes back to it.
         """
-        generator = _generator_of(probs.device) if self.generator is None else self.generator
         noises, states = [], []
         for _ in range(int(depths.max()) + 1):
-            noises.append(torch.empty_like(probs[0]).exponential_(generator=generator))
-            states.append(generator.get_state())
+            noises.append(torch.empty_like(probs[0]).exponential_(generator=self._stream(probs.device)))
+            states.append(self._stream(probs.device).get_state())
         return (probs / torch.stack(noises)[depths]).argmax(dim=-1), states
 
+    def race(self, probs: Float[Tensor, "1 vocab"]) -> tuple[Int[Tensor, " 1"], float, Tensor]:
+        """What `categorical` would draw, by how much it leads as a difference of log-probabilities, and the state before."""
+        state = self._stream(probs.device).get_state()
+        ratios = probs / torch.empty_like(probs).exponential_(generator=self._stream(probs.device))
+        best = ratios[0].topk(2).values.log()
+        return ratios.argmax(dim=-1), float(best[0] - best[1]), state
+
     def rewind(self, state: Tensor, device: torch.device) -> None:
-        """Go back to a state that `categorical_by_depth` gave."""
-        (_generator_of(device) if self.generator is None else self.generator).set_state(state)
+        """Go back to a state that `categorical_by_depth` or `race` gave."""
+        self._stream(device).set_state(state)
 
-
-def _generator_of(device: torch.device) -> torch.Generator:
-    """The global stream of a device."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
+    def _stream(self, device: torch.device) -> torch.Generator:
+        """The generator itself, or the global one of a device."""
+        if self.generator is not None:
+            return self.generator
+        return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
 
 
 class CoupledDraws:

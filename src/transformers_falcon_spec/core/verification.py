@@ -30,7 +30,7 @@ class Verdict:
 def lazy_walk(
     parents: Sequence[int],
     token_ids: Sequence[int],
-    commit: Callable[[int], tuple[int, bool]],
+    commit: Callable[[int], tuple[int | None, bool]],
     is_guest: Sequence[bool] | None = None,
 ) -> Verdict:
     """Follow the target through the tree: commit its token after the root, go to the child that holds it, and so on.
@@ -42,6 +42,7 @@ def lazy_walk(
         parents (`Sequence[int]`): Parent of each node.
         token_ids (`Sequence[int]`): The token at each node.
         commit (`Callable`): Given a node, commits the target's token after it; returns it and whether the text is complete.
+            None in place of a token ends the walk before that node: it is the next root.
         is_guest (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
 
     Returns:
@@ -63,9 +64,12 @@ def lazy_walk(
         for node, (parent, token) in enumerate(zip(parents, token_ids, strict=True))
         if parent >= 0 and not (is_guest and is_guest[node])
     }
-    path, committed = [0], []
+    path: list[int] = [0]
+    committed: list[int] = []
     while True:
         token, is_complete = commit(path[-1])
+        if token is None:
+            return Verdict(tuple(path[:-1]), tuple(committed))
         committed.append(token)
         child = children.get((path[-1], token))
         if is_complete or child is None:

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from ..core.sampling import CoupledDraws, Draws, GeneratorDraws, row_seeds
-from . import row_processors
+from . import processors as row_processors
 from .transcript import Transcript
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
 from ..core.sampling import CoupledDraws, private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import Verdict, lazy_walk
-from ..errors import GenerationError, OptionError
+from ..errors import OptionError
 from .batch import Batch
 from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .options import SpeculationConfig
@@ -24,7 +24,7 @@ from .probe import probe
 from .target import Reading, Target, sliding_windows
 
 if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
+    pass
 
 REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
@@ -70,6 +70,8 @@ class SpeculativeDecoding:
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, private_generator())
         self.verifier = verifier_of(drafter, config)
+        self.is_strict = drafter.generation_config.strict
+        self.must_reread = False  # a choice was too close: the next step is a plain one
         self.stats = GenerationStats.of_rows(len(batch))
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         if not self.capability.can_tree:
@@ -107,7 +109,7 @@ class SpeculativeDecoding:
         """Drafts within what fits, or the roots alone: a plain step."""
         rooms = self._rooms()
         draft = None
-        if any(rooms):
+        if any(rooms) and not self.must_reread:
             with self._seconds("draft"):
                 draft = self.generator.propose(self._budget(rooms))
         roots = self.batch.roots
@@ -143,9 +145,10 @@ class SpeculativeDecoding:
         parents = draft.parents.to(device).expand_as(token_ids)
         tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
-            reading = self.target.read(token_ids, tree, is_chain=not self.capability.can_tree)
+            is_plain = self.must_reread or not self.capability.can_tree
+            reading = self.target.read(token_ids, tree, is_chain=is_plain)
             rows = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
-        verdicts = []
+        verdicts, self.must_reread = [], False
         for row, (parents_list, tokens_list) in enumerate(rows):
             self.batch.rows[row].step_scores = []
             if self.batch.is_closed(row):
@@ -158,14 +161,23 @@ class SpeculativeDecoding:
                 verdicts.append(lazy_walk(parents_list, tokens_list, commit, guests))
         return tree, verdicts, reading
 
-    def _committer(self, row: int, reading: Reading, tree: DraftTree) -> Callable[[int], tuple[int, bool]]:
+    def _committer(self, row: int, reading: Reading, tree: DraftTree) -> Callable[[int], tuple[int | None, bool]]:
         """Given a node, commits the target's token after it; returns it and whether the row is closed."""
         transcript, logits = self.batch.rows[row], reading.logits[row]
+        if self.is_strict and logits.shape[0] > 1:
+            return lambda node: self._commit_if_clear(row, logits[node : node + 1])
         if logits.device.type != "cpu" and transcript.can_choose_ahead:
             commit = transcript.choose_ahead(logits, tree.depths[row])
         else:
             commit = lambda node: transcript.commit_token(logits[node : node + 1])  # noqa: E731
         return lambda node: (commit(node), self.batch.is_closed(row))
+
+    def _commit_if_clear(self, row: int, logits: Tensor) -> tuple[int | None, bool]:
+        """Strict mode: what a walk must not decide is left to the next step."""
+        token = self.batch.rows[row].commit_clear_token(logits, self.target.model.dtype)
+        if token is None:
+            self.must_reread, self.stats.num_reread = True, self.stats.num_reread + 1
+        return token, self.batch.is_closed(row)
 
     def _judge(self, row: int, draft: Draft, parents: list[int], token_ids: list[int], reading: Reading) -> Verdict:
         """What a rejection rule keeps of drawn tokens; it becomes text afterwards."""
@@ -255,56 +267,6 @@ class SpeculativeDecoding:
         )
 
 
-@torch.no_grad()
-def speculative_decoding(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    *,
-    drafter: Drafter,
-    streamer: "BaseStreamer | None" = None,
-    **model_kwargs: Any,
-) -> Tensor | SpeculativeOutput:
-    """What the seam calls in place of `_assisted_decoding`; the arguments are those of that method."""
-    for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
-        model_kwargs.pop(name, None)
-    _check_call(input_ids, model_kwargs)
-    _check_context(input_ids.shape[1], model)
-    batch = Batch(
-        input_ids,
-        model_kwargs.get("attention_mask"),
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        is_coupled=verifier_of(drafter, generation_config) == "gumbel",
-        streamer=streamer,
-    )
-    return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
-
-
 def verifier_of(drafter: Drafter, config: GenerationConfig) -> str:
     """The rule that decides what of a draft becomes text; greedy decoding has one right answer, so it always walks."""
     return drafter.generation_config.verifier if config.do_sample else "lazy_walk"
-
-
-def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Refuse, with the way out, what the loop cannot serve."""
-    if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
-        raise GenerationError(
-            "The drafter needs the prompt's token ids, but there are none. "
-            "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
-        )
-    if model_kwargs.get("past_key_values") is None or not model_kwargs.get("use_cache", True):
-        raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
-
-
-def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
-    """Refuse a prompt that the target has no positions for."""
-    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if context is not None and prompt_len > context:
-        raise GenerationError(
-            f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "
-            "Shorten it, or load a target with a longer context."
-        )

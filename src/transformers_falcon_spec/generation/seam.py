@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from ..errors import GenerationError, SeamError
-from .loop import Drafter, speculative_decoding
+from .call import speculative_decoding
+from .loop import Drafter
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"

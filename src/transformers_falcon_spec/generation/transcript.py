@@ -4,30 +4,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from ..core.sampling import Draws, GeneratorDraws, choose
 from ..errors import GenerationError
+from .processors import read_scores_alone
 
-_HISTORY_FREE = (  # processors that read scores alone, so that all nodes of a tree can pass them together
-    *(TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper),
-    *(EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization),
-    SuppressTokensLogitsProcessor,
-)
+CLOSE = 64  # a choice is close if its lead is at most this many times what the type rounds the largest score by
 
 
 class Transcript:
@@ -73,11 +56,28 @@ class Transcript:
         self._append(token, raw, scores)
         return int(token)
 
+    def commit_clear_token(self, logits: Tensor, dtype: torch.dtype) -> int | None:
+        """As [`Transcript.commit_token`], but None, and nothing appended or drawn, if rounding of `dtype` could change the choice."""
+        raw, scores = self._processed(self.input_ids, logits)
+        bound = CLOSE * torch.finfo(dtype).eps * float(scores.masked_fill(scores.isinf(), 0).abs().max())
+        if self._do_sample:
+            assert isinstance(self.draws, GeneratorDraws)  # other draws are refused with `strict`
+            token, lead, before = self.draws.race(torch.softmax(scores, dim=-1))
+            if lead <= bound:
+                self.draws.rewind(before, scores.device)
+        else:
+            best = scores[0].topk(2).values
+            token, lead = scores.argmax(dim=-1), float(best[0] - best[1])
+        if lead <= bound:
+            return None
+        self._append(token, raw, scores)
+        return int(token)
+
     @property
     def can_choose_ahead(self) -> bool:
         """Whether the choice after every node of a tree can be made at once."""
         is_plain = not self._do_sample or isinstance(self.draws, GeneratorDraws)
-        return is_plain and all(isinstance(processor, _HISTORY_FREE) for processor in self._processors)
+        return is_plain and read_scores_alone(self._processors)
 
     def choose_ahead(self, logits: Tensor, depths: Tensor) -> Callable[[int], int]:
         """The choices after all nodes in one go, which a device makes faster than one by one; given a node, the result commits.

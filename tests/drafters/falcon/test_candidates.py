@@ -337,3 +337,44 @@ def test_two_generators_of_one_drafter_do_not_disturb_each_other(target: Target)
 
     assert drafted(first) == drafted(expected) != drafted(found)
     assert isinstance(drafter.draft_tree, DraftTree)
+
+
+def _merged(pieces: list[Committed]) -> Committed:
+    """Commits of single rows as one of a batch; shorter rows are filled with what must never be read."""
+    num_new = tuple(piece.num_new[0] for piece in pieces)
+    features = torch.full((len(pieces), max(num_new), WIDTH), torch.nan, dtype=torch.double)
+    for row, piece in enumerate(pieces):
+        features[row, : num_new[row]] = piece.features[0]
+    ids = torch.cat([piece.sequence_ids for piece in pieces])
+    return Committed(ids, tuple(piece.lengths[0] for piece in pieces), num_new, features.nan_to_num(1e3))
+
+
+@pytest.mark.parametrize("recurrence", ["sequence", "token"])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_rows_of_a_batch_draft_what_each_would_alone(target: Target, block_size: int, recurrence: str) -> None:
+    tree = random_tree(2 * block_size + 1, 9 + 4 * block_size, seed=block_size)
+    drafter = small_drafter(target, tree, block_size=block_size, num_hidden_layers=2, recurrence=recurrence)
+    texts = [Text(seed) for seed in range(3)]
+    together, alone = start(drafter, target), [start(drafter, target) for _ in texts]
+    rounds = [(9, 1, 4), (1, 3, 1), (1, 1, 1), (5, 0, 2), (2, 0, 1), (1, 0, 6), (4, 0, 1), (1, 0, 3), (1, 0, 1)]
+
+    for number, num_new in enumerate(rounds):
+        pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
+        together.commit(_merged(pieces))
+        depths = tuple(
+            num and 100 - 96 * (number % 3 == row) for row, num in enumerate(num_new)
+        )  # 0 once it is finished
+        draft = together.propose(DraftBudget(depths, 512))
+        for row, generator in enumerate(alone):
+            generator.commit(pieces[row])
+            if not num_new[row]:
+                continue
+            expected = generator.propose(DraftBudget(depths[row : row + 1], 512))
+            parents = draft.parents[min(row, len(draft.parents) - 1)].tolist()
+            nodes = [0] + [node for node, parent in enumerate(parents) if parent >= 0]
+            if expected is None:  # fewer pairs than a block
+                assert nodes == [0]
+                continue
+            shape = [nodes.index(parents[node]) if node else -1 for node in nodes]
+            assert shape == expected.parents[0].tolist()
+            assert [draft.token_ids[row, node].item() for node in nodes] == expected.token_ids[0].tolist()

@@ -1,4 +1,4 @@
-"""Logits processors for one row of a batch: each row is at another place of its text, so it needs processors of its own."""
+"""What is known of logits processors: which remember their calls, which read scores alone, and how a row gets its own."""
 
 import copy
 from collections.abc import Callable
@@ -8,19 +8,59 @@ from torch import Tensor, nn
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
     LogitsProcessorList,
+    MinPLogitsWarper,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from ..errors import GenerationError
+from ..errors import GenerationError, OptionError
 
 _ROW_TENSORS: dict[type, tuple[str, ...]] = {  # attributes with one entry for each row
     RepetitionPenaltyLogitsProcessor: ("prompt_ignore_length",),
     EncoderRepetitionPenaltyLogitsProcessor: ("encoder_input_ids",),
 }
+
+
+_WITH_MEMORY = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+_HISTORY_FREE = (
+    *(TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper),
+    *(EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization),
+    SuppressTokensLogitsProcessor,
+)
+
+
+def read_scores_alone(processors: LogitsProcessorList) -> bool:
+    """Whether the text does not matter to them, so that the scores after all nodes of a tree can pass them together."""
+    return all(isinstance(processor, _HISTORY_FREE) for processor in processors)
+
+
+def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
+    """Refuse processors that remember their calls, or may, where they would be called more than once for a token.
+
+    Raises:
+        [`OptionError`]: a processor that keeps a state, or comes from outside Transformers, so that it may keep one.
+    """
+    for processor in processors:
+        kind = type(processor)
+        if isinstance(processor, _WITH_MEMORY) or kind.__module__.split(".")[0] != "transformers":
+            raise OptionError(
+                f"`{option}` asks for scores that may not become text, so every logits processor must be a function of the "
+                f"text alone, but `{kind.__module__}.{kind.__qualname__}` "
+                f"{'remembers' if isinstance(processor, _WITH_MEMORY) else 'may remember'} its calls. "
+                'Set `drafter.generation_config` to `verifier="lazy_walk"` and `strict=False`.'
+            )
 
 
 def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:

@@ -1,0 +1,69 @@
+"""A call of `generate` with a drafter, as the seam hands it over: checked, then given to the loop."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from ..errors import GenerationError
+from .batch import Batch
+from .loop import REJECTION_RULES, Drafter, SpeculativeDecoding, verifier_of
+from .output import SpeculativeOutput
+from .processors import check_memoryless
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+
+@torch.no_grad()
+def speculative_decoding(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    drafter: Drafter,
+    streamer: "BaseStreamer | None" = None,
+    **model_kwargs: Any,
+) -> Tensor | SpeculativeOutput:
+    """What the seam calls in place of `_assisted_decoding`; the arguments are those of that method."""
+    for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
+        model_kwargs.pop(name, None)
+    _check_call(input_ids, model_kwargs)
+    _check_context(input_ids.shape[1], model)
+    verifier, is_strict = verifier_of(drafter, generation_config), drafter.generation_config.strict
+    if verifier in REJECTION_RULES or is_strict:
+        check_memoryless(logits_processor, "strict" if is_strict else f'verifier="{verifier}"')
+    batch = Batch(
+        input_ids,
+        model_kwargs.get("attention_mask"),
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        is_coupled=verifier == "gumbel",
+        streamer=streamer,
+    )
+    return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
+
+
+def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Refuse, with the way out, what the loop cannot serve."""
+    if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
+        raise GenerationError(
+            "The drafter needs the prompt's token ids, but there are none. "
+            "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
+        )
+    if model_kwargs.get("past_key_values") is None or not model_kwargs.get("use_cache", True):
+        raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
+
+
+def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
+    """Refuse a prompt that the target has no positions for."""
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if context is not None and prompt_len > context:
+        raise GenerationError(
+            f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "
+            "Shorten it, or load a target with a longer context."
+        )

@@ -1,0 +1,83 @@
+"""Strict mode: choices that rounding could change are left to a forward over one token."""
+
+from typing import Any
+
+import pytest
+from transformers import SynthIDTextWatermarkingConfig
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.generation.test_batch import batch_and_drafted
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec.errors import OptionError
+
+MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING}
+
+
+def strict(drafter: Any) -> Any:
+    drafter.generation_config = SpeculationConfig(strict=True)
+    return drafter
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("closeness", [64, 2**46, 2**80], ids=["never", "sometimes", "always"])
+def test_the_text_and_the_random_state_are_the_targets_however_many_choices_are_close(
+    mode: str, closeness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers_falcon_spec.generation.transcript.CLOSE", closeness)
+    target = make_target().double()
+    gold = runs.plain(target, max_new_tokens=40, **MODES[mode]).sequences
+
+    pair = runs.both(target, InformedDrafter(strict(RandomDrafter()), gold), max_new_tokens=40, **MODES[mode])
+
+    pair.assert_equal()
+    if closeness == 64:
+        assert pair.stats.num_reread == 0
+    elif closeness == 2**80:
+        assert pair.stats.num_accepted == 0
+        assert pair.stats.num_reread >= 35  # nearly every token; alone at the end of the text it needs no second look
+    else:
+        assert 0 < pair.stats.num_reread < pair.stats.num_steps
+        assert pair.stats.num_accepted > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_low_precision_fewer_texts_differ(mode: str) -> None:
+    target = make_target().bfloat16()
+    differences = {False: 0, True: 0}
+    for is_strict in differences:
+        for seed in range(12):
+            prompt = make_prompt(seed=seed)
+            gold = runs.plain(target, prompt, seed=seed, max_new_tokens=40, **MODES[mode])
+            drafter = RandomDrafter(num_nodes=12)
+            drafter.generation_config = SpeculationConfig(strict=is_strict)
+            informed = InformedDrafter(drafter, gold.sequences, hit_rate=1.0)
+            drafted = runs.drafted(target, informed, prompt, seed=seed, max_new_tokens=40, **MODES[mode])
+            differences[is_strict] += drafted.sequences.tolist() != gold.sequences.tolist()
+
+    assert differences[True] < differences[False]
+    assert differences[True] <= 1
+
+
+def test_a_batch_rereads_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers_falcon_spec.generation.transcript.CLOSE", 2**46)
+    drafter = strict(make_drafter(make_target().double(), block_size=2))
+
+    pair = batch_and_drafted(make_target().double(), drafter, max_new_tokens=30)
+
+    pair.assert_equal()
+    assert pair.stats.num_reread > 0
+    assert pair.stats.num_accepted > 0
+
+
+def test_what_would_be_asked_twice_must_not_remember() -> None:
+    watermark = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)
+
+    with pytest.raises(OptionError, match="`strict` asks for scores that may not become text"):
+        runs.drafted(make_target(), strict(RandomDrafter()), do_sample=True, watermarking_config=watermark)
+
+
+def test_strict_goes_with_the_lazy_walk_alone() -> None:
+    with pytest.raises(OptionError, match="`verifier` must be \"lazy_walk\", but it is 'gumbel'"):
+        SpeculationConfig(strict=True, verifier="gumbel")
