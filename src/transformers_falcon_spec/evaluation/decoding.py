@@ -35,7 +35,7 @@ def decoding_options(name: str) -> Options:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `generate`: the whole dict it returned, the new token ids, and the seconds it took."""
+    """One call of `generate`: the whole dict it returned, the new token ids of its first row, and the seconds it took."""
 
     output: Any
     new_ids: list[int]
@@ -49,10 +49,12 @@ def timed_generate(
     options: Options,
     seed: int,
     drafter: PreTrainedModel | None = None,
+    attention_mask: Tensor | None = None,
     **outputs: bool,
 ) -> Run:
-    """Write one text, seeded, with or without a drafter; both arms make the same call otherwise."""
-    inputs = {"input_ids": input_ids.to(target.device), "attention_mask": torch.ones_like(input_ids).to(target.device)}
+    """Write one text, or a padded batch, seeded, with or without a drafter; both arms make the same call otherwise."""
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         _synchronize()

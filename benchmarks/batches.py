@@ -1,0 +1,103 @@
+"""Tokens per second of batches with and without the drafter: prompts of mixed length, a tree for each row.
+
+Command: python benchmarks/batches.py
+Hardware and time: two CPU cores, about six minutes. Both arms write the same batches, greedy, in random order; a row's tokens are
+counted up to its own end, so that padding earns nothing. Writes `benchmarks/results/batches.json`.
+"""
+
+import argparse
+import json
+import random
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import logging
+
+from transformers_falcon_spec.commands.loading import load_drafter, load_target
+from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.summary import bootstrap
+from transformers_falcon_spec.provenance import provenance
+
+HERE = Path(__file__).parent
+SETS = ("gsm8k", "humaneval", "mt_bench")
+Run = dict[str, Any]
+
+
+def padded(prompts: list[Tensor], pad: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask `[rows, tokens]` of prompts `[1, tokens]`, padded on the left."""
+    rows = [prompt[0] for prompt in prompts]
+    mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+    return pad_sequence(rows, True, float(pad), "left"), mask
+
+
+def texts(sequences: Tensor, prompt_len: int, eos: list[int]) -> list[list[int]]:
+    """The new tokens of each row up to its end."""
+    rows = sequences[:, prompt_len:].tolist()
+    ends = [next((place + 1 for place, token in enumerate(row) if token in eos), len(row)) for row in rows]
+    return [row[:end] for row, end in zip(rows, ends, strict=True)]
+
+
+def speedup(runs: list[Run]) -> float:
+    """Ratio of tokens per second."""
+    rates = [sum(run[arm]["num_tokens"] for run in runs) / sum(run[arm]["seconds"] for run in runs) for arm in ARMS]
+    return rates[1] / rates[0]
+
+
+ARMS = ("target", "drafter")
+
+
+def main() -> None:
+    """Write every batch with both arms."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--drafter", default="models/falcon-reference")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8], help="rows of a batch")
+    parser.add_argument("--limit", type=int, default=16, help="prompts of each set; every size writes all of them")
+    parser.add_argument("--max_new_tokens", type=int, default=96)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "batches.json")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    target, tokenizer = load_target(args.target, "float32", "cpu")
+    drafter = load_drafter(args.drafter, target)
+    found = [read_prompts([str(HERE / "prompts" / f"{name}.jsonl")], args.limit) for name in SETS]
+    mixed = chain.from_iterable(zip(*found, strict=True))  # sets in turn: prompts of mixed length
+    prompts = [prompt.input_ids(tokenizer) for prompt in mixed]
+    eos = target.generation_config.eos_token_id
+    eos = eos if isinstance(eos, list) else [eos]
+    order, rows = random.Random(0), []
+    for size in args.sizes:
+        runs: list[Run] = []
+        for start in tqdm(range(0, len(prompts) - size + 1, size), desc=f"batches of {size}"):
+            ids, mask = padded(prompts[start : start + size], tokenizer.pad_token_id)
+            run: Run = {}
+            for arm in order.sample(ARMS, 2):
+                assistant = drafter if arm == "drafter" else None
+                timed = timed_generate(
+                    target, ids, args.max_new_tokens, decoding_options("greedy"), 0, assistant, attention_mask=mask
+                )
+                written = texts(timed.output.sequences, ids.shape[1], eos)
+                run[arm] = {"num_tokens": sum(map(len, written)), "seconds": timed.seconds, "texts": written}
+                if assistant is not None:
+                    run["acceptance_length"] = timed.output.speculation.acceptance_length
+            runs.append(run)
+        pairs = [pair for run in runs for pair in zip(*(run[arm]["texts"] for arm in ARMS), strict=True)]
+        rows.append({"size": size, "num_batches": len(runs), "num_rows": len(pairs),
+                     "num_identical": sum(left == right for left, right in pairs),
+                     "acceptance_length": sum(run["acceptance_length"] for run in runs) / len(runs),
+                     **{f"{arm}_tokens_per_second": sum(run[arm]["num_tokens"] for run in runs)
+                        / sum(run[arm]["seconds"] for run in runs) for arm in ARMS},
+                     "speedup": speedup(runs), "speedup_interval": bootstrap(runs, speedup, 0)})  # fmt: skip
+        print(rows[-1])
+    settings = {name: str(value) for name, value in vars(args).items()}
+    result = {"provenance": provenance(seed=0, **settings), "rows": rows}
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
