@@ -20,6 +20,7 @@ from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidate
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
+from .processors import check_memoryless
 from .target import Reading, Target, sliding_windows
 from .transcript import Transcript
 
@@ -221,7 +222,10 @@ def speculative_decoding(
         model_kwargs.pop(name, None)
     _check_call(input_ids, model_kwargs)
     _check_context(input_ids.shape[1], model)
-    is_coupled = verifier_of(drafter, generation_config) == "gumbel"
+    verifier = verifier_of(drafter, generation_config)
+    if verifier in REJECTION_RULES:
+        check_memoryless(logits_processor, verifier)
+    is_coupled = verifier == "gumbel"
     draws = CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws()  # as plain decoding
     transcript = Transcript(input_ids, logits_processor, stopping_criteria, generation_config, draws, streamer)
     return SpeculativeDecoding(model, drafter, transcript, generation_config, model_kwargs).run()
