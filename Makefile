@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
+VENV_GRAMMAR ?= .venv-grammar
+VENV_QUANTIZED ?= .venv-quantized
 WORKERS ?= 2
 ARGS ?=
 
@@ -12,13 +14,15 @@ RESULTS := benchmarks/results
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_OLDEST := $(VENV_OLDEST)/.ready
+READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
+READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest test-gpu test-slow lint check fix bench docs
+.PHONY: help demo test test-oldest test-grammar test-quantized test-gpu test-slow lint check fix bench docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-23s%s\n", $$1, $$2 }'
 
 demo: $(READY) ## Write the same text with and without the drafter, and show the speed of both.
 	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
@@ -29,6 +33,12 @@ test: $(READY) ## Run the tests on the newest known-good versions.
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
+	@OMP_NUM_THREADS=1 $(VENV_GRAMMAR)/bin/python -m pytest -m grammar tests/generation $(ARGS)
+
+test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by torchao.
+	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need a CUDA device.
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -65,12 +75,18 @@ docs: $(READY) ## Build the documentation into site/.
 define install
 	@$(1)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || $(PYTHON) -m venv --clear $(1)
 	@echo "Installing into $(1): some minutes on a fresh machine."
-	@$(1)/bin/python -m pip install -q -c $(2) -e '.[dev]'
+	@$(1)/bin/python -m pip install -q -c $(2) -e '.[dev,$(3)]'
 	@touch $@
 endef
 
 $(READY): pyproject.toml constraints.txt
-	$(call install,$(VENV),constraints.txt)
+	$(call install,$(VENV),constraints.txt,train)
 
 $(READY_OLDEST): pyproject.toml constraints-oldest.txt
-	$(call install,$(VENV_OLDEST),constraints-oldest.txt)
+	$(call install,$(VENV_OLDEST),constraints-oldest.txt,train)
+
+$(READY_GRAMMAR): pyproject.toml constraints.txt
+	$(call install,$(VENV_GRAMMAR),constraints.txt,grammar)
+
+$(READY_QUANTIZED): pyproject.toml constraints.txt
+	$(call install,$(VENV_QUANTIZED),constraints.txt,quantized)

@@ -56,6 +56,17 @@ def both(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **
     return Pair(without, drafted(target, drafter, prompt, **options), state, torch.get_rng_state())
 
 
+def traces(target: PreTrainedModel, cache: Any = None) -> dict[str, Any]:
+    """What a call could leave behind on a target and on a cache of the user's."""
+    hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in target.modules()]
+    return {
+        "hooks": sum(hooks),
+        "attention": target.config._attn_implementation,
+        "is_training": target.training,
+        "recording": [getattr(layer, "record_past", False) for layer in cache.layers] if cache else None,
+    }
+
+
 @torch.no_grad()
 def prefilled(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None) -> Target:
     """A `Target` that has read `prompt` as `generate` would have it; features are not caught."""

@@ -108,8 +108,18 @@ def _prefer_odd(_batch_id: int, text: torch.Tensor) -> list[int]:
         {"eos_token_id": list(range(3, 50)), "min_new_tokens": 9, "forced_eos_token_id": 4},
         {"eos_token_id": 96, "exponential_decay_length_penalty": (5, 1.3), "do_sample": True},
         {"prefix_allowed_tokens_fn": _prefer_odd, "do_sample": True},
+        {"top_h": 0.4, "do_sample": True},
+        {
+            "begin_suppress_tokens": list(range(3, 40)),
+            "encoder_no_repeat_ngram_size": 2,
+            "remove_invalid_values": True,
+        },
+        {"min_length": 20, "eos_token_id": list(range(3, 50)), "forced_bos_token_id": 9},
         {"guidance_scale": 1.7, "do_sample": True},
+        {"guidance_scale": 1.7, "do_sample": False},
+        {"negative_prompt_ids": make_prompt(7, seed=5), "guidance_scale": 1.7, "do_sample": True},
         {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash"), "do_sample": True},
+        {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="lefthash"), "do_sample": True},
         {
             "watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3, sampling_table_size=64),
             "do_sample": True,
@@ -121,10 +131,24 @@ def test_every_processor_works_as_in_plain_decoding(options: dict[str, Any]) -> 
     target = make_target().double()
     gold = runs.plain(target, seed=3, **options).sequences
 
-    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold), seed=3, **options)
+    # features are read, too: a processor that runs the target itself must not be heard by the drafter
+    pair = runs.both(target, InformedDrafter(RandomDrafter(feature_layers=(0, 1, -1)), gold), seed=3, **options)
 
     pair.assert_equal()
     assert pair.stats.num_accepted > 0
+
+
+def test_the_features_under_guidance_are_those_of_the_text_alone() -> None:
+    target, drafter = make_target().double(), RandomDrafter(feature_layers=(1, -1))
+    options = {"guidance_scale": 1.7, "negative_prompt_ids": make_prompt(7, seed=5)}
+    gold = runs.plain(target, **options).sequences
+
+    runs.drafted(target, InformedDrafter(drafter, gold), **options)
+
+    features = torch.cat([commit.features for commit in drafter.generators[0].commits], dim=1)
+    with torch.no_grad():
+        states = target(gold, use_cache=False, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(features, torch.cat([states[1], states[-1]], dim=-1)[:, :-1], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "llama4", "falcon_alibi"])

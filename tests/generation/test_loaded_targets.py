@@ -1,12 +1,13 @@
-"""Targets as people load them: adapters, half precision, offloading, pipelines, compiled, under inference mode."""
+"""Targets as people load them: adapters, half precision, quantised, offloaded, in pipelines and threads, compiled."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, pipeline
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, pipeline
 
 from tests import runs
 from tests.chat import make_tokenizer
@@ -51,10 +52,13 @@ def test_an_adapter_switched_off_is_not_heard() -> None:
 
 def test_under_inference_mode() -> None:
     target = make_target().double()
-    drafter = make_drafter(target, block_size=2).double()
+    gold = runs.plain(target, **runs.SAMPLING).sequences
 
     with torch.inference_mode():
-        runs.both(target, drafter, **runs.SAMPLING).assert_equal()
+        pair = runs.both(target, InformedDrafter(make_drafter(target, block_size=2), gold), **runs.SAMPLING)
+
+    pair.assert_equal()
+    assert pair.stats.num_accepted > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -70,8 +74,10 @@ def test_in_half_precision_with_a_drafter_in_full(dtype: torch.dtype) -> None:
 
 def test_a_pipeline_hands_the_drafter_on() -> None:
     target, tokenizer = make_target().double(), make_tokenizer()
-    drafter = make_drafter(target, block_size=2).double()
-    options = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
+    prompt = tokenizer("one two three", return_tensors="pt").input_ids
+    gold = runs.plain(target, prompt).sequences
+    drafter = InformedDrafter(make_drafter(target, block_size=2), gold)
+    options = {"max_new_tokens": 24, "do_sample": False, "return_full_text": False}
     write = pipeline("text-generation", model=target, tokenizer=tokenizer)
     plain = write("one two three", **options)
 
@@ -79,7 +85,8 @@ def test_a_pipeline_hands_the_drafter_on() -> None:
         drafted = write("one two three", assistant_model=drafter, **options)
 
     assert drafted == plain
-    assert [each.num_tokens for each in stats] == [12]
+    assert [each.num_tokens for each in stats] == [24]
+    assert stats[0].num_accepted > 0
 
 
 def test_a_target_with_layers_on_disk(tmp_path: Path) -> None:
@@ -96,10 +103,14 @@ def test_a_target_with_layers_on_disk(tmp_path: Path) -> None:
         tmp_path / "target", device_map=places, offload_folder=str(tmp_path / "offload")
     )
 
-    pair = runs.both(target, informed(target))
+    for drafter in (
+        informed(target),
+        InformedDrafter(make_drafter(target, block_size=2), runs.plain(target).sequences),
+    ):
+        pair = runs.both(target, drafter)
 
-    pair.assert_equal()
-    assert pair.stats.acceptance_length > 1
+        pair.assert_equal()
+        assert pair.stats.acceptance_length > 1
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -119,3 +130,60 @@ def test_a_compiled_forward(is_warm: bool, is_known: bool) -> None:
     assert drafted.sequences.equal(expected.sequences)
     assert drafted.speculation.acceptance_histogram == expected.speculation.acceptance_histogram
     assert any("Hooks may not fire" in note for note in drafted.speculation.notes)
+
+
+def test_threads_share_one_target_and_one_drafter() -> None:
+    target, prompts = make_target().double(), [runs.make_prompt(10 + seed, seed) for seed in range(4)]
+    alone = [runs.plain(target, prompt, max_new_tokens=40).sequences for prompt in prompts]
+    drafter, before = make_drafter(target, block_size=2, feature_layers=[1, -1]), runs.traces(target)
+    written: dict[int, Any] = {}
+
+    def write(place: int) -> None:
+        told = InformedDrafter(drafter, alone[place])  # what it is told differs, the weights are shared
+        written[place] = [runs.drafted(target, told, prompts[place], max_new_tokens=40) for _ in range(3)]
+
+    threads = [threading.Thread(target=write, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    for place, text in enumerate(alone):
+        assert [out.sequences.tolist() for out in written[place]] == [text.tolist()] * 3
+        assert all(out.speculation.num_accepted > 0 for out in written[place])
+    assert runs.traces(target) == before
+
+
+@pytest.mark.quantized
+@pytest.mark.parametrize("mode", [{}, runs.SAMPLING], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_target_with_weights_of_eight_bits(kind: str, mode: dict[str, Any]) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # noqa: PLC0415  only this lane has it
+
+    target, full = make_target(kind), make_target(kind)
+    quantize_(target, Int8WeightOnlyConfig())
+    gold = runs.plain(target, **mode).sequences
+    logits = target(runs.make_prompt()).logits
+
+    for drafter in (RandomDrafter(feature_layers=(1, -1)), make_drafter(full, block_size=2)):
+        pair = runs.both(target, InformedDrafter(drafter, gold), **mode)
+
+        pair.assert_equal()
+        assert pair.stats.acceptance_length > 1
+    assert type(target.get_output_embeddings().weight).__name__ == "Int8Tensor"
+    assert not logits.equal(full(runs.make_prompt()).logits)
+
+
+@pytest.mark.gpu
+def test_a_target_quantised_by_bitsandbytes(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    make_target().save_pretrained(tmp_path)
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, device_map="cuda")
+    prompt = runs.make_prompt().cuda()
+    gold = runs.plain(target, prompt).sequences
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(feature_layers=(1, -1)), gold), prompt)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1

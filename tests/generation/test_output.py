@@ -1,9 +1,11 @@
 """What a call returns beside the text: dict, cache, statistics."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from tests import runs
@@ -61,17 +63,44 @@ def test_the_returned_cache_is_that_of_the_text(family: str) -> None:
         assert getattr(layer, "record_past", False) == getattr(other, "record_past", False)
 
 
+@pytest.mark.parametrize("mode", [{}, runs.SAMPLING], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-def test_the_returned_cache_serves_the_next_turn(family: str) -> None:
+def test_the_returned_cache_serves_the_next_turn(family: str, mode: dict[str, Any]) -> None:
     target, drafter = make_target(family).double(), RandomDrafter(feature_layers=(-1,))
-    first = runs.both(target, drafter, max_new_tokens=10)
+    first = runs.both(target, drafter, max_new_tokens=10, **mode)
     turn = torch.cat([first.plain.sequences, make_prompt(5, 9)], dim=-1)
+    mode = {**mode, "attention_mask": torch.ones_like(turn)}  # else `generate` takes written pad tokens for padding
+    plain = runs.plain(target, turn, past_key_values=first.plain.past_key_values, **mode)
 
-    ours = runs.drafted(target, drafter, turn, past_key_values=first.drafted.past_key_values)
+    ours = runs.drafted(
+        target,
+        InformedDrafter(drafter, plain.sequences),
+        turn,
+        past_key_values=first.drafted.past_key_values,
+        **mode,
+    )
 
-    plain = runs.plain(target, turn, past_key_values=first.plain.past_key_values)
     assert ours.sequences.equal(plain.sequences)
+    assert ours.speculation.num_accepted > 0
     assert drafter.generators[-1].commits[0].num_new == (turn.shape[1] - 21,)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_a_cache_that_the_user_filled_is_gone_on_from(family: str) -> None:
+    target, caches = make_target(family).double(), []
+    for _ in range(2):
+        caches.append(DynamicCache(config=target.config))
+        with torch.no_grad():
+            target(make_prompt()[:, :7], past_key_values=caches[-1])
+    plain = runs.plain(target, past_key_values=caches[0])
+    drafter = RandomDrafter(feature_layers=(1, -1))
+
+    ours = runs.drafted(target, InformedDrafter(drafter, plain.sequences), past_key_values=caches[1])
+
+    assert ours.sequences.equal(plain.sequences)
+    assert ours.speculation.num_accepted > 0
+    assert ours.past_key_values is caches[1]
+    assert drafter.generators[0].commits[0].num_new == (12 - 7,)
 
 
 def test_scores_are_kept_only_where_asked_for() -> None:

@@ -74,17 +74,20 @@ def test_eager_attention_reads_the_same_tree_masks() -> None:
     _assert_reads_trees(model)
 
 
-def test_flash_attention_is_replaced_for_the_tree_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
+def test_attention_without_tree_masks_is_replaced_for_the_tree_and_restored(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_target("llama").double()
     target = runs.prefilled(model, make_prompt())
     seen = []
     model.register_forward_pre_hook(lambda *_: seen.append(model.config._attn_implementation))
-    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", name)
 
     runs.tree_logits(target, _token_ids(SECOND, 1), SECOND)
 
     assert seen == ["sdpa"]
-    assert model.config._attn_implementation == "flash_attention_2"
+    assert model.config._attn_implementation == name
 
 
 @pytest.mark.parametrize("family", [*TREE_FAMILIES, "bloom"])

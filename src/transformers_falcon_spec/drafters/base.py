@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from ..errors import CheckpointError, DrafterMismatchError
+from ..errors import CheckpointError, DrafterMismatchError, GenerationError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
 from ..generation.target import embedding_width, feature_width
@@ -49,10 +49,11 @@ class DrafterModel(PreTrainedModel):
         raise NotImplementedError
 
     def check_target(self, model: PreTrainedModel) -> None:
-        """Refuse a target of another shape.
+        """Refuse a target of another shape or on another device; another dtype is fine, the drafter computes in its own.
 
         Raises:
             [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for.
+            [`GenerationError`]: the drafter is on another device than `model`.
         """
         config = model.config.get_text_config(decoder=True)
         sizes = {
@@ -66,6 +67,7 @@ class DrafterModel(PreTrainedModel):
                     f"This drafter expects {what} of size {expected}, but the target `{model.config._name_or_path}` "
                     f"gives {given}. Load the target it was trained for: `{self.config.target_name_or_path}`."
                 )
+        _check_device(self.device, model)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config and options; the arguments are those of `PreTrainedModel.save_pretrained`."""
@@ -92,6 +94,17 @@ class DrafterModel(PreTrainedModel):
             )
         model.generation_config = _load_options(pretrained_model_name_or_path, kwargs)
         return loaded if wants_info else model
+
+
+def _check_device(device: torch.device, target: PreTrainedModel) -> None:
+    """A target spread over devices moves what its parts are given itself, so any of those will do."""
+    places = {str(place) for place in (getattr(target, "hf_device_map", None) or {}).values()}
+    is_spread = len(places) > 1
+    if device.type == "meta" or (device != target.device and not is_spread):
+        raise GenerationError(
+            f"The drafter must be on the target's device, `{target.device}`, but it is on `{device}`. "
+            f"{'Load its weights.' if device.type == 'meta' else 'Move it: `drafter.to(target.device)`.'}"
+        )
 
 
 def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfig:

@@ -132,10 +132,23 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
             f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
             "cannot take back rejected drafts. Generate without `assistant_model`."
         )
+    _check_adapter(model)
     if mode_kwargs.get("synced_gpus"):
         raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
     if getattr(config, "assistant_ensemble_weight", None) is not None:
         raise GenerationError(
             "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "
             "output. Leave it out."
+        )
+
+
+def _check_adapter(model: Any) -> None:
+    """Refuse PEFT's prompt learning: it puts tokens without ids before the prompt, in this call only."""
+    owner = getattr(model.prepare_inputs_for_generation, "__self__", model)  # PEFT lends the model its own method
+    adapter: Any = getattr(owner, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
+        raise GenerationError(
+            f"A drafter reads the text that the target reads, but this adapter ({adapter.peft_type.value}) puts "
+            f"{adapter.num_virtual_tokens} virtual tokens before it. Generate without `assistant_model`, or use an adapter that "
+            "changes weights, such as LoRA."
         )

@@ -70,6 +70,10 @@ class FeatureTaps:
             return self._layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)
         return self._layers[layer - 1].register_forward_hook(catch_output)
 
+    def forget(self) -> None:
+        """Drop what was caught since the last `take`: processors may run the target, too, as classifier-free guidance does."""
+        self._caught = {layer: [] for layer in self.feature_layers}
+
     def take(self, num_tokens: int) -> Tensor | None:
         """What was caught since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`.
 

@@ -135,6 +135,7 @@ class Target:
             tree ([`DraftTree`]): The shape.
             is_chain (`bool`): The tree is a chain and is read without a mask of ours, as plain decoding reads.
         """
+        self.taps.forget()
         inputs: dict[str, Any] = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True}
         inputs |= self._asked
         places = self._next_place + tree.depths
@@ -198,9 +199,9 @@ class Target:
 
     @contextmanager
     def _tree_attention(self) -> Iterator[None]:
-        """Flash attention reads no tree mask: the target switches to SDPA (else eager) for this one forward."""
+        """Flash and flex attention read no tree mask: the target switches to SDPA (else eager) for this one forward."""
         implementation = self.config._attn_implementation
-        if "flash" not in (implementation or ""):
+        if not any(name in (implementation or "") for name in ("flash", "flex")):  # flex crashes the process on a CPU
             yield
             return
         with self._lock:  # the setting is shared by every thread that uses the model
