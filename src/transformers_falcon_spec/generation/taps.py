@@ -43,7 +43,7 @@ class FeatureTaps:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Hooks are in place inside this block, and gone after it, whatever happens."""
-        self._caught = {layer: [] for layer in self.feature_layers}
+        self.discard()
         owner = threading.get_ident()
         handles = [self._hook(layer, owner) for layer in self.feature_layers]
         try:
@@ -78,10 +78,15 @@ class FeatureTaps:
         """
         if not self.feature_layers:
             return None
-        caught, self._caught = self._caught, {layer: [] for layer in self.feature_layers}
+        caught = self._caught
+        self.discard()
         parts = [_joined(caught[layer], layer, num_tokens) for layer in self.feature_layers]
         device = parts[-1].device
         return torch.cat([part.to(device) for part in parts], dim=-1)
+
+    def discard(self) -> None:
+        """Forget what was caught since the last call of `take`."""
+        self._caught = {layer: [] for layer in self.feature_layers}
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
 from . import cache as cache_file
+from .rotary import read_anew, switch_lengths
 from .taps import FeatureTaps
 
 _ATTENTION_LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
@@ -57,6 +58,9 @@ class Target:
         self._kinds = layer_kinds(self.config)
         self._positions = torch.zeros(1, 1, dtype=torch.long)  # of the next token, [rows, 1] or [axes, rows, 1]
         self._is_held: Tensor | None = None  # [rows, prompt] False at padding; None without padding
+        self._switches = switch_lengths(self.config)
+        self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # what the cache has read
+        self._read_ids = self._text_ids  # the nodes read last
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
@@ -71,9 +75,10 @@ class Target:
 
     @property
     def room_to_context(self) -> int:
-        """Tokens that fit between the next position and the end of the position table; large without one."""
-        longest = getattr(self.config, "max_position_embeddings", None)
-        return 2**31 if longest is None else longest - 1 - int(self._positions.max())
+        """Tokens that fit between the next position and the end of the position table, or a switch of rotary frequencies."""
+        longest, position = getattr(self.config, "max_position_embeddings", None), int(self._positions.max())
+        ends = [length for length in self._switches if length > position]
+        return min([*ends, 2**31 if longest is None else longest]) - 1 - position
 
     def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
@@ -86,7 +91,10 @@ class Target:
         outputs = self.model._prefill(
             input_ids, generation_config, {**model_kwargs, **self._asked}, is_first_iteration=True
         )
+        # Phi3 leaves the cache it was given when the prompt passes its switch
+        self.cache = cache_file.prepared(outputs.past_key_values)
         cache_file.drop_last(self.cache, 0)
+        self._text_ids = input_ids
         is_held = mask.bool() if isinstance(mask, Tensor) and mask.dim() == input_ids.dim() else None
         self._is_held = None if is_held is None or is_held.all() else is_held
         self._positions = self._next_position(outputs, model_kwargs)
@@ -114,6 +122,9 @@ class Target:
             tree ([`DraftTree`]): The shape.
             is_chain (`bool`): The tree is a chain and is read without a mask of ours, as plain decoding reads.
         """
+        if self._text_ids.shape[1] in self._switches:
+            self._read_anew(token_ids[:, :1])
+        self._read_ids = token_ids
         inputs: dict[str, Any] = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True}
         inputs |= self._asked
         if self._takes_positions:
@@ -127,6 +138,11 @@ class Target:
                 outputs = self.model(**inputs, return_dict=True)
         return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
+    def _read_anew(self, root: Tensor) -> None:
+        text_ids = torch.cat([self._text_ids, root], dim=-1)
+        self.cache = read_anew(self.model, text_ids, self.cache, self._chain_mask(root))
+        self.taps.discard()
+
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
         """What the hooks caught of a forward; where they may not fire, the hidden states that it gave."""
         if not self._untapped_layers:
@@ -136,6 +152,7 @@ class Target:
     def keep(self, num_nodes: int, path: Sequence[int]) -> None:
         """Of the nodes read last keep those of `path`; the next root stands after them."""
         cache_file.keep_path(self.cache, num_nodes, path)
+        self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(path)]], dim=-1)
         self._positions = self._positions + len(path)
 
     @contextmanager
