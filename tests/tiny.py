@@ -27,14 +27,18 @@ def make_target(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrai
     config = getattr(transformers, row.config)(**{**row.fields, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        target = AutoModelForCausalLM.from_config(config).eval()
+        return peaked(AutoModelForCausalLM.from_config(config))
+
+
+def peaked(target: PreTrainedModel) -> PreTrainedModel:
+    """`target` in eval mode, its logits peaked and its text without an end."""
     with torch.no_grad():
         for weight in target.parameters():
             if weight.dim() >= 2:
                 weight.mul_(PEAKEDNESS)
     target.generation_config.eos_token_id = None
     target.generation_config.pad_token_id = 0
-    return target
+    return target.eval()
 
 
 def in_double(target: PreTrainedModel) -> PreTrainedModel:
