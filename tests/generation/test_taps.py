@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import TargetError
+from transformers_falcon_spec.generation.parts import decoder_of
 from transformers_falcon_spec.generation.taps import FeatureTaps
-from transformers_falcon_spec.generation.target import decoder_of
 
 
 def _taps(model: PreTrainedModel, *feature_layers: int) -> FeatureTaps:

@@ -10,7 +10,7 @@ from typing_extensions import Self
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
-from ..generation.target import embedding_width, feature_width
+from ..generation.parts import embedding_width, feature_width
 
 _GENERATION_FILE = "generation_config.json"
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -17,12 +17,21 @@ def render_into(document: Path, results: Path) -> None:
     Raises:
         [`OptionError`]: the document lacks the markers.
     """
+    replace_between_markers(document, render(results))
+
+
+def replace_between_markers(document: Path, tables: str) -> None:
+    """Put `tables` where the old ones stood.
+
+    Raises:
+        [`OptionError`]: the document lacks the markers.
+    """
     text = document.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         raise OptionError(f"`{document}` must hold the lines `{BEGIN}` and `{END}`; the tables go between them.")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    document.write_text(f"{before}{BEGIN}\n{render(results)}\n{END}{after}", encoding="utf-8")
+    document.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
 
 
 def render(results: Path) -> str:
@@ -90,7 +99,7 @@ def _speed(result: dict[str, Any], name: str) -> str:
             "",
             table(cost_header, costs),
             "",
-            _source(result, name),
+            source_line(result, name),
         ]
     )
 
@@ -102,7 +111,7 @@ def _parity(result: dict[str, Any], name: str) -> str:
     header = ["decoding", "prompts", "tokens", "identical", "proven ties", "different"]
     keys = ("decoding", "num_prompts", "num_tokens", "identical", "tie", "different")
     body = [[str(row[key]) for key in keys] for row in result["rows"]]
-    return "\n".join(["### The same text", "", table(header, body), "", _source(result, name)])
+    return "\n".join(["### The same text", "", table(header, body), "", source_line(result, name)])
 
 
 def _ablation(result: dict[str, Any], name: str) -> str:
@@ -117,7 +126,7 @@ def _ablation(result: dict[str, Any], name: str) -> str:
         ]
         for point in result["points"]
     ]
-    lines = ["### Ablation", "", *result["description"], "", table(header, body), "", _source(result, name)]
+    lines = ["### Ablation", "", *result["description"], "", table(header, body), "", source_line(result, name)]
     return "\n".join(lines)
 
 
@@ -156,7 +165,7 @@ def _bounds(result: dict[str, Any], name: str) -> str:
             "",
             table(header, body),
             "",
-            _source(result, name),
+            source_line(result, name),
         ]
     )
 
@@ -168,7 +177,9 @@ def _bound(bound: dict[str, float]) -> str:
 def _memory(result: dict[str, Any], name: str) -> str:
     header = ["", "peak memory, MiB"]
     body = [[row["name"], f"{row['bytes'] / 2**20:.1f}"] for row in result["rows"]]
-    return "\n".join(["### Memory", "", *result["description"], "", table(header, body), "", _source(result, name)])
+    return "\n".join(
+        ["### Memory", "", *result["description"], "", table(header, body), "", source_line(result, name)]
+    )
 
 
 def table(header: list[str], body: list[list[str]]) -> str:
@@ -177,7 +188,8 @@ def table(header: list[str], body: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _source(result: dict[str, Any], name: str) -> str:
+def source_line(result: dict[str, Any], name: str) -> str:
+    """Where the numbers of a results file come from."""
     origin = result["provenance"]
     versions = ", ".join(f"{package} {number}" for package, number in origin["versions"].items())
     return (

@@ -35,7 +35,7 @@ def probe(model: PreTrainedModel) -> Capability:
     """What `model` can verify, found by reading a small tree and comparing with plain forwards; remembered per model.
 
     Raises:
-        [`TargetError`]: not even a chain reads right, or the head cannot be reproduced from its input.
+        [`TargetError`]: not even a chain reads right, the model is recurrent, or its head cannot be reproduced.
     """
     key = (str(model.config._attn_implementation), str(model.dtype), str(model.device), str(_is_compiled(model)))
     known = _PROBED.setdefault(model, {})
@@ -46,6 +46,8 @@ def probe(model: PreTrainedModel) -> Capability:
 
 @torch.no_grad()
 def _probe(model: PreTrainedModel) -> Capability:
+    if model._is_stateful:  # a state that happens to forget quickly would pass
+        raise TargetError(f"{_refusal(model)} It keeps a recurrent state, which cannot take back rejected drafts.")
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     ids = ((torch.arange(6 + len(_TREE), device=model.device) * 7 + 3) % vocab_size)[None]
     prompt, nodes = ids[:, :6], ids[:, 6:]

@@ -43,7 +43,7 @@ class FeatureTaps:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Hooks are in place inside this block, and gone after it, whatever happens."""
-        self._caught = {layer: [] for layer in self.feature_layers}
+        self.discard()
         owner = threading.get_ident()
         handles = [self._hook(layer, owner) for layer in self.feature_layers]
         try:
@@ -70,10 +70,6 @@ class FeatureTaps:
             return self._layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)
         return self._layers[layer - 1].register_forward_hook(catch_output)
 
-    def forget(self) -> None:
-        """Drop what was caught since the last `take`: processors may run the target, too, as classifier-free guidance does."""
-        self._caught = {layer: [] for layer in self.feature_layers}
-
     def take(self, num_tokens: int) -> Tensor | None:
         """What was caught since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`.
 
@@ -82,10 +78,15 @@ class FeatureTaps:
         """
         if not self.feature_layers:
             return None
-        caught, self._caught = self._caught, {layer: [] for layer in self.feature_layers}
+        caught = self._caught
+        self.discard()
         parts = [_joined(caught[layer], layer, num_tokens) for layer in self.feature_layers]
         device = parts[-1].device
         return torch.cat([part.to(device) for part in parts], dim=-1)
+
+    def discard(self) -> None:
+        """Forget what was caught since the last call of `take`: processors may run the target, as guidance does."""
+        self._caught = {layer: [] for layer in self.feature_layers}
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:

@@ -9,13 +9,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
+from .parts import apply_head, decoder_of, feature_width
+from .rotary import read_anew, switch_lengths
 from .taps import FeatureTaps
 
 _ATTENTION_LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
@@ -62,6 +64,9 @@ class Target:
         self._positions = torch.zeros(1, 1, dtype=torch.long)  # of the next token, [rows, 1] or [axes, rows, 1]
         self._farthest: list[int] = []  # of each row the largest of its next positions
         self._padding: Tensor | None = None  # [rows, 1] padding on the left, which moves chunks as in Transformers
+        self._switches = switch_lengths(self.config)
+        self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # what the cache has read; kept where frequencies switch
+        self._read_ids = self._text_ids  # the nodes read last
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
@@ -76,15 +81,15 @@ class Target:
 
     @property
     def room_to_context(self) -> list[int]:
-        """Tokens that fit between each row's next position and the end of the position table; large without one."""
+        """Tokens that fit between each row's next position and the end of the position table, or a switch of frequencies."""
         longest = getattr(self.config, "max_position_embeddings", None)
-        return [2**31 if longest is None else longest - 1 - position for position in self._farthest]
+        ends = [*self._switches, 2**31 if longest is None else longest]
+        return [min((end for end in ends if end > place), default=place + 1) - 1 - place for place in self._farthest]
 
     def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
-        self.cache = cache_file.prepared(model_kwargs["past_key_values"])
-        if len(input_ids) > 1:
-            self._windows = cache_file.widen(self.cache)
+        _check_switches(self._switches, input_ids, generation_config.max_length)
+        self._hold(model_kwargs["past_key_values"], len(input_ids))
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
         if self._untapped_layers:
@@ -92,12 +97,19 @@ class Target:
         outputs = self.model._prefill(
             input_ids, generation_config, {**model_kwargs, **self._asked}, is_first_iteration=True
         )
+        if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
+            self._hold(outputs.past_key_values, len(input_ids))
         cache_file.drop_last(self.cache, 0)
         self._place_prompt(len(input_ids), model_kwargs.get("attention_mask"))
+        self._text_ids = input_ids
         self._positions = self._next_position(outputs, model_kwargs)
         self._farthest = self._positions.reshape(-1, len(input_ids)).amax(0).tolist()
         features = self.features(outputs, input_ids.shape[1] - num_cached)
         return Reading(outputs.logits[:, -1:], features, outputs)
+
+    def _hold(self, cache: Any, num_rows: int) -> None:
+        self.cache = cache_file.prepared(cache)
+        self._windows = cache_file.widen(self.cache) if num_rows > 1 else {}
 
     def _place_prompt(self, num_rows: int, mask: Any) -> None:
         """Every slot of the prompt holds the token of its own place, or padding."""
@@ -135,7 +147,10 @@ class Target:
             tree ([`DraftTree`]): The shape.
             is_chain (`bool`): The tree is a chain and is read without a mask of ours, as plain decoding reads.
         """
-        self.taps.forget()
+        self.taps.discard()  # processors may run the target, too
+        if self._text_ids.shape[1] in self._switches:
+            self._read_anew(token_ids[:, :1])
+        self._read_ids = token_ids
         inputs: dict[str, Any] = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True}
         inputs |= self._asked
         places = self._next_place + tree.depths
@@ -152,6 +167,11 @@ class Target:
         self.slots.append(places)
         return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
+    def _read_anew(self, root: Tensor) -> None:
+        text_ids = torch.cat([self._text_ids, root], dim=-1)
+        self.cache = self.slots.cache = read_anew(self.model, text_ids, self.cache, self._chain_mask(self._next_place))
+        self.taps.discard()
+
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
         """What the hooks caught of a forward; where they may not fire, the hidden states that it gave."""
         if not self._untapped_layers:
@@ -166,6 +186,8 @@ class Target:
         self._next_place = self._next_place + lengths
         self._positions = self._positions + lengths.to(self._positions.device)
         self._farthest = [farthest + len(path) for farthest, path in zip(self._farthest, paths, strict=True)]
+        if self._switches:
+            self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -212,6 +234,16 @@ class Target:
                 self.config._attn_implementation = implementation
 
 
+def _check_switches(switches: list[int], input_ids: Tensor, max_length: int) -> None:
+    """Rows go on at their own pace, but in a plain batch the farthest one switches the frequencies of all."""
+    num_rows, prompt_len = input_ids.shape
+    if num_rows > 1 and any(prompt_len <= switch < max_length for switch in switches):
+        raise GenerationError(
+            f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
+            "call `generate` once for each prompt, or end the text before."
+        )
+
+
 def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
     """The kinds of attention in a model, by the rule of `masking_utils.create_masks_for_generate`."""
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
@@ -227,45 +259,3 @@ def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
     by_name = {kind.name: kind.sliding_window for kind in layer_kinds(config)}
     names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     return [by_name[name] for name in names]
-
-
-def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The part whose output the head reads. Where a model names itself (text-only Llama 4), the part with the embeddings."""
-    decoder = model.get_decoder()
-    if decoder is not model:
-        return decoder
-    embeddings = model.get_input_embeddings()
-    return next(part for part in model.children() if any(inner is embeddings for inner in part.modules()))
-
-
-def head_width(model: PreTrainedModel) -> int:
-    """Width of what the head reads; not the hidden size where the decoder ends in a projection (OPT-350m)."""
-    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
-    return getattr(model.get_output_embeddings(), "in_features", hidden_size)
-
-
-def embedding_width(model: PreTrainedModel) -> int:
-    """Width of a token's embedding."""
-    embeddings: Any = model.get_input_embeddings()  # an `nn.Embedding`, or a wrapper around one
-    return embeddings.weight.shape[-1]
-
-
-def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
-    """Width of one token's features; -1 is the input of the head."""
-    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
-    return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
-
-
-def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
-    """The model's own head with the scaling and caps that its configuration names; the probe checks that none is missed."""
-    config = model.config.get_text_config(decoder=True)
-    head = model.get_output_embeddings()
-    narrowing = None if hasattr(config, "logits_scaling") else getattr(config, "dim_model_base", None)
-    states = features if narrowing is None else features / (config.hidden_size / narrowing)
-    logits = head(states.to(model.dtype)).float()  # a drafter may compute in another type than the target
-    for name, is_divisor in (("logit_scale", False), ("logits_scaling", True), ("lm_head_multiplier", False)):
-        factor = getattr(config, name, None)
-        if factor is not None:
-            logits = logits / factor if is_divisor else logits * factor
-    cap = getattr(config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap

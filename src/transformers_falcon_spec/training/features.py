@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..generation.target import Target, apply_head
+from ..generation.parts import apply_head
+from ..generation.target import Target
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.target import embedding_width, feature_width, head_width
+from ...generation.parts import embedding_width, feature_width, head_width
 from ..base import target_fields
 
 RECURRENCES = ("sequence", "token")

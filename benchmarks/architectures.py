@@ -1,0 +1,113 @@
+"""The matrix of architectures: what a target of each family can verify, how exactly, and whether the text stays its own.
+
+Command: python -m benchmarks.architectures
+Hardware and time: one CPU core, about two minutes. Targets are tiny and random, made from the table in
+`tests/families.py`; nothing is downloaded. For each family and attention implementation
+
+* the probe gives its verdict in float32: `tree` (a whole tree in one forward), `chain` (one path) or `refused`, with the
+  largest error of a tree's logits and, as a measure, the error of the same reading with a wrong mask;
+* `generate` runs in float64, greedy and at temperature 1 with a seed, without and with a drafter that knows part of the
+  truth, and the tokens are compared one by one.
+
+Each line is kept in a `.jsonl` file beside the output, so that an interrupted run goes on where it stopped. Writes
+`benchmarks/results/architectures.json`; `falcon-spec report` renders it into `docs/architectures.md`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, logging
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.families import FAMILIES
+from tests.tiny import in_double, make_target
+from transformers_falcon_spec import GenerationStats
+from transformers_falcon_spec.errors import GenerationError, TargetError
+from transformers_falcon_spec.evaluation.records import Records
+from transformers_falcon_spec.generation.probe import probe
+from transformers_falcon_spec.provenance import provenance
+
+HERE = Path(__file__).parent
+ATTENTIONS = ("eager", "sdpa")
+MODES: tuple[dict[str, Any], ...] = ({"do_sample": False}, {"do_sample": True, "temperature": 1.0, "top_k": 0})
+NUM_NODES = 12  # of a draft tree, root included
+
+
+def measure(family: str, attention: str, seed: int, num_tokens: int) -> dict[str, Any]:
+    """One line of the matrix."""
+    row = {"family": family, "config": FAMILIES[family].config, "attention": attention}
+    try:
+        target = make_target(family, seed=seed, attn_implementation=attention)
+    except ValueError as error:
+        if "does not support an attention implementation" not in str(error):
+            raise
+        return {**row, "verdict": "not offered"}
+    try:
+        capability = probe(target)
+    except TargetError as error:
+        return {**row, "verdict": "refused", "reason": _refusal(target, str(error))}
+    verdict = "tree" if capability.can_tree else "chain"
+    errors = {"tree_error": capability.tree_error, "control_error": capability.control_error}
+    if not capability.can_tree:
+        errors = {"reason": capability.reason}
+    return {**row, "verdict": verdict, **errors, **compare(in_double(target), seed, num_tokens)}
+
+
+def compare(target: PreTrainedModel, seed: int, num_tokens: int) -> dict[str, Any]:
+    """Texts without and with a drafter, token by token."""
+    total, num_compared, num_equal = GenerationStats(), 0, 0
+    for mode in MODES:
+        options = {**mode, "seed": seed, "max_new_tokens": num_tokens}
+        plain = runs.plain(target, **options).sequences
+        drafted = runs.drafted(target, InformedDrafter(RandomDrafter(NUM_NODES), plain), **options)
+        num_compared += num_tokens
+        num_equal += int((plain == drafted.sequences)[0, -num_tokens:].sum())
+        total = total + drafted.speculation
+    return {
+        "num_tokens": num_compared,
+        "num_equal": num_equal,
+        "acceptance_length": total.acceptance_length,
+    }
+
+
+def _refusal(target: PreTrainedModel, reason: str) -> str:
+    """`reason`, after making sure that `generate` refuses the target too."""
+    try:
+        runs.drafted(target, RandomDrafter(), max_new_tokens=2)
+    except (GenerationError, TargetError):
+        return reason
+    raise RuntimeError(f"The probe refuses `{type(target).__name__}`, but `generate` ran.")
+
+
+def main() -> None:
+    """Measure what is not measured yet, then write the results file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY",
+                        help=f"some of: {', '.join(FAMILIES)}")  # fmt: skip
+    parser.add_argument("--tokens", type=int, default=24, help="tokens to write in each run (default: 24)")
+    parser.add_argument("--seed", type=int, default=7, help="of weights and draws (default: 7)")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "architectures.json")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    settings = {"seed": args.seed, "tokens": args.tokens}
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    records = Records(args.output.with_suffix(".jsonl"), settings | versions)
+    known = {(row["family"], row["attention"]) for row in records.entries}
+    wanted = [(family, attention) for family in args.families for attention in ATTENTIONS]
+    for family, attention in tqdm([case for case in wanted if case not in known], desc="families"):
+        records.append(measure(family, attention, args.seed, args.tokens))
+    order = {family: place for place, family in enumerate(FAMILIES)}
+    rows = sorted(records.entries, key=lambda row: (order[row["family"]], row["attention"]))
+    result = {"provenance": provenance(**settings), "rows": rows}
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The matrix of architectures as Markdown: what targets of each family can verify, from its results file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .report import Rows, replace_between_markers, source_line, table
+
+NAME = "architectures.json"
+NO_VALUE = "-"
+_HEADER = [
+    "family",
+    "configuration",
+    "eager: error / control",
+    "SDPA: error / control",
+    "equal tokens",
+    "acceptance length",
+]
+
+
+def render_matrix_into(document: Path, results: Path) -> None:
+    """Replace what stands between the markers of `document` by the matrix of a folder of results.
+
+    Raises:
+        [`OptionError`]: the document lacks the markers.
+    """
+    result = json.loads((results / NAME).read_text(encoding="utf-8"))
+    replace_between_markers(document, render_matrix(result))
+
+
+def render_matrix(result: dict[str, Any]) -> str:
+    """One table for each verdict; a family has one line, its attention implementations side by side."""
+    families: dict[str, Rows] = {}
+    for row in result["rows"]:
+        if row["verdict"] != "not offered":
+            families.setdefault(row["family"], []).append(row)
+    by_verdict: dict[str, list[Rows]] = {}
+    for rows in families.values():
+        verdicts = list(dict.fromkeys(row["verdict"] for row in rows))
+        by_verdict.setdefault(" or ".join(verdicts), []).append(rows)
+    sections = [
+        f"### {verdict.capitalize()}: {_count(group)}\n\n{_table(verdict, group)}"
+        for verdict, group in by_verdict.items()
+    ]
+    return "\n\n".join([*sections, source_line(result, NAME)])
+
+
+def _count(group: list[Rows]) -> str:
+    return f"{len(group)} {'family' if len(group) == 1 else 'families'}"
+
+
+def _table(verdict: str, group: list[Rows]) -> str:
+    if verdict == "refused":
+        body = [[*_names(rows), ", ".join(row["attention"] for row in rows)] for rows in group]
+        return table(["family", "configuration", "asked with"], body)
+    body = [
+        [
+            *_names(rows),
+            *(_errors(rows, attention) for attention in ("eager", "sdpa")),
+            f"{sum(row['num_equal'] for row in rows)}/{sum(row['num_tokens'] for row in rows)}",
+            ", ".join(f"{row['acceptance_length']:.2f}" for row in rows),
+        ]
+        for rows in group
+    ]
+    if verdict == "chain":  # their errors are those of no tree that is ever read
+        return table(_HEADER[:2] + _HEADER[4:], [line[:2] + line[4:] for line in body])
+    return table(_HEADER, body)
+
+
+def _names(rows: Rows) -> list[str]:
+    return [rows[0]["family"], f"`{rows[0]['config']}`"]
+
+
+def _errors(rows: Rows, attention: str) -> str:
+    """Error of a tree's logits and that of a wrong mask."""
+    for row in rows:
+        if row["attention"] == attention and "tree_error" in row:
+            return f"{row['tree_error']:.0e} / {row['control_error']:.0e}"
+    return NO_VALUE

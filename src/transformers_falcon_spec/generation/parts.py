@@ -1,0 +1,50 @@
+"""The parts of a target that drafters depend on: decoder, head and embeddings, with their widths."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The part whose output the head reads. Where a model names itself (text-only Llama 4), the part with the embeddings."""
+    decoder = model.get_decoder()
+    if decoder is not model:
+        return decoder
+    embeddings = model.get_input_embeddings()
+    return next(part for part in model.children() if any(inner is embeddings for inner in part.modules()))
+
+
+def head_width(model: PreTrainedModel) -> int:
+    """Width of what the head reads; not the hidden size where the decoder ends in a projection (OPT-350m)."""
+    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
+    return getattr(model.get_output_embeddings(), "in_features", hidden_size)
+
+
+def embedding_width(model: PreTrainedModel) -> int:
+    """Width of a token's embedding."""
+    embeddings: Any = model.get_input_embeddings()  # an `nn.Embedding`, or a wrapper around one
+    return embeddings.weight.shape[-1]
+
+
+def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
+    """Width of one token's features; -1 is the input of the head."""
+    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
+    return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
+
+
+def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
+    """The model's own head with the scaling and caps that its configuration names; the probe checks that none is missed."""
+    config = model.config.get_text_config(decoder=True)
+    head = model.get_output_embeddings()
+    narrowing = None if hasattr(config, "logits_scaling") else getattr(config, "dim_model_base", None)
+    states = features if narrowing is None else features / (config.hidden_size / narrowing)
+    logits = head(states.to(model.dtype)).float()  # a drafter may compute in another type than the target
+    for name, is_divisor in (("logit_scale", False), ("logits_scaling", True), ("lm_head_multiplier", False)):
+        factor = getattr(config, name, None)
+        if factor is not None:
+            logits = logits / factor if is_divisor else logits * factor
+    cap = getattr(config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap

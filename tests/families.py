@@ -1,0 +1,234 @@
+"""The table of model families: a tiny configuration of each, and what its targets can verify.
+
+The oldest supported Transformers has every class named here. Two layers, or as many as it takes to have each kind.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+VOCAB_SIZE = 97
+MIX = ["sliding_attention", "full_attention"]
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table.
+
+    Args:
+        config (`str`): Class in Transformers.
+        fields (`dict`): What makes it tiny.
+        verdict (`str`): `"tree"`, `"chain"` or `"refused"`: what the probe must say.
+    """
+
+    config: str
+    fields: Fields
+    verdict: str = "tree"
+
+
+_IDS: Fields = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_THREE: Fields = {
+    **_IDS,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+_GPT = _IDS | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
+_MLA: Fields = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+_MLA |= {"qk_nope_head_dim": 16, "v_head_dim": 16}
+_MAMBA: Fields = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+_MAMBA |= {"mamba_chunk_size": 16}
+_DELTA: Fields = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+_DELTA |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+
+
+def _two(**changes: Any) -> Fields:
+    """Two layers, with changes."""
+    return {**_THREE, "num_hidden_layers": 2, **changes}
+
+
+def _without(name: str, fields: Fields) -> Fields:
+    return {other: value for other, value in fields.items() if other != name}
+
+
+_MHA = _without("num_key_value_heads", _THREE)
+_ROUTED: Fields = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_DEEPSEEK = _two(**_MLA, **_ROUTED, n_shared_experts=1)
+_INDEXER: Fields = {"index_head_dim": 16, "index_n_heads": 4}
+_GEMMA3N = _two(num_hidden_layers=4, head_dim=16, sliding_window=8, layer_types=MIX * 2, altup_num_inputs=2)
+_GEMMA3N |= {"laurel_rank": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+_GEMMA3N |= {"activation_sparsity_pattern": [0.0] * 4}
+_GEMMA4 = _two(num_hidden_layers=4, head_dim=16, sliding_window=8, layer_types=MIX * 2, global_head_dim=16)
+_GEMMA4 |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+_GPT2LIKE = _GPT | {"n_layer": 2}
+_FALCON = _without("num_key_value_heads", _two(alibi=False))
+
+_DENSE = {
+    "llama": Family("LlamaConfig", _THREE),
+    "qwen2": Family("Qwen2Config", _two()),
+    "qwen3": Family("Qwen3Config", {**_THREE, "head_dim": 16}),
+    "gemma": Family("GemmaConfig", _two(head_dim=16)),
+    "phi": Family("PhiConfig", _two()),
+    "phi3": Family("Phi3Config", {**_THREE, "sliding_window": None}),
+    "gpt_neox": Family("GPTNeoXConfig", _MHA),
+    "glm": Family("GlmConfig", _two(head_dim=16)),
+    "glm4": Family("Glm4Config", _two(head_dim=16)),
+    "olmo": Family("OlmoConfig", _two()),
+    "olmo2": Family("Olmo2Config", _two()),
+    "falcon": Family("FalconConfig", _FALCON),
+    "falcon_new_block": Family("FalconConfig", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "granite": Family("GraniteConfig", {**_THREE, "logits_scaling": 2.0}),
+    "cohere": Family("CohereConfig", {**_THREE, "logit_scale": 0.5}),
+    "smollm3": Family("SmolLM3Config", _two(no_rope_layers=[1, 0])),
+    "stablelm": Family("StableLmConfig", _two()),
+    "persimmon": Family("PersimmonConfig", _without("num_key_value_heads", _two())),
+    "nemotron": Family("NemotronConfig", _two()),
+    "arcee": Family("ArceeConfig", _two()),
+    "seed_oss": Family("SeedOssConfig", _two(head_dim=16)),
+    "apertus": Family("ApertusConfig", _two()),
+    "ernie4_5": Family("Ernie4_5Config", _two(head_dim=16)),
+    "hunyuan": Family("HunYuanDenseV1Config", _two(head_dim=16)),
+    "bitnet": Family("BitNetConfig", _two()),
+    "ministral3": Family("Ministral3Config", _two(head_dim=16)),
+    "minicpm3": Family("MiniCPM3Config", {**_THREE, **_MLA}),
+    "starcoder2": Family("Starcoder2Config", _two(sliding_window=None)),
+    "mistral_no_window": Family("MistralConfig", _two(sliding_window=None)),
+}
+_POSITION_TABLES = {  # learned positions, or rotary ones of the older kind
+    "gpt2": Family("GPT2Config", _GPT),
+    "gpt_bigcode": Family("GPTBigCodeConfig", _GPT2LIKE),
+    "opt": Family("OPTConfig", {**_MHA, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "gptj": Family("GPTJConfig", _GPT2LIKE | {"rotary_dim": 8}),
+    "codegen": Family("CodeGenConfig", _GPT2LIKE | {"rotary_dim": 8}),
+}
+_WINDOWS = {
+    "qwen2_mix": Family("Qwen2Config", _two(use_sliding_window=True, sliding_window=8, max_window_layers=1)),
+    "mistral": Family("MistralConfig", {**_THREE, "sliding_window": 8}),
+    "mistral_narrow": Family("MistralConfig", _two(sliding_window=3)),
+    "ministral": Family("MinistralConfig", _two(sliding_window=8, layer_types=MIX, head_dim=16)),
+    "mixtral_window": Family("MixtralConfig", _two(num_local_experts=4, num_experts_per_tok=2, sliding_window=8)),
+    "gemma2": Family("Gemma2Config", {**_THREE, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
+    "gemma2_narrow": Family("Gemma2Config", _two(head_dim=16, sliding_window=3, query_pre_attn_scalar=16)),
+    "gemma3": Family(
+        "Gemma3TextConfig",
+        {**_THREE, "head_dim": 16, "sliding_window": 8, "layer_types": [*MIX, MIX[0]], "query_pre_attn_scalar": 16},
+    ),
+    "gemma3n": Family("Gemma3nTextConfig", _GEMMA3N | {"num_kv_shared_layers": 0}),
+    "gemma3n_shared_kv": Family("Gemma3nTextConfig", _GEMMA3N | {"num_kv_shared_layers": 2}),
+    "gemma4": Family("Gemma4TextConfig", _GEMMA4 | {"num_kv_shared_layers": 0}),
+    "gemma4_shared_kv": Family("Gemma4TextConfig", _GEMMA4 | {"num_kv_shared_layers": 2}),
+    "phi3_window": Family("Phi3Config", _two(sliding_window=8)),
+    "olmo3": Family("Olmo3Config", _two(sliding_window=8, layer_types=MIX)),
+    "starcoder2_window": Family("Starcoder2Config", _two(sliding_window=8)),
+    "cohere2": Family("Cohere2Config", _two(sliding_window=8, layer_types=MIX, logit_scale=0.5)),
+    "exaone4": Family("Exaone4Config", _two(sliding_window=8, layer_types=MIX)),
+    "gpt_oss": Family(
+        "GptOssConfig",
+        _two(head_dim=16, sliding_window=8, layer_types=MIX, num_local_experts=4, num_experts_per_tok=2),
+    ),
+    "llama4": Family(
+        "Llama4TextConfig",
+        {**_THREE, "head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 2, "num_experts_per_tok": 1}
+        | {"attention_chunk_size": 8, "interleave_moe_layer_step": 2}
+        | {"layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
+    ),
+}
+_EXPERTS = {
+    "mixtral": Family("MixtralConfig", _two(num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
+    "phimoe": Family("PhimoeConfig", _two(num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
+    "qwen2_moe": Family(
+        "Qwen2MoeConfig",
+        _two(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32),
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeConfig", _two(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16)
+    ),
+    "olmoe": Family("OlmoeConfig", _two(num_experts=4, num_experts_per_tok=2)),
+    "flex_olmo": Family("FlexOlmoConfig", _two(num_experts=4, num_experts_per_tok=2)),
+    "granite_moe": Family("GraniteMoeConfig", _two(num_local_experts=4, num_experts_per_tok=2, logits_scaling=2.0)),
+    "hunyuan_moe": Family("HunYuanMoEV1Config", _two(head_dim=16, num_experts=4, moe_topk=2)),
+    "minimax_m2": Family(
+        "MiniMaxM2Config", _two(head_dim=16, num_local_experts=4, num_experts_per_tok=2, rotary_dim=8)
+    ),
+    "glm4_moe": Family("Glm4MoeConfig", _two(head_dim=16, **_ROUTED)),
+    "glm4_moe_lite": Family("Glm4MoeLiteConfig", _two(**_MLA, **_ROUTED)),
+    "deepseek_v2": Family("DeepseekV2Config", _DEEPSEEK),
+    "deepseek_v3": Family("DeepseekV3Config", _DEEPSEEK),
+    "deepseek_v32": Family("DeepseekV32Config", _DEEPSEEK | _INDEXER | {"index_topk": 64}),
+    "deepseek_v32_sparse": Family("DeepseekV32Config", _DEEPSEEK | _INDEXER | {"index_topk": 8}),
+    "longcat_flash": Family(
+        "LongcatFlashConfig",
+        _without("num_hidden_layers", _two(**_MLA, num_layers=2, ffn_hidden_size=96, head_dim=8, n_routed_experts=4))
+        | {"zero_expert_num": 1, "expert_ffn_hidden_size": 32, "moe_topk": 2},
+    ),
+}
+_CHAINS = {  # where a token stands is told from its slot in the cache, or a convolution reads the slots before it
+    "bloom": Family(
+        "BloomConfig", _IDS | {"hidden_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}, "chain"
+    ),
+    "gpt_neo": Family(
+        "GPTNeoConfig",
+        _IDS
+        | {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "window_size": 8, "max_position_embeddings": 256}
+        | {"attention_types": [[["global", "local"], 2]]},
+        "chain",
+    ),
+    "mpt": Family(
+        "MptConfig",
+        {"vocab_size": VOCAB_SIZE, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256, "use_cache": True},
+        "chain",
+    ),
+    "falcon_alibi": Family("FalconConfig", {**_MHA, "alibi": True}, "chain"),
+    "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3), "chain"),
+}
+_RECURRENT = {
+    "mamba": Family(
+        "MambaConfig",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+        "refused",
+    ),
+    "mamba2": Family(
+        "Mamba2Config",
+        _IDS
+        | {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1}
+        | {"chunk_size": 16},
+        "refused",
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+        | {"shared_expert_intermediate_size": 32},
+        "refused",
+    ),
+    "qwen3_5": Family("Qwen3_5TextConfig", _two(**_DELTA), "refused"),
+    "jamba": Family(
+        "JambaConfig",
+        _two(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, num_experts=2)
+        | {"num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+        "refused",
+    ),
+    "bamba": Family("BambaConfig", _two(**_MAMBA, attn_layer_indices=[1]), "refused"),
+    "granite_moe_hybrid": Family(
+        "GraniteMoeHybridConfig",
+        _two(**_MAMBA, layer_types=["mamba", "attention"], num_local_experts=0, shared_intermediate_size=64),
+        "refused",
+    ),
+    "falcon_h1": Family(
+        "FalconH1Config",
+        _two(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=16),
+        "refused",
+    ),
+    "zamba2": Family(
+        "Zamba2Config",
+        _two(mamba_d_state=8, mamba_headdim=16, n_mamba_heads=8, mamba_ngroups=1, chunk_size=16, num_mem_blocks=1)
+        | {"layers_block_type": ["mamba", "hybrid"]},
+        "refused",
+    ),
+}
+FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _EXPERTS | _CHAINS | _RECURRENT

@@ -1,0 +1,76 @@
+"""Every family of the table: what its targets can verify, and the promise through `generate` with a drafter that is partly right."""
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.families import FAMILIES
+from tests.tiny import in_double, make_target
+from transformers_falcon_spec.errors import GenerationError, TargetError
+from transformers_falcon_spec.generation.probe import probe
+
+ATTENTIONS = ("eager", "sdpa")
+CASES = [(family, attention) for family in FAMILIES for attention in ATTENTIONS]
+VERIFYING = [case for case in CASES if FAMILIES[case[0]].verdict != "refused"]
+REFUSED = [case for case in CASES if FAMILIES[case[0]].verdict == "refused"]
+# Sampling differs from greedy decoding in its draws, not in what the target reads: one implementation will do by default.
+TEXTS = [
+    pytest.param(*case, mode, marks=[pytest.mark.slow] if (mode, case[1]) == ("sampling", "sdpa") else [])
+    for case in VERIFYING
+    for mode in ("greedy", "sampling")
+]
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "temperature": 1.0, "top_k": 0},
+}
+
+
+@lru_cache(maxsize=1)  # the tests of one case come one after the other
+def _target(family: str, attention: str) -> PreTrainedModel:
+    try:
+        return make_target(family, seed=7, attn_implementation=attention)
+    except ValueError as error:
+        if "does not support an attention implementation" not in str(error):
+            raise
+        pytest.skip(f"Transformers offers no {attention} attention for {family}")
+
+
+@pytest.mark.parametrize(("family", "attention"), VERIFYING)
+def test_the_probe_tells_trees_from_chains(family: str, attention: str) -> None:
+    capability = probe(_target(family, attention))
+
+    assert capability.can_tree == (FAMILIES[family].verdict == "tree")
+    assert capability.can_chain
+    if capability.can_tree:
+        assert capability.tree_error <= 1e-4 * capability.control_error
+
+
+@pytest.mark.parametrize(("family", "attention"), REFUSED)
+def test_recurrent_targets_are_refused_with_a_reason(family: str, attention: str) -> None:
+    target = _target(family, attention)
+
+    with pytest.raises(TargetError, match=r"cannot verify drafts: .* recurrent state"):
+        probe(target)
+    with pytest.raises(GenerationError, match="keeps a recurrent state"):
+        runs.drafted(target, RandomDrafter())
+
+
+@pytest.mark.parametrize(("family", "attention", "mode"), TEXTS)
+def test_the_text_is_the_targets_own(family: str, attention: str, mode: str) -> None:
+    target = in_double(_target(family, attention))
+    options = {"max_new_tokens": 16, **MODES[mode]}
+    plain = runs.plain(target, **options).sequences
+    state = torch.get_rng_state()
+
+    drafted = runs.drafted(target, InformedDrafter(RandomDrafter(num_nodes=12), plain), **options)
+
+    assert drafted.sequences.tolist() == plain.tolist()
+    assert torch.get_rng_state().equal(state)
+    assert drafted.speculation.num_accepted > 0
+    is_chain = bool(drafted.speculation.notes)
+    assert is_chain == (FAMILIES[family].verdict == "chain")

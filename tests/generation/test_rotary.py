@@ -1,0 +1,131 @@
+"""Targets whose rotary frequencies depend on the length of the text: the text stays the target's own across the switch."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from transformers import PreTrainedModel
+
+from tests import reference, runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.tiny import in_double, make_drafter, make_prompt, make_target
+from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.rotary import switch_lengths
+
+SWITCH = 24
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": SWITCH}
+LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING}
+needs_whole_text = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.20"),
+    reason="Phi3 of Transformers before 5.20 drops its cache there, but reads only the newest token again",
+)
+
+
+def _longrope(family: str, **changes: Any) -> PreTrainedModel:
+    changes = {"max_position_embeddings": 96, "rope_parameters": dict(LONGROPE), **changes}
+    if family == "phi3":
+        changes["original_max_position_embeddings"] = SWITCH
+    return in_double(make_target(family, seed=3, **changes))
+
+
+def _assert_own_text(target: PreTrainedModel, drafter: Any, prompt: torch.Tensor, **options: Any) -> Any:
+    gold = runs.plain(target, prompt, max_new_tokens=25, **options).sequences
+
+    informed = InformedDrafter(drafter, gold, mask=options.get("attention_mask"))
+    pair = runs.both(target, informed, prompt, max_new_tokens=25, **options)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1.3
+    return pair
+
+
+def test_one_forward_across_the_switch_reads_other_logits() -> None:
+    model, prompt, parents = _longrope("llama"), make_prompt(SWITCH - 2), [-1, 0, 1, 2]
+    token_ids = make_prompt(4, seed=1)[0].tolist()
+
+    logits = runs.tree_logits(runs.prefilled(model, prompt), token_ids, parents)
+
+    error = (logits - reference.tree_logits(model, prompt, token_ids, parents)).abs().amax(-1)
+    assert error[0] > 0.1  # the root too: it stands before the switch, but was read with what holds behind it
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt_len", [15, 23, 24, 25, 30])
+def test_drafts_end_where_longrope_takes_other_frequencies(prompt_len: int, mode: str) -> None:
+    _assert_own_text(_longrope("llama"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
+
+
+@needs_whole_text
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt_len", [15, 23, 24, 25, 30])
+def test_phi3_reads_its_text_anew_at_the_switch(prompt_len: int, mode: str) -> None:
+    _assert_own_text(_longrope("phi3"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
+
+
+@needs_whole_text
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_phi3_with_a_window_reads_its_text_anew(attention: str) -> None:
+    target = _longrope("phi3", sliding_window=8, attn_implementation=attention)
+
+    pair = _assert_own_text(target, RandomDrafter(), make_prompt(15))
+
+    cache = pair.drafted.past_key_values
+    assert cache.get_seq_length() == pair.plain.past_key_values.get_seq_length()
+    assert [layer.keys.shape for layer in cache.layers] == [
+        layer.keys.shape for layer in pair.plain.past_key_values.layers
+    ]
+
+
+@needs_whole_text
+def test_the_second_reading_brings_the_drafter_no_features() -> None:
+    target = _longrope("phi3")
+    drafter = RandomDrafter(feature_layers=(1, -1))
+
+    _assert_own_text(target, drafter, make_prompt(15))
+
+    commits = drafter.generators[-1].commits
+    assert [commit.features.shape[1] for commit in commits] == [commit.num_new[0] for commit in commits]
+    assert sum(commit.num_new[0] for commit in commits) == commits[-1].lengths[0] - 1
+
+
+@needs_whole_text
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_padding_does_not_move_the_switch(family: str) -> None:
+    mask = torch.ones(1, 15, dtype=torch.long)
+    mask[0, :4] = 0
+
+    _assert_own_text(_longrope(family), RandomDrafter(), make_prompt(15), attention_mask=mask)
+
+
+@needs_whole_text
+def test_falcon_goes_on_drafting_after_the_switch() -> None:
+    target = _longrope("phi3")
+
+    _assert_own_text(target, make_drafter(target), make_prompt(15))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dynamic_scaling_past_the_context_goes_on_in_plain_steps(mode: str) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    target = in_double(make_target(seed=3, max_position_embeddings=SWITCH, rope_parameters=dynamic))
+    prompt = make_prompt(12)
+    gold = runs.plain(target, prompt, max_new_tokens=25, **MODES[mode]).sequences
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold), prompt, max_new_tokens=25, **MODES[mode])
+
+    pair.assert_equal()
+    assert pair.stats.num_accepted > 0
+    with pytest.raises(GenerationError, match=f"must fit the target's context of {SWITCH} tokens"):
+        runs.drafted(target, RandomDrafter(), make_prompt(SWITCH + 1))
+
+
+def test_switches_are_found_in_parameters_by_kind_of_layer() -> None:
+    by_kind = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+
+    assert switch_lengths(SimpleNamespace(rope_parameters=by_kind)) == [SWITCH]
+    assert switch_lengths(SimpleNamespace(rope_parameters=LONGROPE)) == [SWITCH]
+    assert switch_lengths(SimpleNamespace(rope_parameters=None)) == []
