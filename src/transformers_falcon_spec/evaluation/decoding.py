@@ -49,9 +49,9 @@ def timed_generate(
     options: Options,
     seed: int,
     drafter: PreTrainedModel | None = None,
-    **outputs: bool,
+    **arguments: Any,
 ) -> Run:
-    """Write one text, seeded, with or without a drafter; both arms make the same call otherwise."""
+    """Write one text, seeded, with or without a drafter; both arms make the same call otherwise. `arguments` go to `generate`."""
     inputs = {"input_ids": input_ids.to(target.device), "attention_mask": torch.ones_like(input_ids).to(target.device)}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -60,7 +60,7 @@ def timed_generate(
         output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
             **inputs,
             **options,
-            **outputs,
+            **arguments,
             max_new_tokens=max_new_tokens,
             assistant_model=drafter,
             return_dict_in_generate=True,
