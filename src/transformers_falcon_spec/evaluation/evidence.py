@@ -17,11 +17,12 @@ TIE_FACTOR = 4  # a gap of at most this many times the difference in scores is a
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold for a tie, what was measured, and whether it does hold."""
+    """One thing that must hold for a tie, what was measured, whether it does hold, and a name for what was measured."""
 
     statement: str
     measured: str
     holds: bool
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Float32Reading:
         if self.plain_error is None or self.tree_error is None:
             return Check(statement, "not finite", False)
         allowed = TIE_FACTOR * max(self.plain_error, self.unit)
-        return Check(statement, _at_most(self.tree_error, allowed), self.tree_error <= allowed)
+        return Check(statement, _at_most(self.tree_error, allowed), self.tree_error <= allowed, "error in float32")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,12 @@ class Evidence:
         statement = "The logits in the tree differ from those alone by no more than rounding explains."
         if self.logits_difference is None:
             return Check(statement, "not finite", False)
-        return Check(statement, _at_most(self.logits_difference, self.limit), self.logits_difference <= self.limit)
+        return Check(
+            statement,
+            _at_most(self.logits_difference, self.limit),
+            self.logits_difference <= self.limit,
+            "difference in logits",
+        )
 
     def _gap(self) -> Check:
         statement = f"The best two tokens are at most {TIE_FACTOR} times the difference in scores apart."
@@ -111,7 +117,10 @@ class Evidence:
             return Check(statement, "not finite, or the draw could not be rebuilt", False)
         allowed = TIE_FACTOR * self.rounding
         return Check(
-            statement, f"{_at_most(self.gap, allowed)} = {TIE_FACTOR} x {self.rounding:.3g}", self.gap <= allowed
+            statement,
+            f"{_at_most(self.gap, allowed)} = {TIE_FACTOR} x {self.rounding:.3g}",
+            self.gap <= allowed,
+            "gap",
         )
 
 

@@ -153,10 +153,9 @@ class ParityCheck:
         checks = [check, *(evidence.checks() if evidence else [])]
         if evidence and evidence.float32:
             float32_token = self._decode([evidence.float32.token_id])
-        failed = next((check for check in checks if not check.holds), None)
         before = [*text.input_ids[0].tolist(), *plain[:place]][-NUM_CONTEXT_TOKENS:]
         return Difference(
-            reason=f"{failed.statement} But: {failed.measured}." if failed else "Every check holds: rounding decided.",
+            reason=_reason(checks),
             context=self._decode(before),
             plain=self._choice(plain, place),
             drafted=self._choice(drafted, place),
@@ -216,3 +215,11 @@ def _repeats(steps: tuple[Step | None, Step | None], texts: tuple[list[int], lis
     ]
     measured = f"{' and '.join(arms)}: another text with the same seed" if arms else "they do"
     return Check("The same calls write the same two texts again.", measured, not arms)
+
+
+def _reason(checks: list[Check]) -> str:
+    """The first check that fails, or in short what holds."""
+    failed = next((check for check in checks if not check.holds), None)
+    if failed:
+        return f"{failed.statement} But: {failed.measured}."
+    return f"Rounding decided: {'; '.join(f'{check.name} {check.measured}' for check in checks if check.name)}."
