@@ -3,6 +3,7 @@
 import importlib
 import logging
 import sys
+from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from dataclasses import dataclass
 
 from transformers.hf_argparser import DataClassType, HfArgumentParser
@@ -51,7 +52,10 @@ def main(argv: list[str] | None = None) -> int:
     command = COMMANDS[argv[0]]
     module = importlib.import_module(f".commands.{command.module}", __package__)
     parser = HfArgumentParser(
-        [_load(name) for name in command.options], prog=f"falcon-spec {argv[0]}", description=module.__doc__
+        [_load(name) for name in command.options],
+        prog=f"falcon-spec {argv[0]}",
+        description=module.__doc__,
+        formatter_class=_Help,
     )
     try:
         *options, unknown = parser.parse_args_into_dataclasses(argv[1:], return_remaining_strings=True)
@@ -64,6 +68,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Shows defaults, and keeps the lines of a description as they are written."""
 
 
 def _usage() -> str:

@@ -9,6 +9,7 @@ FalconSpecError
 ├── DrafterMismatchError    a drafter made for another target
 ├── CheckpointError         weights or files that do not make a whole drafter
 ├── SeamError               Transformers moved the functions that the package wraps
+├── ParityError             a text with a drafter that is not the target's own
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
 ```
@@ -45,6 +46,10 @@ class CheckpointError(FalconSpecError, ValueError):
 
 class SeamError(FalconSpecError, RuntimeError):
     """The functions of Transformers that the package wraps have another signature than expected."""
+
+
+class ParityError(FalconSpecError, RuntimeError):
+    """The text with a drafter is not the target's own, and rounding does not explain it."""
 
 
 class ConversationError(FalconSpecError, ValueError):

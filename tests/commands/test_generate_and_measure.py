@@ -79,7 +79,7 @@ def test_parity_goes_on_where_it_stopped(pair: dict[str, str], tmp_path: Path) -
     rows = json.loads(output.read_text(encoding="utf-8"))["rows"]
     assert status == 0
     assert records.read_text(encoding="utf-8").splitlines(keepends=True) == lines
-    assert [(row["identical"], row["different"]) for row in rows] == [(2, 0), (2, 0)]
+    assert [(row["identical"], row["bug"]) for row in rows] == [(2, 0), (2, 0)]
 
 
 def test_report_renders_the_results_into_a_document(pair: dict[str, str], tmp_path: Path) -> None:

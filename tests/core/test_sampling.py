@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests import reference
-from transformers_falcon_spec.core.sampling import GeneratorDraws, choose, private_generator
+from transformers_falcon_spec.core.sampling import GeneratorDraws, choose, multinomial_noise, private_generator
 
 
 def _scores(rows: int = 1, vocab_size: int = 11) -> torch.Tensor:
@@ -32,6 +32,17 @@ def test_a_given_generator_is_used_instead_of_the_global_stream() -> None:
 
     assert len(set(ours)) == 1
     assert torch.get_rng_state().equal(before)
+
+
+def test_the_noise_behind_a_draw_gives_the_drawn_token() -> None:
+    probs = _scores(vocab_size=50).softmax(-1)
+
+    drawn = [int(torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(seed))) for seed in range(100)]
+    rebuilt = [
+        int((probs / multinomial_noise(probs, torch.Generator().manual_seed(seed))).argmax()) for seed in range(100)
+    ]
+
+    assert rebuilt == drawn
 
 
 def test_greedy_takes_the_best_and_draws_nothing() -> None:

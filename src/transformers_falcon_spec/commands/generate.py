@@ -14,7 +14,7 @@ from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
 from ..evaluation.decoding import Run, repetition_rate, timed_generate
-from ..evaluation.parity import check_parity
+from ..evaluation.parity import ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
 from .loading import load_drafter, load_target
 
@@ -128,8 +128,8 @@ def _verdict(
 ) -> str:
     if plain.new_ids == drafted.new_ids:
         return "identical"
-    result = check_parity(target, tokenizer, drafter, prompt, command.options, command.max_new_tokens, command.seed)
-    return result.verdict
+    check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed)
+    return check.run(prompt, command.options).verdict
 
 
 def _show(stats: GenerationStats, seconds: dict[str, float], num_tokens: int, console: Console) -> None:
@@ -156,7 +156,7 @@ def _show(stats: GenerationStats, seconds: dict[str, float], num_tokens: int, co
 
 def _conclusion(verdicts: list[str], speedup: float) -> str:
     """The last line, in words."""
-    differ, ties = verdicts.count("different"), verdicts.count("tie")
+    differ, ties = verdicts.count("bug"), verdicts.count("tie")
     if differ:
         text = f"The texts DIFFER on {differ} of {len(verdicts)} prompts"
     elif ties:

@@ -97,6 +97,11 @@ def draw_distinct(
     return (probs / noise).topk(num, dim=-1).indices
 
 
+def multinomial_noise(probs: Float[Tensor, "rows vocab"], generator: torch.Generator) -> Float[Tensor, "rows vocab"]:
+    """The noise behind `torch.multinomial(probs, 1, generator=generator)`, which takes the best of `probs / noise`."""
+    return torch.empty_like(probs).exponential_(generator=generator)
+
+
 def choose(scores: Float[Tensor, "rows vocab"], do_sample: bool, draws: Draws) -> Int[Tensor, " rows"]:
     """The next token of each row: drawn from the softmax of processed `scores`, or the best one."""
     return draws.categorical(torch.softmax(scores, dim=-1)) if do_sample else scores.argmax(dim=-1)

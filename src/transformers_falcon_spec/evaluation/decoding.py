@@ -50,9 +50,12 @@ def timed_generate(
     seed: int,
     drafter: PreTrainedModel | None = None,
     attention_mask: Tensor | None = None,
-    **outputs: bool,
+    **arguments: Any,
 ) -> Run:
-    """Write one text, or a padded batch, seeded, with or without a drafter; both arms make the same call otherwise."""
+    """Write one text, or a padded batch, seeded, with or without a drafter; both arms make the same call otherwise.
+
+    `arguments` go to `generate`.
+    """
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
     with torch.random.fork_rng():
@@ -62,7 +65,7 @@ def timed_generate(
         output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
             **inputs,
             **options,
-            **outputs,
+            **arguments,
             max_new_tokens=max_new_tokens,
             assistant_model=drafter,
             return_dict_in_generate=True,

@@ -1,28 +1,70 @@
 """Is the text the target's own? Token for token, and where it is not: a proven tie, or a bug."""
 
+import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .decoding import Options, timed_generate
+from ..drafters.base import DrafterModel
+from ..errors import OptionError
+from .decoding import Options
+from .evidence import Check, Evidence, gather
 from .prompts import Prompt
+from .replay import Step, Text, replay_drafted, replay_plain
 
-TIE_FACTOR = 4  # a gap of at most this many times the difference in logits is a tie
+VERDICTS = ("identical", "tie", "bug")  # from the best to the worst
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+NUM_CONTEXT_TOKENS = 24  # shown before a difference
+NUM_FOLLOWING_TOKENS = 12  # shown after it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one arm wrote at the first difference: the token, and how its text goes on. No token where the text ends."""
+
+    token_id: int | None
+    token: str
+    following: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two texts differ, and why the verdict is what it is.
+
+    Args:
+        reason (`str`): In words; for a bug the first check that fails.
+        context (`str`): The text before.
+        plain (`Choice`): What the target alone writes.
+        drafted (`Choice`): What is written with the drafter.
+        checks (`list[Check]`): What must hold for a tie, and whether it does.
+        evidence (`Evidence`, *optional*): The numbers; None where no step could be compared.
+        float32_token (`str`, *optional*): The token that the float32 copy leads to.
+    """
+
+    reason: str
+    context: str
+    plain: Choice
+    drafted: Choice
+    checks: list[Check]
+    evidence: Evidence | None = None
+    float32_token: str | None = None
 
 
 @dataclass(frozen=True)
 class ParityResult:
-    """One prompt's outcome.
+    """One prompt's outcome under one decoding.
 
     Args:
-        verdict (`str`): `identical`, `tie` or `different`.
+        num_tokens (`int`): New tokens that are the same in both texts, up to the first difference.
+        verdict (`str`): One of `VERDICTS`.
         first_difference (`int`, *optional*): Index of the first new token that differs.
-        gap (`float`, *optional*): Between the target's best two logits there, decoding alone.
-        rounding (`float`, *optional*): Largest difference there between its logits alone and in the tree.
+        gap (`float`, *optional*): Between the target's best two there, decoding alone.
+        rounding (`float`, *optional*): Largest difference there between its scores alone and in the tree.
         decoding (`str`, *optional*): A name for the options, for those who check several.
+        difference (`Difference`, *optional*): What was found there.
     """
 
     prompt_id: str
@@ -33,50 +75,151 @@ class ParityResult:
     gap: float | None = None
     rounding: float | None = None
     decoding: str = ""
+    difference: Difference | None = None
 
 
-def check_parity(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafter: PreTrainedModel,
-    prompt: Prompt,
-    options: Options,
-    max_new_tokens: int = 128,
-    seed: int = 0,
-) -> ParityResult:
-    """Write one text with and without the drafter, from the same seed, and compare.
+@dataclass
+class ParityCheck:
+    """Writes texts with and without a drafter, from the same seed, and compares.
 
-    A difference is a tie when the gap between the target's best two logits at the first differing token is at most
-    four times the largest difference between its logits there without and with the tree, and that difference is no
-    larger than rounding explains.
+    Args:
+        reread_in_float32 (`bool`): At each difference a float32 copy of the target, made at the first one, reads the text again.
     """
-    ids = prompt.input_ids(tokenizer)
-    plain, drafted = (
-        timed_generate(target, ids, max_new_tokens, options, seed, assistant) for assistant in (None, drafter)
-    )
-    result = partial(ParityResult, prompt.prompt_id, prompt.set_name)
-    if plain.new_ids == drafted.new_ids:
-        return result(num_tokens=len(plain.new_ids), verdict="identical")
-    pairs = zip(plain.new_ids, drafted.new_ids, strict=False)
-    shorter = min(len(plain.new_ids), len(drafted.new_ids))
-    place = next((index for index, (left, right) in enumerate(pairs) if left != right), shorter)
-    gap, rounding, is_rounding = _tie(target, ids, place, options, seed, drafter)
-    verdict = "tie" if gap <= TIE_FACTOR * rounding and is_rounding else "different"
-    return result(num_tokens=place, verdict=verdict, first_difference=place, gap=gap, rounding=rounding)
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: DrafterModel
+    max_new_tokens: int = 128
+    seed: int = 0
+    reread_in_float32: bool = False
+
+    def run(self, prompt: Prompt, options: Options, decoding: str = "") -> ParityResult:
+        """One prompt under one decoding.
+
+        Raises:
+            [`OptionError`]: the drafter's verifier keeps the distribution but not the text.
+        """
+        verifier = self.drafter.generation_config.verifier
+        if options.get("do_sample") and verifier != "lazy_walk":
+            raise OptionError(
+                f'Parity needs a verifier that gives the same text for the same seed, but the drafter\'s is "{verifier}". '
+                'Check greedy decoding alone, or set `drafter.generation_config.verifier = "lazy_walk"`.'
+            )
+        text = Text(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
+        plain, drafted = (text.write(drafter).new_ids for drafter in (None, self.drafter))
+        place = first_difference(plain, drafted)
+        if place is None:
+            return ParityResult(prompt.prompt_id, prompt.set_name, len(plain), "identical", decoding=decoding)
+        difference = self._explain(text, plain, drafted, place)
+        verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
+        gap, rounding = (
+            (difference.evidence.gap, difference.evidence.rounding) if difference.evidence else (None, None)
+        )
+        return ParityResult(
+            prompt_id=prompt.prompt_id,
+            set_name=prompt.set_name,
+            num_tokens=place,
+            verdict=verdict,
+            first_difference=place,
+            gap=gap,
+            rounding=rounding,
+            decoding=decoding,
+            difference=difference,
+        )
+
+    @cached_property
+    def float32_target(self) -> PreTrainedModel:
+        """A copy of the target as it was loaded, its weights rounded as they are, that computes in float32.
+
+        Raises:
+            [`OptionError`]: the weights cannot be copied.
+        """
+        is_elsewhere = any(weight.is_meta for weight in self.target.parameters())
+        if is_elsewhere or getattr(self.target, "is_quantized", False):
+            raise OptionError(
+                "A float32 copy needs the target's weights as plain numbers in memory, but they are quantised or offloaded. "
+                "Leave it out with `--no_reread_in_float32`."
+            )
+        return copy.deepcopy(self.target).float()
+
+    def _explain(self, text: Text, plain: list[int], drafted: list[int], place: int) -> Difference:
+        """What lies behind the first difference of two texts."""
+        check, evidence, float32_token = _early_end(plain, drafted, place), None, None
+        if check is None:
+            steps = replay_plain(text, place), replay_drafted(text, place, self.drafter)
+            check = _repeats(steps, (plain[: place + 1], drafted[: place + 1]))
+            if check.holds:
+                evidence = self._evidence(text, place, *steps)
+        checks = [check, *(evidence.checks() if evidence else [])]
+        if evidence and evidence.float32:
+            float32_token = self._decode([evidence.float32.token_id])
+        before = [*text.input_ids[0].tolist(), *plain[:place]][-NUM_CONTEXT_TOKENS:]
+        return Difference(
+            reason=_reason(checks),
+            context=self._decode(before),
+            plain=self._choice(plain, place),
+            drafted=self._choice(drafted, place),
+            checks=checks,
+            evidence=evidence,
+            float32_token=float32_token,
+        )
+
+    def _evidence(self, text: Text, place: int, plain: Step | None, drafted: Step | None) -> Evidence:
+        assert plain is not None  # both were checked to be what was written
+        assert drafted is not None
+        exact = None
+        if self.reread_in_float32 and self.target.dtype in LOW_PRECISION:
+            exact = replay_plain(text, place, given=self._float32_logits(text.input_ids, plain.new_ids[:-1]))
+        transplanted = replay_plain(text, place, given=drafted.logits)
+        return gather(plain, drafted, transplanted, self.target.dtype, exact)
+
+    @torch.no_grad()
+    def _float32_logits(self, input_ids: Tensor, new_ids: list[int]) -> Tensor:
+        """The copy's logits `[vocab]` after the prompt and `new_ids`."""
+        ids = torch.cat([input_ids, torch.tensor([new_ids], dtype=input_ids.dtype)], dim=-1)
+        outputs = self.float32_target(input_ids=ids.to(self.target.device), use_cache=False, return_dict=True)
+        return outputs.logits[0, -1]
+
+    def _choice(self, new_ids: list[int], place: int) -> Choice:
+        if place >= len(new_ids):
+            return Choice(None, "", "")
+        following = new_ids[place + 1 : place + 1 + NUM_FOLLOWING_TOKENS]
+        return Choice(new_ids[place], self._decode([new_ids[place]]), self._decode(following))
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids))
 
 
-def _tie(
-    target: PreTrainedModel, ids: Tensor, place: int, options: Options, seed: int, drafter: PreTrainedModel
-) -> tuple[float, float, bool]:
-    """Gap of the best two plain logits at a place, largest difference to the tree's there, and whether that is rounding.
+def first_difference(plain: list[int], drafted: list[int]) -> int | None:
+    """Index of the first token that differs; the shorter length where one text only goes on; None for equal texts."""
+    if plain == drafted:
+        return None
+    pairs = zip(plain, drafted, strict=False)
+    return next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(plain), len(drafted)))
 
-    Rounding is a difference of at most the root of the type's precision, relative to the logits.
-    """
-    plain, drafted = (
-        timed_generate(target, ids, place + 1, options, seed, assistant, output_logits=True).output.logits[place]
-        for assistant in (None, drafter)
-    )
-    best = plain[0].topk(2).values
-    rounding = float((plain - drafted).abs().max())
-    limit = torch.finfo(target.dtype).eps ** 0.5 * float(plain.abs().max())
-    return float(best[0] - best[1]), rounding, rounding <= limit
+
+def _early_end(plain: list[int], drafted: list[int], place: int) -> Check | None:
+    """The failing check of two texts of which one only ends before the other; stopping depends on the text alone."""
+    if place < min(len(plain), len(drafted)):
+        return None
+    measured = f"the target alone writes {len(plain)} tokens, with the drafter it writes {len(drafted)}"
+    return Check("Texts that are equal so far end at the same token.", measured, False)
+
+
+def _repeats(steps: tuple[Step | None, Step | None], texts: tuple[list[int], list[int]]) -> Check:
+    """A second run must write what the first one wrote, or nothing can be proved about it."""
+    arms = [
+        arm
+        for arm, step, new_ids in zip(("the target alone", "with the drafter"), steps, texts, strict=True)
+        if step is None or step.new_ids != new_ids
+    ]
+    measured = f"{' and '.join(arms)}: another text with the same seed" if arms else "they do"
+    return Check("The same calls write the same two texts again.", measured, not arms)
+
+
+def _reason(checks: list[Check]) -> str:
+    """The first check that fails, or in short what holds."""
+    failed = next((check for check in checks if not check.holds), None)
+    if failed:
+        return f"{failed.statement} But: {failed.measured}."
+    return f"Rounding decided: {'; '.join(f'{check.name} {check.measured}' for check in checks if check.name)}."

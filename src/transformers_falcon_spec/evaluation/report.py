@@ -109,8 +109,8 @@ _COSTS = ("plain_seconds_per_step", "draft_seconds_per_step", "verify_seconds_pe
 
 def _parity(result: dict[str, Any], name: str) -> str:
     header = ["decoding", "prompts", "tokens", "identical", "proven ties", "different"]
-    keys = ("decoding", "num_prompts", "num_tokens", "identical", "tie", "different")
-    body = [[str(row[key]) for key in keys] for row in result["rows"]]
+    keys = ("decoding", "num_prompts", "num_tokens", "identical", "tie")
+    body = [[*(str(row[key]) for key in keys), str(row.get("bug", row.get("different")))] for row in result["rows"]]
     return "\n".join(["### The same text", "", table(header, body), "", source_line(result, name)])
 
 

@@ -1,0 +1,160 @@
+"""`falcon-spec parity` as it is run: exit status, files, resume, and what it says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.chat import save_target
+from tests.tiny import make_drafter
+from transformers_falcon_spec import cli
+from transformers_falcon_spec.commands import parity
+from transformers_falcon_spec.evaluation.parity import ParityCheck
+from transformers_falcon_spec.generation import transcript
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_target(folder / "target")
+    make_drafter(AutoModelForCausalLM.from_pretrained(target), block_size=2).save_pretrained(folder / "drafter")
+    prompts = folder / "sums.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "one plus two"}\n{"id": "b", "prompt": "three"}\n', encoding="utf-8")
+    names = {"--target": target, "--drafter": folder / "drafter", "--prompts": prompts, "--max_new_tokens": 8}
+    return ["parity", *(str(part) for pair in names.items() for part in pair)]
+
+
+@pytest.fixture
+def broken_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcript, "choose", lambda scores, *_: scores.topk(2).indices[:, 1])
+
+
+def test_identical_texts_end_with_0_and_leave_json_and_html(arguments: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "parity.json"
+
+    status = cli.main([*arguments, "--output", str(output)])
+
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert status == 0
+    assert report["totals"]["identical"] == report["totals"]["num_prompts"] == 2
+    assert {"command", "commit", "versions", "device", "seed", "threads", "dtype"} <= set(report["provenance"])
+    assert "Yes, token for token, on all 2 prompts." in output.with_suffix(".html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("broken_walk")
+def test_a_bug_ends_with_1_and_is_named(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, page = tmp_path / "parity.json", tmp_path / "page.html"
+
+    status = cli.main([*arguments, "--output", str(output), "--html", str(page)])
+
+    shown = capsys.readouterr()
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert status == 1
+    assert "ParityError: The text with the drafter must be the target's own, but 2 texts differ." in shown.err
+    assert "The first bug: greedy, sums a, new token 0: " in shown.err
+    assert "greedy: 0 identical (0.0 %, 0.0 to 65.8 %), 0 ties" in shown.out
+    assert [row["bug"] for row in report["rows"]] == [2]
+    assert "No: 2 of 2 prompts show a bug." in page.read_text(encoding="utf-8")
+    assert not output.with_suffix(".html").exists()
+
+
+@pytest.mark.usefixtures("broken_walk")
+def test_an_interrupted_check_keeps_what_it_found(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = [*arguments, "--output", str(tmp_path / "parity.json"), "--decodings", "greedy", "temperature-1"]
+    run, checked = ParityCheck.run, []
+
+    def interrupted(self: ParityCheck, prompt: Any, *others: Any) -> Any:
+        if len(checked) == 3:
+            raise KeyboardInterrupt
+        checked.append(prompt.prompt_id)
+        return run(self, prompt, *others)
+
+    monkeypatch.setattr(ParityCheck, "run", interrupted)
+    assert cli.main(common) == 130
+    checked[:] = []
+
+    status = cli.main(common)
+
+    report = json.loads((tmp_path / "parity.json").read_text(encoding="utf-8"))
+    assert checked == ["b"]
+    assert status == 1
+    assert [row["bug"] for row in report["rows"]] == [2, 2]
+    assert all(found["difference"]["checks"] for row in report["rows"] for found in row["differences"])
+
+
+def test_a_smaller_limit_reports_only_what_it_asks_for(arguments: list[str], tmp_path: Path) -> None:
+    common = [*arguments, "--output", str(tmp_path / "parity.json")]
+    cli.main(common)
+
+    cli.main([*common, "--limit", "1"])
+
+    assert json.loads((tmp_path / "parity.json").read_text(encoding="utf-8"))["totals"]["num_prompts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "The target computes in torch.bfloat16: at a difference a float32 copy of it reads the text again."),
+        (["--no_reread_in_float32"], "differences are NOT read again in float32"),
+    ],
+)
+def test_a_16_bit_target_says_whether_it_is_read_again(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
+) -> None:
+    output = tmp_path / "parity.json"
+
+    status = cli.main([*arguments, "--dtype", "bfloat16", "--output", str(output), *options])
+
+    assert status == 0
+    assert expected in capsys.readouterr().out
+    assert json.loads(output.read_text(encoding="utf-8"))["provenance"]["dtype"] == "bfloat16"
+
+
+def test_results_with_and_without_a_float32_reading_are_not_mixed(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [*arguments, "--dtype", "bfloat16", "--output", str(tmp_path / "parity.json"), "--limit", "1"]
+    cli.main(common)
+
+    assert cli.main([*common, "--no_reread_in_float32"]) == 1
+    assert "must hold measurements under the same settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "parity.jsonl"], "`output` must end in `.json`"),
+        (["--output", "x.json", "--limit", "0"], "There must be a prompt to check"),
+        (["--output", "x.json", "--decodings", "hot"], "`decodings` must be some of"),
+        (["--output", "x.json", "--dtype", "int3"], "`dtype` must be one of"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_before_anything_is_written(
+    arguments: list[str],
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main([*arguments, *options]) == 1
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_says_what_the_verdicts_mean_and_what_float32_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["parity", "--help"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a bug otherwise. The exit status is 0 if no bug was found, else 1." in text
+    assert "4 bytes a parameter beside the target's 2" in text
+    assert parity.__doc__.split("\n")[2] in text
