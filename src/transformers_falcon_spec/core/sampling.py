@@ -38,14 +38,14 @@ class GeneratorDraws:
         """
         noises, states = [], []
         for _ in range(int(depths.max()) + 1):
-            noises.append(torch.empty_like(probs[0]).exponential_(generator=self._stream(probs.device)))
+            noises.append(multinomial_noise(probs[:1], self._stream(probs.device)))
             states.append(self._stream(probs.device).get_state())
-        return (probs / torch.stack(noises)[depths]).argmax(dim=-1), states
+        return (probs / torch.cat(noises)[depths]).argmax(dim=-1), states
 
     def race(self, probs: Float[Tensor, "1 vocab"]) -> tuple[Int[Tensor, " 1"], float, Tensor]:
         """What `categorical` would draw, by how much it leads as a difference of log-probabilities, and the state before."""
         state = self._stream(probs.device).get_state()
-        ratios = probs / torch.empty_like(probs).exponential_(generator=self._stream(probs.device))
+        ratios = probs / multinomial_noise(probs, self._stream(probs.device))
         best = ratios[0].topk(2).values.log()
         return ratios.argmax(dim=-1), float(best[0] - best[1]), state
 

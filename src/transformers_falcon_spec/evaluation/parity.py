@@ -65,6 +65,8 @@ class ParityResult:
         rounding (`float`, *optional*): Largest difference there between its scores alone and in the tree.
         decoding (`str`, *optional*): A name for the options, for those who check several.
         difference (`Difference`, *optional*): What was found there.
+        num_steps (`int`): Steps that the text took with the drafter.
+        num_reread (`int`): Choices that strict mode made again, each at the price of a step.
     """
 
     prompt_id: str
@@ -76,6 +78,8 @@ class ParityResult:
     rounding: float | None = None
     decoding: str = ""
     difference: Difference | None = None
+    num_steps: int = 0
+    num_reread: int = 0
 
 
 @dataclass
@@ -106,10 +110,14 @@ class ParityCheck:
                 'Check greedy decoding alone, or set `drafter.generation_config.verifier = "lazy_walk"`.'
             )
         text = Text(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
-        plain, drafted = (text.write(drafter).new_ids for drafter in (None, self.drafter))
+        alone, together = (text.write(drafter) for drafter in (None, self.drafter))
+        plain, drafted, stats = alone.new_ids, together.new_ids, together.output.speculation
+        counts = {"num_steps": stats.num_steps, "num_reread": stats.num_reread}
         place = first_difference(plain, drafted)
         if place is None:
-            return ParityResult(prompt.prompt_id, prompt.set_name, len(plain), "identical", decoding=decoding)
+            return ParityResult(
+                prompt.prompt_id, prompt.set_name, len(plain), "identical", decoding=decoding, **counts
+            )
         difference = self._explain(text, plain, drafted, place)
         verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
         gap, rounding = (
@@ -125,6 +133,7 @@ class ParityCheck:
             rounding=rounding,
             decoding=decoding,
             difference=difference,
+            **counts,
         )
 
     @cached_property

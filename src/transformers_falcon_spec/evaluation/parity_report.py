@@ -102,7 +102,10 @@ def tally(results: Sequence[ParityResult]) -> dict[str, Any]:
     return {
         **{verdict: counts[verdict] for verdict in VERDICTS},
         "num_prompts": len(results),
-        "num_tokens": sum(result.num_tokens for result in results),
+        **{
+            name: sum(getattr(result, name) for result in results)
+            for name in ("num_tokens", "num_steps", "num_reread")
+        },
         "shares": shares,
     }
 
@@ -127,7 +130,10 @@ def totals(results: Sequence[ParityResult]) -> dict[str, Any]:
             worst[key] = result
     return tally(list(worst.values())) | {
         "num_texts": len(results),
-        "num_tokens": sum(result.num_tokens for result in results),
+        **{
+            name: sum(getattr(result, name) for result in results)
+            for name in ("num_tokens", "num_steps", "num_reread")
+        },
     }
 
 
