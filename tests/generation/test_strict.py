@@ -8,7 +8,7 @@ from transformers import SynthIDTextWatermarkingConfig
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.generation.test_batch import batch_and_drafted
-from tests.tiny import make_drafter, make_prompt, make_target
+from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.errors import OptionError
 
@@ -21,18 +21,18 @@ def strict(drafter: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("closeness", [64, 2**46, 2**80], ids=["never", "sometimes", "always"])
+@pytest.mark.parametrize("closeness", [8, 2**46, 2**80], ids=["never", "sometimes", "always"])
 def test_the_text_and_the_random_state_are_the_targets_however_many_choices_are_close(
     mode: str, closeness: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.generation.transcript.CLOSE", closeness)
+    monkeypatch.setattr("transformers_falcon_spec.generation.transcript.CLOSE_ELSEWHERE", closeness)
     target = make_target().double()
     gold = runs.plain(target, max_new_tokens=40, **MODES[mode]).sequences
 
     pair = runs.both(target, InformedDrafter(strict(RandomDrafter()), gold), max_new_tokens=40, **MODES[mode])
 
     pair.assert_equal()
-    if closeness == 64:
+    if closeness == 8:
         assert pair.stats.num_reread == 0
     elif closeness == 2**80:
         assert pair.stats.num_accepted == 0
@@ -42,26 +42,19 @@ def test_the_text_and_the_random_state_are_the_targets_however_many_choices_are_
         assert pair.stats.num_accepted > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_in_low_precision_fewer_texts_differ(mode: str) -> None:
-    target = make_target().bfloat16()
-    differences = {False: 0, True: 0}
-    for is_strict in differences:
-        for seed in range(12):
-            prompt = make_prompt(seed=seed)
-            gold = runs.plain(target, prompt, seed=seed, max_new_tokens=40, **MODES[mode])
-            drafter = RandomDrafter(num_nodes=12)
-            drafter.generation_config = SpeculationConfig(strict=is_strict)
-            informed = InformedDrafter(drafter, gold.sequences, hit_rate=1.0)
-            drafted = runs.drafted(target, informed, prompt, seed=seed, max_new_tokens=40, **MODES[mode])
-            differences[is_strict] += drafted.sequences.tolist() != gold.sequences.tolist()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_only_what_rounding_could_change_is_read_again(dtype: torch.dtype) -> None:
+    target = make_target().to(dtype)
+    gold = runs.plain(target, max_new_tokens=60).sequences
 
-    assert differences[True] < differences[False]
-    assert differences[True] <= 1
+    stats = runs.drafted(target, InformedDrafter(strict(RandomDrafter()), gold), max_new_tokens=60).speculation
+
+    assert stats.num_accepted > 0
+    assert (stats.num_reread > 0) == (dtype == torch.bfloat16)
 
 
 def test_a_batch_rereads_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.generation.transcript.CLOSE", 2**46)
+    monkeypatch.setattr("transformers_falcon_spec.generation.transcript.CLOSE_ELSEWHERE", 2**46)
     drafter = strict(make_drafter(make_target().double(), block_size=2))
 
     pair = batch_and_drafted(make_target().double(), drafter, max_new_tokens=30)
