@@ -223,8 +223,8 @@ def speculative_decoding(
     _check_call(input_ids, model_kwargs)
     _check_context(input_ids.shape[1], model)
     verifier = verifier_of(drafter, generation_config)
-    if verifier in REJECTION_RULES:
-        check_memoryless(logits_processor, verifier)
+    if verifier == "traversal":  # the others ask once for each committed token, in order
+        check_memoryless(logits_processor)
     is_coupled = verifier == "gumbel"
     draws = CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws()  # as plain decoding
     transcript = Transcript(input_ids, logits_processor, stopping_criteria, generation_config, draws, streamer)
