@@ -96,7 +96,6 @@ def test_greedy_decoding_takes_of_broken_scores_what_plain_decoding_takes(kind: 
     assert drafted.speculation.num_accepted > 0
 
 
-@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
 @pytest.mark.parametrize(
     ("options", "name"),
     [
@@ -109,14 +108,31 @@ def test_greedy_decoding_takes_of_broken_scores_what_plain_decoding_takes(kind: 
     ],
     ids=["guidance", "synthid", "foreign"],
 )
-def test_rejection_rules_refuse_processors_with_a_memory(options: dict[str, Any], name: str, verifier: str) -> None:
+def test_traversal_refuses_processors_with_a_memory(options: dict[str, Any], name: str) -> None:
     target = make_target()
 
-    with pytest.raises(OptionError, match=rf'`verifier="{verifier}"` asks for scores.*{name} its calls\. Set'):
-        runs.drafted(target, drawing_drafter(target, verifier), do_sample=True, **options)
+    with pytest.raises(OptionError, match=rf'`verifier="traversal"` asks for scores.*{name} its calls\. Set'):
+        runs.drafted(target, drawing_drafter(target, "traversal"), do_sample=True, **options)
 
-    runs.drafted(target, drawing_drafter(target, verifier), do_sample=False, **options)  # greedy decoding walks
+    runs.drafted(target, drawing_drafter(target, "traversal"), do_sample=False, **options)  # greedy decoding walks
     runs.both(target, RandomDrafter()).assert_equal()
+
+
+@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel", "recursive_rejection"])
+def test_all_other_rules_call_processors_once_for_each_token_in_order(verifier: str) -> None:
+    target, texts = make_target(), []
+
+    class Spy(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            texts.append(input_ids[0].tolist())
+            return scores
+
+    options = {"do_sample": True, "temperature": 0.5, "logits_processor": LogitsProcessorList([Spy()])}
+    out = runs.drafted(target, drawing_drafter(target, verifier), max_new_tokens=60, **options)
+
+    text = out.sequences[0].tolist()
+    assert texts == [text[:length] for length in range(12, len(text))]
+    assert out.speculation.num_accepted > 0
 
 
 def test_a_drafter_without_weights_is_refused() -> None:

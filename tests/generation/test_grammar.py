@@ -111,16 +111,20 @@ def test_a_grammar_yields_the_text_of_plain_decoding(
     assert_obeyed(grammar, tokenizer.decode(drafted.sequences[0, prompt.shape[1] :], skip_special_tokens=True))
 
 
-@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
 @pytest.mark.parametrize("engine", ["xgrammar", "outlines_core"])
-def test_rejection_rules_refuse_grammars(
-    target: Any, tokenizer: Any, makers: Makers, engine: str, verifier: str
+def test_rules_that_ask_in_order_obey_a_grammar_and_traversal_refuses_it(
+    target: Any, tokenizer: Any, makers: Makers, engine: str
 ) -> None:
-    drafter = make_drafter(target, block_size=2)
-    drafter.generation_config = SpeculationConfig(verifier=verifier)
+    drafter, prompt = make_drafter(target, block_size=2), tokenizer("Tom has 3 boxes.", return_tensors="pt").input_ids
+    options = {"do_sample": True, "max_new_tokens": 120}
 
+    for verifier in ("gumbel", "recursive_rejection"):
+        drafter.generation_config = SpeculationConfig(verifier=verifier)
+        out = runs.drafted(target, drafter, prompt, logits_processor=[makers[engine, "regex"]()], **options)
+        assert_obeyed("regex", tokenizer.decode(out.sequences[0, prompt.shape[1] :], skip_special_tokens=True))
+    drafter.generation_config = SpeculationConfig(verifier="traversal")
     with pytest.raises(OptionError, match=r"must be a function of the text alone.* may remember its calls"):
-        runs.drafted(target, drafter, logits_processor=[makers[engine, "regex"]()], do_sample=True)
+        runs.drafted(target, drafter, prompt, logits_processor=[makers[engine, "regex"]()], **options)
 
 
 def test_outlines_own_call_hands_the_drafter_on(target: Any, drafter: Any, tokenizer: Any) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from transformers import SynthIDTextWatermarkingConfig
 
 from tests import runs

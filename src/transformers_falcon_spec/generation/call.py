@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from ..errors import GenerationError
 from .batch import Batch
-from .loop import REJECTION_RULES, Drafter, SpeculativeDecoding, verifier_of
+from .loop import Drafter, SpeculativeDecoding, verifier_of
 from .output import SpeculativeOutput
 from .processors import check_memoryless
 
@@ -34,7 +34,7 @@ def speculative_decoding(
     _check_call(input_ids, model_kwargs)
     _check_context(input_ids.shape[1], model)
     verifier, is_strict = verifier_of(drafter, generation_config), drafter.generation_config.strict
-    if verifier in REJECTION_RULES or is_strict:
+    if verifier == "traversal" or is_strict:  # the others ask once for each committed token, in order
         check_memoryless(logits_processor, "strict" if is_strict else f'verifier="{verifier}"')
     batch = Batch(
         input_ids,
