@@ -4,7 +4,8 @@ Command: python -m benchmarks.architectures
 Hardware and time: one CPU core, about two minutes. Targets are tiny and random, made from the table in
 `tests/families.py`; nothing is downloaded. For each family and attention implementation
 
-* the probe gives its verdict in float32: `tree` (a whole tree in one forward), `chain` (one path) or `refused`, with the
+* the probe gives its verdict in float32: `tree` (a whole tree in one forward), `paths` (one row for
+  each path), `chain` (one path) or `refused`, with the
   largest error of a tree's logits and, as a measure, the error of the same reading with a wrong mask;
 * `generate` runs in float64, greedy and at temperature 1 with a seed, without and with a drafter that knows part of the
   truth, and the tokens are compared one by one.
@@ -52,7 +53,7 @@ def measure(family: str, attention: str, seed: int, num_tokens: int) -> dict[str
         capability = probe(target)
     except TargetError as error:
         return {**row, "verdict": "refused", "reason": _refusal(target, str(error))}
-    verdict = "tree" if capability.can_tree else "chain"
+    verdict = capability.form
     errors = {"tree_error": capability.tree_error, "control_error": capability.control_error}
     if not capability.can_tree:
         errors = {"reason": capability.reason}

@@ -19,7 +19,7 @@ class Family:
     Args:
         config (`str`): Class in Transformers.
         fields (`dict`): What makes it tiny.
-        verdict (`str`): `"tree"`, `"chain"` or `"refused"`: what the probe must say.
+        verdict (`str`): `"tree"`, `"paths"`, `"chain"` or `"refused"`: what the probe must say.
     """
 
     config: str
@@ -170,21 +170,21 @@ _EXPERTS = {
 }
 _CHAINS = {  # where a token stands is told from its slot in the cache, or a convolution reads the slots before it
     "bloom": Family(
-        "BloomConfig", _IDS | {"hidden_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}, "chain"
+        "BloomConfig", _IDS | {"hidden_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}, "paths"
     ),
     "gpt_neo": Family(
         "GPTNeoConfig",
         _IDS
         | {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "window_size": 8, "max_position_embeddings": 256}
         | {"attention_types": [[["global", "local"], 2]]},
-        "chain",
+        "paths",
     ),
     "mpt": Family(
         "MptConfig",
         {"vocab_size": VOCAB_SIZE, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256, "use_cache": True},
-        "chain",
+        "paths",
     ),
-    "falcon_alibi": Family("FalconConfig", {**_MHA, "alibi": True}, "chain"),
+    "falcon_alibi": Family("FalconConfig", {**_MHA, "alibi": True}, "paths"),
     "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3), "chain"),
 }
 _RECURRENT = {

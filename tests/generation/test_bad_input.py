@@ -190,7 +190,7 @@ def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("attention", [causal_attention], indirect=True)
-def test_attention_that_reads_no_masks_gets_chains_and_says_so(attention: str) -> None:
+def test_attention_that_reads_no_masks_gets_a_row_for_each_path_and_says_so(attention: str) -> None:
     target = make_target(attn_implementation=attention).double()
     gold, before = runs.plain(target).sequences, runs.traces(target)
 
@@ -198,7 +198,9 @@ def test_attention_that_reads_no_masks_gets_chains_and_says_so(attention: str) -
 
     pair.assert_equal()
     assert pair.stats.num_accepted > 0
-    assert [note.split(":")[0] for note in pair.stats.notes] == ["The target verifies chains only"]
+    assert [note.split(":")[0] for note in pair.stats.notes] == [
+        "The target verifies one row for each path of a draft"
+    ]
     assert runs.traces(target) == before
 
 

@@ -269,7 +269,7 @@ def test_prompts_read_in_chunks_yield_the_same_text(target: Any, gold: torch.Ten
 
 
 def test_chain_fallback_is_noted() -> None:
-    target = make_target("bloom").double()
+    target = make_target("lfm2").double()
     gold = runs.plain(target).sequences
 
     pair = runs.both(target, InformedDrafter(RandomDrafter(), gold))

@@ -64,7 +64,7 @@ def test_holes_in_the_prompts_mask_are_never_read(family: str) -> None:
     path = (0, 1, 4, 7, 10)
     target = runs.prefilled(model, make_prompt(23), mask)
     with torch.no_grad():  # the same path, read by Transformers with the same mask
-        plain = target.read(torch.tensor([[token_ids[node] for node in path]]), DraftTree.chain(4), is_chain=True)
+        plain = target.read(torch.tensor([[token_ids[node] for node in path]]), DraftTree.chain(4), form="chain")
     _assert_close(logits[list(path)], plain.logits[0])
 
 
@@ -145,6 +145,6 @@ def test_a_chain_is_read_without_a_mask_of_ours() -> None:
     token_ids = [3, 4, 5]
 
     with torch.no_grad():
-        logits = target.read(torch.tensor([token_ids]), DraftTree.chain(2), is_chain=True).logits[0]
+        logits = target.read(torch.tensor([token_ids]), DraftTree.chain(2), form="chain").logits[0]
 
     _assert_close(logits, reference.tree_logits(model, make_prompt(), token_ids, [-1, 0, 1]))

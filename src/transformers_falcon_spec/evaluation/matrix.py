@@ -62,7 +62,7 @@ def _table(verdict: str, group: list[Rows]) -> str:
         ]
         for rows in group
     ]
-    if verdict == "chain":  # their errors are those of no tree that is ever read
+    if verdict in ("paths", "chain"):  # their errors are those of no tree that is ever read
         return table(_HEADER[:2] + _HEADER[4:], [line[:2] + line[4:] for line in body])
     return table(_HEADER, body)
 

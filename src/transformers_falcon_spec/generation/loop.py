@@ -21,7 +21,7 @@ from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidate
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
-from .target import Reading, Target, sliding_windows
+from .target import Form, Reading, Target, sliding_windows
 
 if TYPE_CHECKING:
     pass
@@ -74,8 +74,12 @@ class SpeculativeDecoding:
         self.must_reread = False  # a choice was too close: the next step is a plain one
         self.stats = GenerationStats.of_rows(len(batch))
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
-        if not self.capability.can_tree:
-            self.stats.notes.append(f"The target verifies chains only: {self.capability.reason}.")
+        self.form: Form = self.capability.form
+        if self.form == "paths" and (len(batch) > 1 or config.output_attentions):
+            self.form = "chain"  # rows are taken, and weights stand in other slots
+        if self.form != "tree":
+            how = "chains only" if self.form == "chain" else "one row for each path of a draft"
+            self.stats.notes.append(f"The target verifies {how}: {self.capability.reason}.")
         if not self.capability.has_hooks:
             self.stats.notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
 
@@ -128,7 +132,7 @@ class SpeculativeDecoding:
         return DraftBudget(
             rooms,
             MAX_NODES,
-            is_chain=not self.capability.can_tree,
+            is_chain=self.form == "chain",
             temperature=(self.config.temperature or 1.0) if self.verifier != "lazy_walk" else None,
             noise=self._noise_ahead if self.batch.is_coupled else None,
         )
@@ -145,8 +149,7 @@ class SpeculativeDecoding:
         parents = draft.parents.to(device).expand_as(token_ids)
         tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
-            is_plain = self.must_reread or not self.capability.can_tree
-            reading = self.target.read(token_ids, tree, is_chain=is_plain)
+            reading = self.target.read(token_ids, tree, "chain" if self.must_reread else self.form)
             rows = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
         verdicts, self.must_reread = [], False
         for row, (parents_list, tokens_list) in enumerate(rows):

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..core.tree import DraftTree
 from ..errors import TargetError
 from .cache import new_cache
-from .target import Target
+from .target import Form, Target
 
 _TREE = DraftTree.from_lists([-1, *[0] * 12, *[12] * 12])  # each level's last node leads on
 _PATH = (0, 12, 24)  # slots far from its positions: even attention biased a little by slot reads it wrong
@@ -29,6 +29,12 @@ class Capability:
     control_error: float  # the same reading with a wrong mask
     reason: str = ""
     has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
+    can_paths: bool = False  # a tree as one row for each of its paths; not tried where trees are read
+
+    @property
+    def form(self) -> Form:
+        """The best way to read a draft."""
+        return "tree" if self.can_tree else "paths" if self.can_paths else "chain"
 
 
 def probe(model: PreTrainedModel) -> Capability:
@@ -57,7 +63,8 @@ def _probe(model: PreTrainedModel) -> Capability:
     plain = _plain_logits(model, text)[:, 6:]  # of the path, then one more token
     has_hooks = _check_head(model, prompt)
     try:
-        tree_error, control_error = _tree_errors(model, prompt, nodes, tree, plain)
+        tree_error = _tree_error(model, prompt, nodes, tree, plain)
+        control_error = _control_error(model, prompt, nodes, plain)
     except _FAILURES as error:
         tree_error, control_error, reason = float("inf"), 0.0, f"reading a tree failed: {error}"
     else:
@@ -68,9 +75,22 @@ def _probe(model: PreTrainedModel) -> Capability:
         chain_error = _chain_error(model, prompt, path_ids, plain)
     except _FAILURES as error:
         raise TargetError(f"{_refusal(model)} Reading a chain failed: {error}") from error
-    if chain_error > 1e-2 * max(float(plain.std()), control_error * _TOLERANCE):
+    allowed = 1e-2 * max(float(plain.std()), control_error * _TOLERANCE)
+    if chain_error > allowed:
         raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
-    return Capability(False, True, tree_error, control_error, reason, has_hooks)
+    can_paths = _can_paths(model, prompt, nodes, tree, plain, allowed)
+    return Capability(False, True, tree_error, control_error, reason, has_hooks, can_paths)
+
+
+def _can_paths(
+    model: PreTrainedModel, prompt: Tensor, nodes: Tensor, tree: DraftTree, plain: Tensor, allowed: float
+) -> bool:
+    """Whether the paths of a tree can be read as rows, within the `allowed` error."""
+    try:
+        error = _tree_error(model, prompt, nodes, tree, plain, "paths")
+    except _FAILURES:
+        return False  # the chain remains
+    return error <= allowed
 
 
 def _is_compiled(model: PreTrainedModel) -> bool:
@@ -97,29 +117,33 @@ def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     return target
 
 
-def _tree_errors(
-    model: PreTrainedModel, prompt: Tensor, nodes: Tensor, tree: DraftTree, plain: Tensor
-) -> tuple[float, float]:
-    """Error of a tree reading and of the root after it; then that of the same nodes read as if they were a chain."""
+def _tree_error(
+    model: PreTrainedModel, prompt: Tensor, nodes: Tensor, tree: DraftTree, plain: Tensor, form: Form = "tree"
+) -> float:
+    """Error of a tree reading and of the root after it."""
     target = _prefilled(model, prompt)
-    logits = target.read(nodes, tree).logits.float()[:, list(_PATH)]
+    logits = target.read(nodes, tree, form).logits.float()[:, list(_PATH)]
     target.keep(len(tree), [_PATH])
     root = DraftTree(tree.parents[:, :1], tree.ranks[:, :1])
-    after = target.read(nodes[:, :1], root).logits.float()
-    error = (torch.cat([logits, after], dim=1) - plain).abs().max().item()
-    chain = _on(DraftTree.chain(len(tree) - 1), nodes.device)
+    after = target.read(nodes[:, :1], root, form).logits.float()
+    return (torch.cat([logits, after], dim=1) - plain).abs().max().item()
+
+
+def _control_error(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, plain: Tensor) -> float:
+    """Error of the same nodes read as if they were a chain."""
+    chain = _on(DraftTree.chain(nodes.shape[1] - 1), nodes.device)
     wrong = _prefilled(model, prompt).read(nodes, chain).logits.float()[:, list(_PATH)]
-    return error, (wrong - plain[:, : len(_PATH)]).abs().max().item()
+    return (wrong - plain[:, : len(_PATH)]).abs().max().item()
 
 
 def _chain_error(model: PreTrainedModel, prompt: Tensor, path_ids: Tensor, plain: Tensor) -> float:
     """Error of a chain reading, and of reading on after its last two tokens were taken back."""
     target = _prefilled(model, prompt)
     chain = _on(DraftTree.chain(path_ids.shape[1] - 1), path_ids.device)
-    first = target.read(path_ids, chain, is_chain=True).logits.float()
+    first = target.read(path_ids, chain, form="chain").logits.float()
     target.keep(len(chain), [(0,)])
     rest = DraftTree(chain.parents[:, :2], chain.ranks[:, :2])
-    second = target.read(path_ids[:, 1:], rest, is_chain=True).logits.float()
+    second = target.read(path_ids[:, 1:], rest, form="chain").logits.float()
     reading = torch.cat([first[:, :1], second], dim=1)
     return (reading - plain[:, : path_ids.shape[1]]).abs().max().item()
 

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,9 +18,11 @@ from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
 from .parts import apply_head, decoder_of, feature_width
+from .paths import PathBatch
 from .rotary import read_anew, switch_lengths
 from .taps import FeatureTaps
 
+Form = Literal["tree", "chain", "paths"]  # how a draft is read
 _ATTENTION_LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 
 
@@ -67,6 +70,7 @@ class Target:
         self._switches = switch_lengths(self.config)
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # what the cache has read; kept where frequencies switch
         self._read_ids = self._text_ids  # the nodes read last
+        self._paths: PathBatch | None = None  # of the tree read last, if it was read so
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
@@ -139,33 +143,54 @@ class Target:
             return torch.full((rows, 1), self.cache.get_seq_length(), device=placeholder.device)
         return positions[..., -1:]
 
-    def read(self, token_ids: Tensor, tree: DraftTree, is_chain: bool = False) -> Reading:
+    def read(self, token_ids: Tensor, tree: DraftTree, form: Form = "tree") -> Reading:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
         Args:
             token_ids (`torch.Tensor` of shape `(rows, nodes)`): The token at each node.
             tree ([`DraftTree`]): The shape.
-            is_chain (`bool`): The tree is a chain and is read without a mask of ours, as plain decoding reads.
+            form (`str`):
+                `"tree"`: with a mask of ours. `"chain"`: as plain decoding reads, every row being a chain. `"paths"`: likewise,
+                each path of the only row a row of its own.
         """
         self.taps.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self._switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
-        inputs: dict[str, Any] = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True}
-        inputs |= self._asked
+        self._paths = PathBatch.of(tree) if form == "paths" else None
+        if self._paths is not None:
+            return self._read_paths(token_ids, self._paths)
         places = self._next_place + tree.depths
-        if self._takes_positions:
-            inputs["position_ids"] = self._positions + tree.depths
-        if is_chain:
+        if form == "chain":
             self.slots.align()  # such a target may count slots
-            inputs["attention_mask"] = self._chain_mask(places)
-            outputs = self.model(**inputs, return_dict=True)
+            outputs = self._forward(token_ids, tree.depths, self._chain_mask(places))
         else:
             with self._tree_attention():
-                inputs["attention_mask"] = self._masks(tree, places)
-                outputs = self.model(**inputs, return_dict=True)
+                outputs = self._forward(token_ids, tree.depths, self._masks(tree, places))
         self.slots.append(places)
         return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
+
+    def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any) -> Any:
+        """The model's outputs for tokens of these depths after the text."""
+        inputs = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
+        positions = {"position_ids": self._positions + depths} if self._takes_positions else {}
+        return self.model(**inputs, **positions, **self._asked, return_dict=True)
+
+    def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> Reading:
+        """The tree path by path; what was said of a node is the same in every path that holds it."""
+        depths = torch.arange(paths.longest, device=token_ids.device)[None]
+        places, mask = self._next_place + depths, self._chain_mask(self._next_place + depths)
+        self.cache.batch_repeat_interleave(len(paths.paths))
+        rows = token_ids[0][paths.nodes]
+        outputs = self._forward(rows, depths.expand_as(rows), mask if mask is None else mask.expand(len(rows), -1))
+        self.slots.append(places)
+        features = self.features(outputs, paths.longest)
+        states = [paths.by_node(layer) for layer in outputs.hidden_states or ()] if self._asked else None
+        return Reading(
+            paths.by_node(outputs.logits),
+            None if features is None else paths.by_node(features),
+            SimpleNamespace(hidden_states=states),
+        )
 
     def _read_anew(self, root: Tensor) -> None:
         text_ids = torch.cat([self._text_ids, root], dim=-1)
@@ -180,8 +205,13 @@ class Target:
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Of the nodes read last keep those of each row's path; the row's next root stands after them."""
-        self.slots.keep(num_nodes, paths)
-        self.slots.tidy()
+        if self._paths is not None:
+            row = torch.tensor([self._paths.row_of(paths[0])], device=self.model.device)
+            self.cache.batch_select_indices(row)
+            self.slots.keep(self._paths.longest, [range(len(paths[0]))])
+        else:
+            self.slots.keep(num_nodes, paths)
+            self.slots.tidy()
         lengths = torch.tensor([[len(path)] for path in paths], device=self._next_place.device)
         self._next_place = self._next_place + lengths
         self._positions = self._positions + lengths.to(self._positions.device)

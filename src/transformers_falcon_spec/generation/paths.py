@@ -1,0 +1,56 @@
+"""A tree as one row for each root-to-leaf path: for targets that read no tree mask, at the price of a copy of the cache for each path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..core.tree import DraftTree
+
+
+@dataclass(frozen=True, eq=False)
+class PathBatch:
+    """Where the nodes of a one-row tree stand when its paths are rows. Shorter paths repeat their last node.
+
+    Args:
+        paths (`list[tuple[int, ...]]`): Nodes of each path, root first.
+        nodes (`torch.Tensor` of shape `(paths, longest)`): The node at each place.
+        places (`torch.Tensor` of shape `(2, nodes)`): For each node a path that holds it, and its depth.
+    """
+
+    paths: list[tuple[int, ...]]
+    nodes: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, tree: DraftTree) -> "PathBatch":
+        """The paths of the first row of `tree`, fillers left out."""
+        return _path_batch(tuple(tree.parents[0].tolist()), tree.parents.device)
+
+    @property
+    def longest(self) -> int:
+        """Nodes of the longest path."""
+        return self.nodes.shape[1]
+
+    def by_node(self, states: Tensor) -> Tensor:
+        """`[paths, longest, ...]` as `[1, nodes, ...]`."""
+        rows, depths = self.places.to(states.device)
+        return states[rows, depths][None]
+
+    def row_of(self, path: Sequence[int]) -> int:
+        """A row that begins with `path`."""
+        return next(row for row, nodes in enumerate(self.paths) if nodes[: len(path)] == tuple(path))
+
+
+@lru_cache(maxsize=64)
+def _path_batch(parents: tuple[int, ...], device: torch.device) -> PathBatch:
+    is_node = [node == 0 or parent >= 0 for node, parent in enumerate(parents)]
+    tree = DraftTree(torch.tensor([parents]), torch.zeros(1, len(parents), dtype=torch.long))
+    paths = [path for path in tree.paths if is_node[path[-1]]]
+    longest = max(map(len, paths))
+    nodes = torch.tensor([[*path, *[path[-1]] * (longest - len(path))] for path in paths], device=device)
+    first = {node: (row, depth) for row, path in reversed(list(enumerate(paths))) for depth, node in enumerate(path)}
+    places = [first.get(node, (0, 0)) for node in range(len(parents))]  # fillers belong to nobody
+    return PathBatch(paths, nodes, torch.tensor(places, device=device).T)
