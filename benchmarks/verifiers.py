@@ -1,8 +1,8 @@
 """What each verifier keeps of a draft on the embedded pair, at temperature 0.7, in interleaved runs.
 
 Command: python benchmarks/verifiers.py
-Hardware and time: two CPU cores, about three minutes. The trees are the drafter's own, drawn where the rule needs draws.
-Writes `benchmarks/results/verifiers.json`.
+Hardware and time: two CPU cores, about four minutes. The trees are the drafter's own, drawn where the rule needs draws.
+Writes `benchmarks/results/verifiers.json`, which `falcon-spec report` renders into docs/verifiers.md.
 """
 
 import argparse
@@ -28,8 +28,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafter", default="models/falcon-reference")
-    parser.add_argument("--prompts", default=str(HERE / "prompts" / "held_out.jsonl"))
-    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument(
+        "--prompts", nargs="+", default=[str(HERE / "prompts" / f"{name}.jsonl") for name in ("held_out", "mt_bench")]
+    )
+    parser.add_argument("--limit", type=int, default=24, help="prompts of each file")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "verifiers.json")
     args = parser.parse_args()
     logging.set_verbosity_error()
@@ -40,7 +42,7 @@ def main() -> None:
         arms[verifier] = copy.copy(drafter)  # the same weights
         arms[verifier].generation_config = copy.deepcopy(drafter.generation_config)
         arms[verifier].generation_config.verifier = verifier
-    benchmark = Benchmark(target, tokenizer, arms, read_prompts([args.prompts], args.limit), ["temperature-0.7"])
+    benchmark = Benchmark(target, tokenizer, arms, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
     with tempfile.TemporaryDirectory() as folder:
         records = benchmark.run(Path(folder) / "runs.jsonl")
     rows = summarize(records, dict.fromkeys(arms, drafter.config.block_size))
@@ -51,7 +53,9 @@ def main() -> None:
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in rows:
         low, high = row["acceptance_length_interval"]
-        print(f"{row['arm']:20s} {row['acceptance_length']:.2f} ({low:.2f} to {high:.2f}), {row['speedup']:.2f}x")
+        print(
+            f"{row['set']:10s} {row['arm']:20s} {row['acceptance_length']:.2f} ({low:.2f} to {high:.2f}), {row['speedup']:.2f}x"
+        )
 
 
 if __name__ == "__main__":

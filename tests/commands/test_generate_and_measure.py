@@ -88,7 +88,7 @@ def test_report_renders_the_results_into_a_document(pair: dict[str, str], tmp_pa
     cli.main(["bench", "--target", pair["target"], "--drafters", pair["drafter"], *options])
     document.write_text("<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8")
 
-    status = cli.main(["report", "--results", str(results), "--document", str(document)])
+    status = cli.main(["report", "--results", str(results), "--documents", str(document)])
 
     assert status == 0
     assert "### Speed against the target alone" in document.read_text(encoding="utf-8")

@@ -4,13 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.families import FAMILIES
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.matrix import NAME, render_matrix_into
-from transformers_falcon_spec.evaluation.report import BEGIN, END
+from transformers_falcon_spec.evaluation.report import BEGIN, END, render_into
 from transformers_falcon_spec.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -32,15 +28,15 @@ def _results(folder: Path) -> Path:
         _row("mamba", "eager", "refused", reason="recurrent"),
     ]
     result = {"provenance": provenance(seed=0), "rows": rows}
-    (folder / NAME).write_text(json.dumps(result), encoding="utf-8")
+    (folder / "architectures.json").write_text(json.dumps(result), encoding="utf-8")
     return folder
 
 
 def test_each_verdict_has_a_table_with_one_line_for_a_family(tmp_path: Path) -> None:
-    document = tmp_path / "page.md"
+    document = tmp_path / "architectures.md"
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
 
-    render_matrix_into(document, _results(tmp_path))
+    render_into(document, _results(tmp_path))
 
     text = document.read_text(encoding="utf-8")
     assert "| llama | `SomeConfig` | 2e-06 / 4e+00 | 2e-06 / 4e+00 | 95/96 | 1.50, 2.00 |" in text
@@ -57,22 +53,12 @@ def test_each_verdict_has_a_table_with_one_line_for_a_family(tmp_path: Path) -> 
     assert "old" not in text
 
 
-def test_a_page_without_markers_is_refused(tmp_path: Path) -> None:
-    document = tmp_path / "page.md"
-    document.write_text("no markers", encoding="utf-8")
-
-    with pytest.raises(OptionError, match=r"page\.md` must hold the lines"):
-        render_matrix_into(document, _results(tmp_path))
-
-
 def test_the_report_command_renders_the_matrix_into_its_own_page(tmp_path: Path) -> None:
-    document, page = tmp_path / "README.md", tmp_path / "page.md"
+    document, page = tmp_path / "README.md", tmp_path / "architectures.md"
     for path in (document, page):
         path.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
 
-    status = cli.main(
-        ["report", "--results", str(_results(tmp_path)), "--document", str(document), "--matrix", str(page)]
-    )
+    status = cli.main(["report", "--results", str(_results(tmp_path)), "--documents", str(document), str(page)])
 
     assert status == 0
     assert "### Tree: 2 families" in page.read_text(encoding="utf-8")
@@ -80,7 +66,7 @@ def test_the_report_command_renders_the_matrix_into_its_own_page(tmp_path: Path)
 
 
 def test_the_stored_matrix_holds_every_family_with_its_verdict_and_no_other_token() -> None:
-    rows = json.loads((ROOT / "benchmarks/results" / NAME).read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((ROOT / "benchmarks/results" / "architectures.json").read_text(encoding="utf-8"))["rows"]
 
     offered = [row for row in rows if row["verdict"] != "not offered"]
     assert {row["family"]: row["verdict"] for row in offered} == {

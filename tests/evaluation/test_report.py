@@ -34,3 +34,20 @@ def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(OptionError, match=r"README\.md` must hold the lines"):
         render_into(document, tmp_path)
+
+
+def test_verifiers_stand_on_their_own_page_and_batches_in_the_readme(tmp_path: Path) -> None:
+    rate = {"speedup": 1.21, "speedup_interval": [1.1, 1.3], "acceptance_length": 2.25}
+    verifier = {"arm": "gumbel", "set": "gsm8k", "acceptance_length_interval": [2.0, 2.5], "step_cost": 1.9, **rate}
+    batch = {"size": 4, "target_tokens_per_second": 100.4, "drafter_tokens_per_second": 80.0, "num_identical": 7}
+    for name, row in (("verifiers", verifier), ("batches", {**batch, "num_rows": 8, **rate})):
+        result = {"provenance": provenance(seed=0), "rows": [row]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
+    pages = [tmp_path / name for name in ("verifiers.md", "README.md")]
+    for page in pages:
+        page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+        render_into(page, tmp_path)
+
+    assert "| `gumbel` | GSM8K | 2.25 (2.00 to 2.50) | 1.90 | 1.21x (1.10 to 1.30) |" in pages[0].read_text("utf-8")
+    assert "| 4 | 100 tokens/s | 80 tokens/s | 1.21x (1.10 to 1.30) | 2.25 | 7/8 |" in pages[1].read_text("utf-8")
+    assert "gumbel" not in pages[1].read_text("utf-8")

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..evaluation.matrix import NAME, render_matrix_into
-from ..evaluation.report import render_into
+from ..evaluation.report import PAGES, render_into
 
 
 @dataclass
@@ -12,17 +11,14 @@ class ReportCommand:
     """What to render, and where."""
 
     results: str = field(default="benchmarks/results", metadata={"help": "Folder of results files."})
-    document: str = field(default="README.md", metadata={"help": "Markdown file with the markers."})
-    matrix: str = field(
-        default="docs/architectures.md",
-        metadata={"help": f"Markdown file with the markers that gets `{NAME}`, where the folder has one."},
+    documents: list[str] = field(
+        default_factory=lambda: ["README.md", *(f"docs/{name}" for name in PAGES)],
+        metadata={"help": "Markdown files with the markers; each gets the tables that belong to a page of its name."},
     )
 
 
 def run(command: ReportCommand) -> None:
     """Render."""
-    render_into(Path(command.document), Path(command.results))
-    print(f"{command.document} holds the figures of {command.results}")
-    if (Path(command.results) / NAME).is_file():
-        render_matrix_into(Path(command.matrix), Path(command.results))
-        print(f"{command.matrix} holds the matrix of {command.results}")
+    for document in command.documents:
+        render_into(Path(document), Path(command.results))
+        print(f"{document} holds the figures of {command.results}")

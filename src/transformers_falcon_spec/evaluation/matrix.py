@@ -1,12 +1,9 @@
 """The matrix of architectures as Markdown: what targets of each family can verify, from its results file."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-from .report import Rows, replace_between_markers, source_line, table
+from .tables import Rows, source_line, table
 
-NAME = "architectures.json"
 NO_VALUE = "-"
 _HEADER = [
     "family",
@@ -18,17 +15,7 @@ _HEADER = [
 ]
 
 
-def render_matrix_into(document: Path, results: Path) -> None:
-    """Replace what stands between the markers of `document` by the matrix of a folder of results.
-
-    Raises:
-        [`OptionError`]: the document lacks the markers.
-    """
-    result = json.loads((results / NAME).read_text(encoding="utf-8"))
-    replace_between_markers(document, render_matrix(result))
-
-
-def render_matrix(result: dict[str, Any]) -> str:
+def matrix(result: dict[str, Any], name: str) -> str:
     """One table for each verdict; a family has one line, its attention implementations side by side."""
     families: dict[str, Rows] = {}
     for row in result["rows"]:
@@ -42,7 +29,7 @@ def render_matrix(result: dict[str, Any]) -> str:
         f"### {verdict.capitalize()}: {_count(group)}\n\n{_table(verdict, group)}"
         for verdict, group in by_verdict.items()
     ]
-    return "\n\n".join([*sections, source_line(result, NAME)])
+    return "\n\n".join([*sections, source_line(result, name)])
 
 
 def _count(group: list[Rows]) -> str:

@@ -1,0 +1,210 @@
+"""One results file into Markdown: a table for each kind of measurement."""
+
+from typing import Any
+
+SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}
+Rows = list[dict[str, Any]]
+_COSTS = ("plain_seconds_per_step", "draft_seconds_per_step", "verify_seconds_per_step", "other_seconds_per_step")
+
+
+def table(header: list[str], body: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *body]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def source_line(result: dict[str, Any], name: str) -> str:
+    """Where the numbers of a results file come from."""
+    origin = result["provenance"]
+    versions = ", ".join(f"{package} {number}" for package, number in origin["versions"].items())
+    return (
+        f"Source: `benchmarks/results/{name}`; commit `{origin['commit'][:12]}`, {origin['date'][:10]}, {origin['device']}, "
+        f"{origin['threads']} threads, seed {origin['seed']}; {versions}."
+    )
+
+
+def speed(result: dict[str, Any], name: str) -> str:
+    """Speed-up, acceptance, and where the time of a step goes."""
+    header = [
+        "set",
+        "decoding",
+        "speed-up (95 % interval)",
+        "gate",
+        "acceptance length",
+        "repeated 4-grams",
+        "identical",
+    ]
+    body = [
+        [
+            SET_NAMES.get(row["set"], row["set"]),
+            row["decoding"],
+            f"**{row['speedup']:.2f}x** ({row['speedup_interval'][0]:.2f} to {row['speedup_interval'][1]:.2f})",
+            f"{row['gate']:.2f}x",
+            f"{row['acceptance_length']:.2f}",
+            f"{row['repetition_rate']:.0%}",
+            f"{row['num_identical']}/{row['num_compared']}",
+        ]
+        for row in result["rows"]
+    ]
+    costs = [
+        [
+            SET_NAMES.get(row["set"], row["set"]),
+            row["decoding"],
+            *(f"{1000 * row[key]:.1f}" for key in _COSTS),
+            f"{row['overhead_share']:.1%}",
+            " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"]),
+        ]
+        for row in result["rows"]
+    ]
+    cost_header = [
+        "set",
+        "decoding",
+        "plain step",
+        "drafting",
+        "verifying",
+        "elsewhere",
+        "overhead",
+        "acceptance by depth",
+    ]
+    return "\n".join(
+        [
+            "### Speed against the target alone",
+            "",
+            "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. The gate is 0.9 x",
+            "acceptance length / (cost of a step in plain steps): what the measured costs allow.",
+            "",
+            table(header, body),
+            "",
+            "Where a step's time goes, in milliseconds:",
+            "",
+            table(cost_header, costs),
+            "",
+            source_line(result, name),
+        ]
+    )
+
+
+def parity(result: dict[str, Any], name: str) -> str:
+    """Texts that are the target's own, by decoding."""
+    header = ["decoding", "prompts", "tokens", "identical", "proven ties", "different"]
+    keys = ("decoding", "num_prompts", "num_tokens", "identical", "tie")
+    body = [[*(str(row[key]) for key in keys), str(row.get("bug", row.get("different")))] for row in result["rows"]]
+    return "\n".join(["### The same text", "", table(header, body), "", source_line(result, name)])
+
+
+def ablation(result: dict[str, Any], name: str) -> str:
+    """Drafters that differ in one thing."""
+    names = [SET_NAMES.get(name, name) for name in result["sets"]]
+    header = ["drafter", "parameters", *names, "accuracy by block position (held-out)"]
+    body = [
+        [
+            point["name"],
+            f"{point['num_parameters'] / 1e6:.2f} M",
+            *(_interval(point["acceptance"][set_name]) for set_name in result["sets"]),
+            " ".join(f"{share:.2f}" for share in point["accuracy_by_block_position"]),
+        ]
+        for point in result["points"]
+    ]
+    lines = ["### Ablation", "", *result["description"], "", table(header, body), "", source_line(result, name)]
+    return "\n".join(lines)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    low, high = row["acceptance_length_interval"]
+    return f"{row['acceptance_length']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def bounds(result: dict[str, Any], name: str) -> str:
+    """What a perfect drafter could reach."""
+    costs = {size: f"{cost:.2f}" for size, cost in result["forward_cost"].items() if size != "1"}
+    header = [
+        "set",
+        "tree",
+        "length, 16 nodes",
+        "length, 32 nodes",
+        "bound, drafting free",
+        "bound, drafting as dear as ours",
+    ]
+    body = [
+        [
+            SET_NAMES.get(row["set"], row["set"]),
+            row["depth"],
+            *(f"{row['acceptance_length'][size]:.2f}" for size in ("16", "32")),
+            *(_bound(row[key]) for key in ("bound_without_drafting", "bound_with_drafting")),
+        ]
+        for row in result["rows"]
+    ]
+    return "\n".join(
+        [
+            "### What bounds the speed-up here",
+            "",
+            "A drafter that knew the target's own distribution: acceptance length of the best tree it could draft, and the speed-up that",
+            f"is left at the measured price of a forward ({result['provenance']['decoding']}).",
+            "",
+            table(["nodes read", *costs], [["cost in plain steps", *costs.values()]]),
+            "",
+            table(header, body),
+            "",
+            source_line(result, name),
+        ]
+    )
+
+
+def _bound(bound: dict[str, float]) -> str:
+    return f"{bound['speedup']:.2f}x ({bound['num_nodes']} nodes)"
+
+
+def memory(result: dict[str, Any], name: str) -> str:
+    """Peak memory."""
+    header = ["", "peak memory, MiB"]
+    body = [[row["name"], f"{row['bytes'] / 2**20:.1f}"] for row in result["rows"]]
+    return "\n".join(
+        ["### Memory", "", *result["description"], "", table(header, body), "", source_line(result, name)]
+    )
+
+
+def batches(result: dict[str, Any], name: str) -> str:
+    """Batches with and without the drafter."""
+    header = [
+        "rows",
+        "target alone",
+        "with the drafter",
+        "speed-up (95 % interval)",
+        "acceptance length",
+        "identical rows",
+    ]
+    body = [
+        [
+            str(row["size"]),
+            f"{row['target_tokens_per_second']:.0f} tokens/s",
+            f"{row['drafter_tokens_per_second']:.0f} tokens/s",
+            f"{row['speedup']:.2f}x ({row['speedup_interval'][0]:.2f} to {row['speedup_interval'][1]:.2f})",
+            f"{row['acceptance_length']:.2f}",
+            f"{row['num_identical']}/{row['num_rows']}",
+        ]
+        for row in result["rows"]
+    ]
+    lines = ["### Batches", "", "Greedy, prompts of mixed length, both arms write the same batches in turn.", ""]
+    return "\n".join([*lines, table(header, body), "", source_line(result, name)])
+
+
+def verifiers(result: dict[str, Any], name: str) -> str:
+    """What each rule keeps of a draft, and what a step of it costs."""
+    header = [
+        "`verifier`",
+        "set",
+        "tokens per step (95 % interval)",
+        "cost of a step in plain steps",
+        "speed-up (95 % interval)",
+    ]
+    body = [
+        [
+            f"`{row['arm']}`",
+            SET_NAMES.get(row["set"], row["set"]),
+            _interval(row),
+            f"{row['step_cost']:.2f}",
+            f"{row['speedup']:.2f}x ({row['speedup_interval'][0]:.2f} to {row['speedup_interval'][1]:.2f})",
+        ]
+        for row in sorted(result["rows"], key=lambda row: row["set"])
+    ]
+    return "\n".join([table(header, body), "", source_line(result, name)])
