@@ -11,8 +11,11 @@ TARGET := models/reference-target
 DRAFTER := models/falcon-reference
 PROMPTS := $(foreach set,gsm8k humaneval mt_bench,benchmarks/prompts/$(set).jsonl)
 RESULTS := benchmarks/results
+SAMPLING := temperature-0.7 temperature-1 temperature-0.7-top-p-0.9 temperature-1.5-min-p top-k-50 typical-p-0.9 top-h-0.4 \
+	epsilon-eta sampling-repetition-penalty watermark synth-id guidance-1.5
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PARITY = $(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER)
 READY_OLDEST := $(VENV_OLDEST)/.ready
 READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
 READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
@@ -59,10 +62,16 @@ fix: $(READY) ## Repair format and style, and the file list of the README.
 	$(BIN)/python tools/readme_tree.py
 
 bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into the README; resumes.
-	@$(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \
-		--decodings greedy temperature-1 temperature-0.7-top-p-0.9 repetition-penalty
+	@$(PARITY) --prompts $(PROMPTS) benchmarks/prompts/parity.jsonl --output $(RESULTS)/parity.json \
+		--decodings greedy repetition-penalty
+	@$(PARITY) --prompts $(PROMPTS) --limit 34 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
+	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16
+	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_strict.json --dtype bfloat16 --strict
 	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
+	@$(BIN)/python benchmarks/batches.py
+	@$(BIN)/python benchmarks/verifiers.py
+	@$(BIN)/python -m benchmarks.architectures
 	@$(BIN)/python benchmarks/bounds.py
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/falcon-spec report --results $(RESULTS)

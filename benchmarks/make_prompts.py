@@ -13,6 +13,7 @@ from typing import Any
 
 OUTPUT = Path(__file__).parent / "prompts"
 NUM_PROMPTS = {"gsm8k": 70, "humaneval": 50, "mt_bench": 80, "held_out": 60}
+NUM_PARITY_PROMPTS = 300  # on top of the test sets, for the check that texts are the same
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -20,7 +21,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the four files."""
+    """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluation", type=Path, required=True, help="folder with the public sets")
     parser.add_argument("--held-out", type=Path, required=True, help="held-out conversations of the training mix")
@@ -38,11 +39,17 @@ def main() -> None:
         "held_out": [(f"held_out/{i}", row["messages"][0]["content"]) for i, row in enumerate(_rows(args.held_out))],
     }
     OUTPUT.mkdir(exist_ok=True)
-    for name, prompts in sets.items():
-        chosen = sorted(random.Random(0).sample(range(len(prompts)), NUM_PROMPTS[name]))
-        lines = [json.dumps({"id": prompts[i][0], "prompt": prompts[i][1]}, ensure_ascii=False) for i in chosen]
+    chosen = {name: _sample(prompts, NUM_PROMPTS[name]) for name, prompts in sets.items()}
+    left = [prompt for name in ("gsm8k", "humaneval") for prompt in sets[name] if prompt not in chosen[name]]
+    for name, prompts in {**chosen, "parity": _sample(left, NUM_PARITY_PROMPTS)}.items():
+        lines = [json.dumps({"id": prompt_id, "prompt": text}, ensure_ascii=False) for prompt_id, text in prompts]
         (OUTPUT / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{len(lines)} prompts -> {OUTPUT / name}.jsonl")
+
+
+def _sample(prompts: list[tuple[str, str]], num: int) -> list[tuple[str, str]]:
+    """Some of them, in their order."""
+    return [prompts[place] for place in sorted(random.Random(0).sample(range(len(prompts)), num))]
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
     results, document = tmp_path / "results", tmp_path / "README.md"
     results.mkdir()
     row = {"decoding": "greedy", "num_prompts": 200, "num_tokens": 25000, "identical": 199, "tie": 1, "different": 0}
-    result = {"provenance": provenance(seed=0), "rows": [row]}
+    result = {"provenance": provenance(seed=0, dtype="float32", max_new_tokens=64), "rows": [row]}
     (results / "parity.json").write_text(json.dumps(result), encoding="utf-8")
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
 
     render_into(document, results)
 
     text = document.read_text(encoding="utf-8")
+    assert "At most 64 new tokens a text, float32." in text
     assert "| greedy | 200 | 25000 | 199 | 1 | 0 |" in text
     assert "Source: `benchmarks/results/parity.json`; commit `" in text
     assert "old" not in text

@@ -11,7 +11,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 _RENDERERS = {
     "speed.json": tables.speed,
     "batches.json": tables.batches,
-    "parity.json": tables.parity,
+    **dict.fromkeys(tables.PARITY_TITLES, tables.parity),
     "bounds.json": tables.bounds,
     "ablation.json": tables.ablation,
     "memory.json": tables.memory,

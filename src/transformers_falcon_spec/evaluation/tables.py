@@ -4,6 +4,12 @@ from typing import Any
 
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}
 Rows = list[dict[str, Any]]
+PARITY_TITLES = {
+    "parity.json": "without draws",
+    "parity_sampling.json": "sampled with equal seeds",
+    "parity_bfloat16.json": "in low precision",
+    "parity_strict.json": "in low precision, strict",
+}
 _COSTS = ("plain_seconds_per_step", "draft_seconds_per_step", "verify_seconds_per_step", "other_seconds_per_step")
 
 
@@ -89,7 +95,9 @@ def parity(result: dict[str, Any], name: str) -> str:
     header = ["decoding", "prompts", "tokens", "identical", "proven ties", "different"]
     keys = ("decoding", "num_prompts", "num_tokens", "identical", "tie")
     body = [[*(str(row[key]) for key in keys), str(row.get("bug", row.get("different")))] for row in result["rows"]]
-    return "\n".join(["### The same text", "", table(header, body), "", source_line(result, name)])
+    dtype, limit = (result["provenance"].get(key) for key in ("dtype", "max_new_tokens"))
+    lines = [f"### The same text: {PARITY_TITLES[name]}", "", f"At most {limit} new tokens a text, {dtype}.", ""]
+    return "\n".join([*lines, table(header, body), "", source_line(result, name)])
 
 
 def ablation(result: dict[str, Any], name: str) -> str:
