@@ -2,7 +2,7 @@
 
 Command: python benchmarks/soak.py
 Hardware and time: two CPU cores, about ten minutes for 2,000 calls. Each call draws its options: decoding, verifier, processors,
-streamer, outputs, stopping, a cache to go on from, a thread; one in twelve is broken off by an exception of a criterion, a
+streamer, outputs, stopping, a cache to go on from, a batch, a thread; one in twelve is broken off by an exception of a criterion, a
 processor or a streamer. `--alone` makes the same calls without the drafter, to tell a leak of ours from one below.
 Writes `benchmarks/results/soak.json`.
 """
@@ -69,7 +69,7 @@ EXTRAS = {  # with the share of calls that ask for them
     "end tokens": 0.2,
 }
 INTERRUPTIONS = ("criterion", "processor", "streamer")
-SHARES = {"thread": 0.1, "broken off": 1 / 12, "next turn": 0.3, "negative prompt": 0.5}
+SHARES = {"thread": 0.1, "batch": 0.2, "broken off": 1 / 12, "next turn": 0.3, "negative prompt": 0.5}
 NOTHING_LEFT = ("hooks", "threads", "recording_layers")
 
 
@@ -172,10 +172,17 @@ class Soak:
         for name in extras:
             options |= self._extra(name)
         prompt = rng.choice(self.prompts)[:, : rng.randint(2, 48)]
-        if self.cache is not None and "chunks" not in extras:  # the next turn of a conversation
-            options["past_key_values"], text = self.cache
-            prompt = torch.cat([text, prompt], dim=-1)
+        streams = "iterator" in extras or interruption == "streamer"
+        if self.cache is not None and "chunks" not in extras and not (streams and len(self.cache[1]) > 1):
+            options["past_key_values"], text = self.cache  # the next turn of a conversation
+            prompt = torch.cat([text, prompt.repeat(len(text), 1)], dim=-1)
             self.counts["next turn"] += 1
+        elif not streams and "own cache" not in extras and rng.random() < SHARES["batch"]:
+            rows = [rng.choice(self.prompts)[:, : prompt.shape[1]] for _ in range(rng.randint(1, 3))]
+            prompt = torch.cat([prompt, *(row for row in rows if row.shape == prompt.shape)])
+            self.counts["batch"] += len(prompt) > 1
+        if len(prompt) > 1:
+            options.pop("negative_prompt_ids", None)  # of one row
         self.cache = None
         self.counts.update([decoding, processors, verifier, *extras])
         return prompt, options
@@ -247,6 +254,8 @@ def growth(points: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def soak(run: Soak, num_calls: int, every: int) -> dict[str, Any]:
     """Make the calls; what is held at every checkpoint, how it grows, and what is left at the end."""
+    # Transformers puts hooks of its own on a model that was ever asked for hidden states, and leaves them there
+    run.target.generate(run.prompts[0], max_new_tokens=2, return_dict_in_generate=True, output_hidden_states=True)
     before, points = traces(run.target), []
     for number in tqdm(range(num_calls), desc="calls"):
         run.call(number)
