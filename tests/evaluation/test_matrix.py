@@ -65,6 +65,16 @@ def test_the_report_command_renders_the_matrix_into_its_own_page(tmp_path: Path)
     assert "### Tree" not in document.read_text(encoding="utf-8")
 
 
+def test_another_version_is_told_in_short(tmp_path: Path) -> None:
+    document = tmp_path / "architectures.md"
+    document.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+    (_results(tmp_path) / "architectures.json").rename(tmp_path / "architectures_oldest.json")
+
+    render_into(document, tmp_path)
+
+    assert "2 tree, 1 chain, 1 refused; 191 of 192 tokens equal." in document.read_text(encoding="utf-8")
+
+
 def test_the_stored_matrix_holds_every_family_with_its_verdict_and_no_other_token() -> None:
     rows = json.loads((ROOT / "benchmarks/results" / "architectures.json").read_text(encoding="utf-8"))["rows"]
 

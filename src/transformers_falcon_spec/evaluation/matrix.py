@@ -1,5 +1,6 @@
 """The matrix of architectures as Markdown: what targets of each family can verify, from its results file."""
 
+from collections import Counter
 from typing import Any
 
 from .tables import Rows, source_line, table
@@ -30,6 +31,18 @@ def matrix(result: dict[str, Any], name: str) -> str:
         for verdict, group in by_verdict.items()
     ]
     return "\n\n".join([*sections, source_line(result, name)])
+
+
+def matrix_in_short(result: dict[str, Any], name: str) -> str:
+    """The counts of a matrix that was measured on another version, and where it left the target's text."""
+    offered = [row for row in result["rows"] if row["verdict"] != "not offered"]
+    families = {row["family"]: row["verdict"] for row in offered}
+    verdicts = Counter(families.values())
+    counts = ", ".join(f"{num} {verdict}" for verdict, num in verdicts.items())
+    equal, tokens = (sum(row.get(key, 0) for row in offered) for key in ("num_equal", "num_tokens"))
+    version = result["provenance"]["versions"]["transformers"]
+    lines = [f"### On Transformers {version}", "", f"{counts}; {equal} of {tokens} tokens equal."]
+    return "\n".join([*lines, "", source_line(result, name)])
 
 
 def _count(group: list[Rows]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import OptionError
 from . import tables
-from .matrix import matrix
+from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 _RENDERERS = {
@@ -16,9 +16,13 @@ _RENDERERS = {
     "ablation.json": tables.ablation,
     "memory.json": tables.memory,
     "architectures.json": matrix,
+    "architectures_oldest.json": matrix_in_short,
     "verifiers.json": tables.verifiers,
 }
-PAGES = {"architectures.md": ["architectures.json"], "verifiers.md": ["verifiers.json"]}  # all others go to the README
+PAGES = {
+    "architectures.md": ["architectures.json", "architectures_oldest.json"],
+    "verifiers.md": ["verifiers.json"],
+}  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 
 
