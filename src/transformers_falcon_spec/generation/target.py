@@ -108,6 +108,7 @@ class Target:
         return Reading(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
+        self._let_go()
         self.cache = cache_file.prepared(cache)
         self._windows = cache_file.widen(self.cache) if num_rows > 1 else {}
 
@@ -137,15 +138,18 @@ class Target:
         positions = inputs.get("position_ids")
         if positions is None:
             return torch.full((rows, 1), self.cache.get_seq_length(), device=placeholder.device)
-        return positions[..., -1:]
+        return positions[..., -1:].expand(*positions.shape[:-2], rows, 1)
 
-    def read(self, token_ids: Tensor, tree: DraftTree, is_chain: bool = False) -> Reading:
+    def read(
+        self, token_ids: Tensor, tree: DraftTree, is_chain: bool = False, is_open: Sequence[bool] = ()
+    ) -> Reading:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
         Args:
             token_ids (`torch.Tensor` of shape `(rows, nodes)`): The token at each node.
             tree ([`DraftTree`]): The shape.
             is_chain (`bool`): The tree is a chain and is read without a mask of ours, as plain decoding reads.
+            is_open (`Sequence[bool]`): False for rows whose logits nobody needs; empty where all are needed.
         """
         self.taps.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self._switches:
@@ -156,6 +160,9 @@ class Target:
         places = self._next_place + tree.depths
         if self._takes_positions:
             inputs["position_ids"] = self._positions + tree.depths
+            if not all(is_open):  # a row that ended may stand behind the last position that the target has
+                needed = torch.tensor(is_open, device=token_ids.device)[:, None]
+                inputs["position_ids"] = inputs["position_ids"].where(needed, 0)
         if is_chain:
             self.slots.align()  # such a target may count slots
             inputs["attention_mask"] = self._chain_mask(places)
@@ -169,7 +176,10 @@ class Target:
 
     def _read_anew(self, root: Tensor) -> None:
         text_ids = torch.cat([self._text_ids, root], dim=-1)
-        self.cache = self.slots.cache = read_anew(self.model, text_ids, self.cache, self._chain_mask(self._next_place))
+        cache = read_anew(self.model, text_ids, self.cache, self._chain_mask(self._next_place))
+        if cache is not self.cache:
+            self._hold(cache, len(root))
+            self.slots.cache = cache
         self.taps.discard()
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
@@ -196,9 +206,13 @@ class Target:
             yield
             self.slots.unroll()
         finally:
-            if self.cache is not None:
-                cache_file.narrow(self.cache, self._windows)
-                cache_file.stop_recording(self.cache)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The cache becomes its owner's again."""
+        if self.cache is not None:
+            cache_file.narrow(self.cache, self._windows)
+            cache_file.stop_recording(self.cache)
 
     def _chain_mask(self, places: Tensor) -> Tensor | None:
         """The 2-D mask of the whole text, needed only where slots hold nothing."""
