@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
 )
 
 from tests import runs
-from tests.doubles import InformedDrafter, RandomDrafter
+from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
 from tests.generation.test_loop import ListStreamer
 from tests.tiny import (
     CHAIN_FAMILIES,
@@ -27,6 +30,8 @@ from tests.tiny import (
 )
 from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.batch import Batch
+from transformers_falcon_spec.generation.candidates import DraftBudget
 
 LENGTHS = (12, 5, 9, 3)
 
@@ -106,6 +111,7 @@ def test_rows_may_end_with_the_token_of_the_prefill(num_ending: int) -> None:
 
     pair.assert_equal()
     assert len(pair.drafted.scores) == len(pair.plain.scores)
+    assert all(not scores[0].any() for scores in pair.drafted.scores[1:])  # of a row that has ended
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -161,6 +167,25 @@ def test_a_target_that_keeps_states_takes_one_prompt_at_a_time() -> None:
         runs.drafted(target, RandomDrafter(), prompts.ids, attention_mask=prompts.mask)
 
     assert runs.drafted(target, RandomDrafter()).sequences.equal(before)
+
+
+def test_rows_that_ended_get_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, prompts, propose = make_target().double(), Prompts.of(), RandomGenerator.propose
+    text = runs.plain(target, prompts.ids, attention_mask=prompts.mask).sequences
+    ends, seen = text[:2, [14, 18]].diagonal().tolist(), []
+
+    def watched(self: RandomGenerator, budget: DraftBudget) -> Any:
+        newest = [
+            int(ids[num - 1]) for ids, num in zip(self.commits[-1].sequence_ids, self.commits[-1].lengths, strict=True)
+        ]
+        seen.extend(zip(newest, budget.depths, strict=True))
+        return propose(self, budget)
+
+    monkeypatch.setattr(RandomGenerator, "propose", watched)
+    batch_and_drafted(target, eos_token_id=ends)
+
+    assert {depth for newest, depth in seen if newest in ends} == {0}
+    assert any(depth > 0 for newest, depth in seen if newest not in ends)
 
 
 class StopsAt(StoppingCriteria):
@@ -335,11 +360,13 @@ def test_the_returned_cache_of_a_batch_can_be_continued(family: str) -> None:
     assert [layer.keys.shape for layer in caches[1].layers] == [layer.keys.shape for layer in caches[0].layers]
 
 
-def test_a_streamer_gets_a_step_when_all_rows_have_taken_it() -> None:
+@pytest.mark.parametrize("is_eos", [True, False])
+def test_a_streamer_gets_a_step_when_all_rows_have_taken_it(is_eos: bool) -> None:
     target, streamers = make_target().double(), [ListStreamer(), ListStreamer()]
     prompts = Prompts.of()
     ends = runs.plain(target, prompts.ids, attention_mask=prompts.mask).sequences[:, 20].tolist()
-    options = {"attention_mask": prompts.mask, "eos_token_id": ends[:2]}
+    stop = {"eos_token_id": ends[:2]} if is_eos else {"stopping_criteria": StoppingCriteriaList([StopsAt(ends)])}
+    options = {"attention_mask": prompts.mask, **stop}
 
     gold = runs.plain(target, prompts.ids, streamer=streamers[0], **options).sequences
     informed = InformedDrafter(RandomDrafter(), gold, mask=prompts.mask)
@@ -347,6 +374,19 @@ def test_a_streamer_gets_a_step_when_all_rows_have_taken_it() -> None:
 
     assert streamers[1].chunks == streamers[0].chunks
     assert streamers[1].num_ends == 1
+
+
+def test_what_waits_for_the_end_of_a_row_is_streamed_at_the_end() -> None:
+    config, streamer = GenerationConfig(do_sample=False), ListStreamer()
+    config._pad_token_tensor = torch.tensor(0)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(4), EosTokenCriteria(9)])
+    batch = Batch(make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer)
+
+    for row, token in [(0, 5), (0, 6), (0, 7), (1, 9)]:
+        batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])
+    batch.end()
+
+    assert streamer.chunks == [[5, 9], [6, 0], [7, 0]]
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -143,7 +143,7 @@ class SpeculativeDecoding:
         tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
             is_alone = self.is_strict and token_ids.shape[1] == 1  # a mask of ours would change the rounding
-            is_plain = self.must_reread or is_alone or not self.capability.can_tree
+            is_plain = is_alone or not self.capability.can_tree
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
             reading = self.target.read(token_ids, tree, is_plain, is_open)
             rows = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
