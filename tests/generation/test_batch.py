@@ -389,6 +389,20 @@ def test_what_waits_for_the_end_of_a_row_is_streamed_at_the_end() -> None:
     assert streamer.chunks == [[5, 9], [6, 0], [7, 0]]
 
 
+def test_without_eos_a_streamer_waits_for_rows_that_are_complete() -> None:
+    config, streamer, criteria = (
+        GenerationConfig(do_sample=False),
+        ListStreamer(),
+        StoppingCriteriaList([StopsAt([9])]),
+    )
+    batch = Batch(make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer)
+
+    for row, token in [(0, 9), (1, 5), (1, 6), (0, 7)]:
+        batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])
+
+    assert streamer.chunks == [[9, 5], [7, 6]]
+
+
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
