@@ -64,6 +64,7 @@ def traces(target: PreTrainedModel, cache: Any = None) -> dict[str, Any]:
         "attention": target.config._attn_implementation,
         "is_training": target.training,
         "recording": [getattr(layer, "record_past", False) for layer in cache.layers] if cache else None,
+        "windows": [getattr(layer, "sliding_window", None) for layer in cache.layers] if cache else None,
     }
 
 

@@ -5,14 +5,33 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
+)
 
 from tests import runs
-from tests.doubles import InformedDrafter, RandomDrafter
+from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
 from tests.generation.test_loop import ListStreamer
-from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, VOCAB_SIZE, make_drafter, make_prompt, make_target
+from tests.tiny import (
+    CHAIN_FAMILIES,
+    TREE_FAMILIES,
+    VOCAB_SIZE,
+    in_double,
+    make_drafter,
+    make_prompt,
+    make_target,
+)
 from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.batch import Batch
+from transformers_falcon_spec.generation.candidates import DraftBudget
 
 LENGTHS = (12, 5, 9, 3)
 
@@ -81,6 +100,94 @@ def test_rows_end_at_their_own_eos_and_are_padded(eos_place: int) -> None:
     assert len(set(map(int, lengths))) > 1
 
 
+@pytest.mark.parametrize("num_ending", [1, 3, 4])
+def test_rows_may_end_with_the_token_of_the_prefill(num_ending: int) -> None:
+    target = make_target().double()
+    text = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask, max_new_tokens=1).sequences
+
+    pair = batch_and_drafted(
+        target, make_drafter(target, block_size=2), eos_token_id=text[:num_ending, -1].tolist(), output_scores=True
+    )
+
+    pair.assert_equal()
+    assert len(pair.drafted.scores) == len(pair.plain.scores)
+    assert all(not scores[0].any() for scores in pair.drafted.scores[1:])  # of a row that has ended
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 5, 2), (30, 1)])
+def test_a_prompt_may_be_one_token(lengths: tuple[int, ...], family: str) -> None:
+    target = make_target(family).double()
+
+    batch_and_drafted(target, make_drafter(target, block_size=2), lengths=lengths).assert_equal()
+
+
+@pytest.mark.parametrize("family", ["llama4", "mistral"])
+def test_a_prompt_may_be_read_in_chunks(family: str) -> None:
+    target = in_double(make_target(family))
+
+    batch_and_drafted(target, make_drafter(target, block_size=2), prefill_chunk_size=5).assert_equal()
+
+
+@pytest.mark.parametrize("kind", ["right", "inner"])
+@pytest.mark.parametrize("family", ["llama", "llama4", "mistral", "gpt_neo", "mpt", "bloom"])
+def test_padding_may_stand_anywhere(family: str, kind: str) -> None:
+    target = in_double(make_target(family, seed=3))
+    ids, mask = torch.cat([make_prompt(12, seed) for seed in range(4)]), torch.ones(4, 12, dtype=torch.long)
+    for row, columns in enumerate([(8, 12), (10, 12), (12, 12)] if kind == "right" else [(3, 7), (0, 2), (5, 6)]):
+        mask[row, slice(*columns)] = 0
+    gold = runs.plain(target, ids, attention_mask=mask, max_new_tokens=30).sequences
+    drafter = InformedDrafter(make_drafter(target, block_size=2), gold, mask=mask)
+
+    ours = runs.drafted(target, drafter, ids, attention_mask=mask, max_new_tokens=30)
+
+    assert ours.sequences.tolist() == gold.tolist()
+    assert ours.speculation.num_accepted > 0
+
+
+@pytest.mark.parametrize(("family", "name"), [("gpt2", "n_positions"), ("opt", "max_position_embeddings")])
+def test_a_row_that_ended_is_not_read_behind_the_last_position(family: str, name: str) -> None:
+    pair = batch_and_drafted(make_target(family, **{name: 32}).double(), lengths=(12,) * 4, max_new_tokens=21)
+
+    pair.assert_equal()
+    assert pair.drafted.sequences.shape[1] == 33  # the last token is never read
+
+
+def test_all_rows_may_share_their_positions() -> None:
+    target, ids = make_target().double(), torch.cat([make_prompt(12, seed) for seed in range(3)])
+
+    runs.both(target, RandomDrafter(), ids, position_ids=torch.arange(12)[None]).assert_equal()
+
+
+def test_a_target_that_keeps_states_takes_one_prompt_at_a_time() -> None:
+    target, prompts = make_target("lfm2").double(), Prompts.of()
+    before = runs.drafted(target, RandomDrafter()).sequences
+
+    with pytest.raises(GenerationError, match="keeps a state of all it read, which rows cannot take back"):
+        runs.drafted(target, RandomDrafter(), prompts.ids, attention_mask=prompts.mask)
+
+    assert runs.drafted(target, RandomDrafter()).sequences.equal(before)
+
+
+def test_rows_that_ended_get_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, prompts, propose = make_target().double(), Prompts.of(), RandomGenerator.propose
+    text = runs.plain(target, prompts.ids, attention_mask=prompts.mask).sequences
+    ends, seen = text[:2, [14, 18]].diagonal().tolist(), []
+
+    def watched(self: RandomGenerator, budget: DraftBudget) -> Any:
+        newest = [
+            int(ids[num - 1]) for ids, num in zip(self.commits[-1].sequence_ids, self.commits[-1].lengths, strict=True)
+        ]
+        seen.extend(zip(newest, budget.depths, strict=True))
+        return propose(self, budget)
+
+    monkeypatch.setattr(RandomGenerator, "propose", watched)
+    batch_and_drafted(target, eos_token_id=ends)
+
+    assert {depth for newest, depth in seen if newest in ends} == {0}
+    assert any(depth > 0 for newest, depth in seen if newest not in ends)
+
+
 class StopsAt(StoppingCriteria):
     """Stops each row when it has a token of its own; no row is padded, for it is no EOS."""
 
@@ -102,6 +209,15 @@ def test_without_eos_rows_that_are_complete_grow_with_the_others() -> None:
     assert pair.drafted.sequences.shape[1] < 52
 
 
+def test_a_criterion_must_answer_for_the_row_it_is_shown() -> None:
+    class ForFour(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            return torch.zeros(4, dtype=torch.bool)
+
+    with pytest.raises(GenerationError, match="one gave 4 answers for one row"):
+        batch_and_drafted(make_target(), stopping_criteria=StoppingCriteriaList([ForFour()]))
+
+
 class CountsItsCalls(LogitsProcessor):
     """Forbids a token that depends on how often it was asked: a state for each row."""
 
@@ -112,6 +228,9 @@ class CountsItsCalls(LogitsProcessor):
         self.num_calls += 1
         scores[:, self.num_calls % VOCAB_SIZE :: 3] = -torch.inf
         return scores
+
+
+NEGATIVE = Prompts.of((4, 7, 2, 3))
 
 
 def _allowed(row: int, text: torch.Tensor) -> list[int]:
@@ -127,8 +246,10 @@ def _allowed(row: int, text: torch.Tensor) -> list[int]:
         {"guidance_scale": 1.7},
         {"bad_words_ids": [[5], [8, 9]], "min_new_tokens": 9, "eos_token_id": list(range(3, 50))},
         {"logits_processor": CountsItsCalls},
+        {"guidance_scale": 1.7, "negative_prompt_ids": NEGATIVE.ids, "negative_prompt_attention_mask": NEGATIVE.mask},
+        {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=lambda options: list(options)[min(len(options), 3) // 2],
 )
 def test_processors_see_each_row_as_a_plain_batch_shows_it(options: dict[str, Any]) -> None:
     prompts, target = Prompts.of(), make_target().double()
@@ -239,11 +360,13 @@ def test_the_returned_cache_of_a_batch_can_be_continued(family: str) -> None:
     assert [layer.keys.shape for layer in caches[1].layers] == [layer.keys.shape for layer in caches[0].layers]
 
 
-def test_a_streamer_gets_a_step_when_all_rows_have_taken_it() -> None:
+@pytest.mark.parametrize("is_eos", [True, False])
+def test_a_streamer_gets_a_step_when_all_rows_have_taken_it(is_eos: bool) -> None:
     target, streamers = make_target().double(), [ListStreamer(), ListStreamer()]
     prompts = Prompts.of()
     ends = runs.plain(target, prompts.ids, attention_mask=prompts.mask).sequences[:, 20].tolist()
-    options = {"attention_mask": prompts.mask, "eos_token_id": ends[:2]}
+    stop = {"eos_token_id": ends[:2]} if is_eos else {"stopping_criteria": StoppingCriteriaList([StopsAt(ends)])}
+    options = {"attention_mask": prompts.mask, **stop}
 
     gold = runs.plain(target, prompts.ids, streamer=streamers[0], **options).sequences
     informed = InformedDrafter(RandomDrafter(), gold, mask=prompts.mask)
@@ -251,6 +374,33 @@ def test_a_streamer_gets_a_step_when_all_rows_have_taken_it() -> None:
 
     assert streamers[1].chunks == streamers[0].chunks
     assert streamers[1].num_ends == 1
+
+
+def test_what_waits_for_the_end_of_a_row_is_streamed_at_the_end() -> None:
+    config, streamer = GenerationConfig(do_sample=False), ListStreamer()
+    config._pad_token_tensor = torch.tensor(0)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(4), EosTokenCriteria(9)])
+    batch = Batch(make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer)
+
+    for row, token in [(0, 5), (0, 6), (0, 7), (1, 9)]:
+        batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])
+    batch.end()
+
+    assert streamer.chunks == [[5, 9], [6, 0], [7, 0]]
+
+
+def test_without_eos_a_streamer_waits_for_rows_that_are_complete() -> None:
+    config, streamer, criteria = (
+        GenerationConfig(do_sample=False),
+        ListStreamer(),
+        StoppingCriteriaList([StopsAt([9])]),
+    )
+    batch = Batch(make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer)
+
+    for row, token in [(0, 9), (1, 5), (1, 6), (0, 7)]:
+        batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])
+
+    assert streamer.chunks == [[9, 5], [7, 6]]
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -275,6 +425,13 @@ def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
     assert fast.drafted.sequences.tolist() == slow.drafted.sequences.tolist()
     assert fast.drafted_state.equal(slow.drafted_state)
     assert fast.stats.num_accepted == slow.stats.num_accepted > 0
+
+
+def test_guests_are_not_offered() -> None:
+    out = runs.drafted(make_target(), RandomDrafter(num_nodes=8, num_guests=7))
+
+    assert out.speculation.num_drafted > 0
+    assert out.speculation.offered_by_depth == []
 
 
 def test_coverage_is_the_targets_probability_of_what_was_offered() -> None:

@@ -170,8 +170,56 @@ def test_rows_that_keep_different_tokens_hold_what_lists_say(data: st.DataObject
         assert cache.layers[1].keys.shape[-2] == min(max(map(len, expected)), WINDOW - 1)
 
 
-def test_slots_that_were_dropped_cannot_be_shared_by_rows() -> None:
-    cache = runs.prefilled(make_target("mistral"), make_prompt(12)).cache
+def _rows_of(places: list[list[int]]) -> RowSlots:
+    """Slots whose tokens are labelled with their places; padding with -1."""
+    states = torch.tensor(places, dtype=torch.float32)[:, None, :, None]
+    cache = DynamicCache()
+    cache.update(states, states, 0)
+    return RowSlots(cache, torch.tensor(places))
+
+
+def test_realigned_tokens_stay_as_far_apart_as_their_places() -> None:
+    slots = _rows_of([[0, 1, -1, -1], [-1, 1, -1, 3], [0, 1, 2, 3]])
+    states = torch.zeros(3, 1, 2, 1)
+    slots.cache.update(states, states, 0)
+    slots.append(torch.tensor([[4, 5]] * 3))
+
+    slots.keep(2, [(), (0,), (0, 1)])
+    slots.align()
+
+    assert slots.places.tolist() == [[-1, -1, 0, 1, -1, -1], [-1, -1, 1, -1, 3, 4], [0, 1, 2, 3, 4, 5]]
+    assert slots.cache.layers[0].keys[0, 0, 2:4, 0].tolist() == [0, 1]
+
+
+def test_tokens_that_were_read_behind_holes_are_put_into_their_places() -> None:
+    slots = _rows_of([[0, 1], [0, 1]])
+    states = torch.tensor([[7.0, 2.0], [2.0, 3.0]])[:, None, :, None]
+    slots.cache.update(states, states, 0)
+    slots.append(torch.tensor([[-1, 2], [2, 3]]), [1, 2])
+
+    slots.unroll()
+
+    assert slots.places.tolist() == [[0, 1, 2, -1], [0, 1, 2, 3]]
+    assert slots.cache.layers[0].keys[0, 0, :3, 0].tolist() == [0, 1, 2]
+
+
+def test_padding_that_all_rows_share_comes_back_with_their_places() -> None:
+    slots = _rows_of([[-1, -1, 2, 3], [-1, -1, -1, 3]])
+
+    slots.tidy()
+    assert slots.places.tolist() == [[2, 3], [-1, 3]]
+    slots.unroll()
+
+    assert slots.places.tolist() == [[-1, -1, 2, 3], [-1, -1, -1, 3]]
+
+
+def test_rows_may_go_on_until_a_window_is_full() -> None:
+    assert widen(runs.prefilled(make_target("mistral"), make_prompt(7)).cache) == {0: 8, 1: 8, 2: 8}
+
+
+@pytest.mark.parametrize("length", [8, 12])
+def test_slots_that_were_dropped_cannot_be_shared_by_rows(length: int) -> None:
+    cache = runs.prefilled(make_target("mistral"), make_prompt(length)).cache
 
     with pytest.raises(GenerationError, match="dropped what left their sliding window"):
         widen(cache)

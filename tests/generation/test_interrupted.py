@@ -74,18 +74,22 @@ RAISING = {
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", RAISING)
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_an_exception_of_the_users_own_code_leaves_the_model_as_it_was(family: str, name: str, attention: str) -> None:
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_an_exception_of_the_users_own_code_leaves_the_model_as_it_was(
+    num_rows: int, family: str, name: str, attention: str
+) -> None:
+    prompts = torch.cat([make_prompt(6, seed) for seed in range(num_rows)])
     target = make_target(family, attn_implementation=attention).double()
     drafter = RandomDrafter(feature_layers=(1, -1))
-    before, cache = runs.drafted(target, drafter).sequences, DynamicCache(config=target.config)
+    before, cache = runs.drafted(target, drafter, prompts).sequences, DynamicCache(config=target.config)
     untouched = runs.traces(target, DynamicCache(config=target.config))
 
     with pytest.raises(UsersError):
-        runs.plain(target, past_key_values=cache, **{"assistant_model": drafter, **RAISING[name]()})
+        runs.plain(target, prompts, past_key_values=cache, **{"assistant_model": drafter, **RAISING[name]()})
 
     assert cache.get_seq_length() > 0  # the call had begun
     assert runs.traces(target, cache) == untouched
-    assert runs.drafted(target, drafter).sequences.equal(before)
+    assert runs.drafted(target, drafter, prompts).sequences.equal(before)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])

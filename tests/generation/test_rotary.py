@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from tests import reference, runs
 from tests.doubles import InformedDrafter, RandomDrafter
@@ -78,6 +78,18 @@ def test_phi3_with_a_window_reads_its_text_anew(attention: str) -> None:
     assert [layer.keys.shape for layer in cache.layers] == [
         layer.keys.shape for layer in pair.plain.past_key_values.layers
     ]
+
+
+@needs_whole_text
+def test_a_cache_that_phi3_drops_is_its_owners_again() -> None:
+    target = _longrope("phi3", sliding_window=8)
+    cache = DynamicCache(config=target.config)
+    untouched = runs.traces(target, DynamicCache(config=target.config))
+
+    out = runs.drafted(target, RandomDrafter(), make_prompt(15), past_key_values=cache)
+
+    assert out.past_key_values is not cache
+    assert runs.traces(target, cache) == untouched
 
 
 @needs_whole_text

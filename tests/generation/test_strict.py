@@ -54,6 +54,13 @@ def test_only_what_rounding_could_change_is_read_again(dtype: torch.dtype) -> No
     assert (stats.num_reread > 0) == (dtype == torch.bfloat16)
 
 
+def test_a_token_without_a_draft_is_read_as_plain_decoding_reads_it() -> None:
+    pair = runs.both(make_target(), strict(RandomDrafter(proposals=0.0)), output_logits=True)
+
+    assert pair.stats.num_drafted == 0
+    assert all(ours.equal(plain) for ours, plain in zip(pair.drafted.logits, pair.plain.logits, strict=True))
+
+
 def test_a_batch_rereads_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers_falcon_spec.generation.transcript.CLOSE_ELSEWHERE", 2**46)
     drafter = strict(make_drafter(make_target().double(), block_size=2))

@@ -124,6 +124,25 @@ def test_the_text_after_an_image_is_the_targets_own(family: str, attention: str,
 
 
 @pytest.mark.parametrize("family", CONFIGS)
+def test_prompts_with_images_may_be_batched(family: str) -> None:
+    target, (prompt, extras) = _make_target(family), _with_image(family)
+    short = torch.cat([torch.zeros(1, 2, dtype=torch.long), prompt[:, :2], prompt[:, 4:]], dim=-1)
+    prompts, mask = torch.cat([prompt, short]), torch.ones(2, prompt.shape[1], dtype=torch.long)
+    mask[1, :2] = 0
+    extras = {name: torch.cat([value, value]) for name, value in extras.items()}
+    for name in {"mm_token_type_ids", "token_type_ids"} & set(extras):
+        extras[name] = (prompts == IMAGE).long()
+    options = {"attention_mask": mask, "max_new_tokens": 20, **extras}
+    gold = runs.plain(target, prompts, **options).sequences
+    drafter = InformedDrafter(make_drafter(target, block_size=2), gold, mask=mask)
+
+    ours = runs.drafted(target, drafter, prompts, **options)
+
+    assert ours.sequences.tolist() == gold.tolist()
+    assert all(row.num_accepted > 0 for row in ours.speculation.rows)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
 def test_features_of_an_image_prompt_are_the_targets_hidden_states(family: str) -> None:
     target = _make_target(family)
     prompt, inputs = _with_image(family)

@@ -104,7 +104,10 @@ class RowSlots:
 
     def __init__(self, cache: Any, places: Tensor) -> None:
         self.cache, self.places = cache, places
-        self.num_tokens: list[int] = (places != HOLE).sum(-1).tolist()  # of each row; known without asking the device
+        is_held = places != HOLE
+        self.num_tokens: list[int] = is_held.sum(-1).tolist()  # of each row; known without asking the device
+        self._num_gaps: list[int] = (~is_held & (is_held.cumsum(-1) > 0)).sum(-1).tolist()  # padding behind a token
+        self._num_first = places.shape[1]
         self.is_shifted = False  # some token is not in the slot of its place
         self.is_ragged = False  # some row has holes behind its tokens
 
@@ -153,7 +156,7 @@ class RowSlots:
 
     def tidy(self) -> None:
         """Realign the rows if that saves enough slots."""
-        if len(self.places) > 1 and len(self) - max(self.num_tokens) > MAX_WASTE * len(self):
+        if len(self.places) > 1 and len(self) - self._num_needed > MAX_WASTE * len(self):
             self._realign()
 
     def align(self) -> None:
@@ -162,9 +165,9 @@ class RowSlots:
             self._realign()
 
     def _realign(self) -> None:
-        """The newest token of every row goes to the last slot, all others before it without holes."""
-        order = (self.places != HOLE).int().argsort(dim=-1, stable=True)
-        self._take(order[:, len(self) - max(self.num_tokens) :])
+        """The newest token of every row goes to the last slot, all others as far before it as their places are."""
+        newest = self.places.amax(-1, keepdim=True).clamp(min=self._num_first - 1)
+        self._arrange(self.places - newest + self._num_needed - 1, self._num_needed)
         self.is_shifted, self.is_ragged = True, False
 
     def _note_holes(self, came: bool) -> None:
@@ -173,15 +176,21 @@ class RowSlots:
     def unroll(self) -> None:
         """Put every token into the slot of its place, as in a cache that read the text without a drafter."""
         if self.is_shifted:
-            width = int(self.places.max()) + 1
-            slots = torch.arange(max(len(self), width), device=self.places.device)
-            order = self.places.new_zeros(len(self.places), width + 1)  # holes go to the place too many
-            order.scatter_(
-                1, self.places.masked_fill(self.places == HOLE, width), slots[: len(self)].expand_as(self.places)
-            )
-            self._take(order[:, :width])
-            self.places = self.places.masked_fill(self.places != slots[:width], HOLE)
+            self._arrange(self.places, int(self.places.max()) + 1)
             self.is_shifted = self.is_ragged = False
+
+    @property
+    def _num_needed(self) -> int:
+        """Slots that are left when rows are realigned."""
+        return max(num + gaps for num, gaps in zip(self.num_tokens, self._num_gaps, strict=True))
+
+    def _arrange(self, slots: Tensor, num_slots: int) -> None:
+        """Of `num_slots` slots, the token in slot `s` gets the one that `slots[row, s]` says; the others are holes."""
+        slots = slots.masked_fill(self.places == HOLE, num_slots)  # one too many, cut off
+        order = torch.full((len(slots), num_slots + 1), HOLE, device=slots.device)
+        order = order.scatter(1, slots, torch.arange(len(self), device=slots.device).expand_as(slots))[:, :-1]
+        self._take(order.clamp(min=0))
+        self.places = self.places.masked_fill(order == HOLE, HOLE)
 
     def _take(self, order: Tensor) -> None:
         """Slot `order[row, s]` becomes slot `s`."""

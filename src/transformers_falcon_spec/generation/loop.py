@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
 from .target import Form, Reading, Target, sliding_windows
-
-if TYPE_CHECKING:
-    pass
 
 REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
@@ -149,7 +146,9 @@ class SpeculativeDecoding:
         parents = draft.parents.to(device).expand_as(token_ids)
         tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
-            reading = self.target.read(token_ids, tree, "chain" if self.must_reread else self.form)
+            is_alone = self.is_strict and token_ids.shape[1] == 1  # a mask of ours would change the rounding
+            is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
+            reading = self.target.read(token_ids, tree, "chain" if is_alone else self.form, is_open)
             rows = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
         verdicts, self.must_reread = [], False
         for row, (parents_list, tokens_list) in enumerate(rows):
@@ -210,25 +209,28 @@ class SpeculativeDecoding:
 
     def record(self, draft: Draft, tree: DraftTree, verdicts: list[Verdict]) -> None:
         """Count the step of every row that took one."""
-        depths, is_node = tree.depths.tolist(), (tree.parents >= 0).sum(-1).tolist()
+        num_drafted, parents, depths = (tree.parents >= 0).sum(-1).tolist(), tree.parents, tree.depths
+        if draft.is_guest is not None:  # nobody offers them
+            is_guest = draft.is_guest.to(parents.device)
+            parents, depths = parents.masked_fill(is_guest, -1), depths.masked_fill(is_guest, 0)
+        parent_lists, depth_lists = parents.tolist(), depths.tolist()
         for row, verdict in enumerate(verdicts):
             if not verdict.path:
                 continue
-            max_depth = max(depths[row])
+            max_depth = max(depth_lists[row])
             if self.batch.is_closed(row):  # what lies below the last token was never asked for
                 max_depth = min(max_depth, verdict.num_accepted)
             self.stats.record(
                 row=row,
-                num_nodes=is_node[row] + 1,
+                num_nodes=num_drafted[row] + 1,
                 max_depth=max_depth,
                 num_accepted=verdict.num_accepted,
-                coverage=self._coverage(row, draft, tree, verdict),
+                coverage=self._coverage(row, parent_lists[row], draft.token_ids[row].tolist(), verdict),
             )
         self.stats.num_passes += draft.num_passes
 
-    def _coverage(self, row: int, draft: Draft, tree: DraftTree, verdict: Verdict) -> list[float]:
+    def _coverage(self, row: int, parents: list[int], token_ids: list[int], verdict: Verdict) -> list[float]:
         """How much of the target's distribution after each kept node its children hold."""
-        parents, token_ids = tree.parents[row].tolist(), draft.token_ids[row].tolist()
         probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
         children = [[child for child, parent in enumerate(parents) if parent == node] for node in verdict.path]
         held = [

@@ -92,7 +92,7 @@ class Target:
 
     def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
-        _check_switches(self._switches, input_ids, generation_config.max_length)
+        _check_switches(self._switches, input_ids, model_kwargs.get("attention_mask"), generation_config.max_length)
         self._hold(model_kwargs["past_key_values"], len(input_ids))
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
@@ -112,6 +112,7 @@ class Target:
         return Reading(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
+        self._let_go()
         self.cache = cache_file.prepared(cache)
         self._windows = cache_file.widen(self.cache) if num_rows > 1 else {}
 
@@ -141,9 +142,9 @@ class Target:
         positions = inputs.get("position_ids")
         if positions is None:
             return torch.full((rows, 1), self.cache.get_seq_length(), device=placeholder.device)
-        return positions[..., -1:]
+        return positions[..., -1:].expand(*positions.shape[:-2], rows, 1)
 
-    def read(self, token_ids: Tensor, tree: DraftTree, form: Form = "tree") -> Reading:
+    def read(self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()) -> Reading:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
         Args:
@@ -152,6 +153,7 @@ class Target:
             form (`str`):
                 `"tree"`: with a mask of ours. `"chain"`: as plain decoding reads, every row being a chain. `"paths"`: likewise,
                 each path of the only row a row of its own.
+            is_open (`Sequence[bool]`): False for rows whose logits nobody needs; empty where all are needed.
         """
         self.taps.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self._switches:
@@ -163,18 +165,22 @@ class Target:
         places = self._next_place + tree.depths
         if form == "chain":
             self.slots.align()  # such a target may count slots
-            outputs = self._forward(token_ids, tree.depths, self._chain_mask(places))
+            outputs = self._forward(token_ids, tree.depths, self._chain_mask(places), is_open)
         else:
             with self._tree_attention():
-                outputs = self._forward(token_ids, tree.depths, self._masks(tree, places))
+                outputs = self._forward(token_ids, tree.depths, self._masks(tree, places), is_open)
         self.slots.append(places)
         return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
-    def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any) -> Any:
+    def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
         """The model's outputs for tokens of these depths after the text."""
         inputs = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
-        positions = {"position_ids": self._positions + depths} if self._takes_positions else {}
-        return self.model(**inputs, **positions, **self._asked, return_dict=True)
+        if self._takes_positions:
+            inputs["position_ids"] = self._positions + depths
+            if not all(is_open):  # a row that ended may stand behind the last position that the target has
+                needed = torch.tensor(is_open, device=token_ids.device)[:, None]
+                inputs["position_ids"] = inputs["position_ids"].where(needed, 0)
+        return self.model(**inputs, **self._asked, return_dict=True)
 
     def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> Reading:
         """The tree path by path; what was said of a node is the same in every path that holds it."""
@@ -194,7 +200,10 @@ class Target:
 
     def _read_anew(self, root: Tensor) -> None:
         text_ids = torch.cat([self._text_ids, root], dim=-1)
-        self.cache = self.slots.cache = read_anew(self.model, text_ids, self.cache, self._chain_mask(self._next_place))
+        cache = read_anew(self.model, text_ids, self.cache, self._chain_mask(self._next_place))
+        if cache is not self.cache:
+            self._hold(cache, len(root))
+            self.slots.cache = cache
         self.taps.discard()
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
@@ -226,9 +235,13 @@ class Target:
             yield
             self.slots.unroll()
         finally:
-            if self.cache is not None:
-                cache_file.narrow(self.cache, self._windows)
-                cache_file.stop_recording(self.cache)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The cache becomes its owner's again."""
+        if self.cache is not None:
+            cache_file.narrow(self.cache, self._windows)
+            cache_file.stop_recording(self.cache)
 
     def _chain_mask(self, places: Tensor) -> Tensor | None:
         """The 2-D mask of the whole text, needed only where slots hold nothing."""
@@ -264,10 +277,13 @@ class Target:
                 self.config._attn_implementation = implementation
 
 
-def _check_switches(switches: list[int], input_ids: Tensor, max_length: int) -> None:
+def _check_switches(switches: list[int], input_ids: Tensor, mask: Any, max_length: int) -> None:
     """Rows go on at their own pace, but in a plain batch the farthest one switches the frequencies of all."""
     num_rows, prompt_len = input_ids.shape
-    if num_rows > 1 and any(prompt_len <= switch < max_length for switch in switches):
+    if not switches or num_rows == 1:
+        return
+    longest = int(mask.sum(-1).max()) if isinstance(mask, Tensor) and mask.dim() == input_ids.dim() else prompt_len
+    if any(longest <= switch < max_length for switch in switches):
         raise GenerationError(
             f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
             "call `generate` once for each prompt, or end the text before."

@@ -160,7 +160,13 @@ class Transcript:
         self.step_scores.append(scores)
         self.input_ids = torch.cat([self.input_ids, token[:, None]], dim=-1)
         self._announce()
-        self.is_complete = bool(self._criteria(self.input_ids, self.scores).all()) or self.is_complete
+        is_done = self._criteria(self.input_ids, self.scores)
+        if is_done.numel() > 1:
+            raise GenerationError(
+                f"Stopping criteria are asked for each row alone, but one gave {is_done.numel()} answers for one row. "
+                "Each must answer for the rows of the `input_ids` that it gets."
+            )
+        self.is_complete = bool(is_done) or self.is_complete
 
 
 def _if(config: GenerationConfig, name: str) -> tuple[Tensor, ...] | None:

@@ -356,22 +356,23 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Target, block_size:
     drafter = small_drafter(target, tree, block_size=block_size, num_hidden_layers=2, recurrence=recurrence)
     texts = [Text(seed) for seed in range(3)]
     together, alone = start(drafter, target), [start(drafter, target) for _ in texts]
-    rounds = [(9, 1, 4), (1, 3, 1), (1, 1, 1), (5, 0, 2), (2, 0, 1), (1, 0, 6), (4, 0, 1), (1, 0, 3), (1, 0, 1)]
+    rounds = [(9, 1, 4), (1, 3, 1), (1, 1, 1), (5, 0, 2), (2, 0, 1), (1, 0, 6), (4, 0, 1), (1, 0, 3), (1, 2, 1)]
+    rounds = [(7, 0, 2), *rounds]  # nothing to read of a row whose newest prompt tokens are padding
 
     for number, num_new in enumerate(rounds):
         pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
         together.commit(_merged(pieces))
-        depths = tuple(
-            num and 100 - 96 * (number % 3 == row) for row, num in enumerate(num_new)
-        )  # 0 once it is finished
+        depths = tuple(100 - 96 * (number % 3 == row) for row in range(3))
         draft = together.propose(DraftBudget(depths, 512))
         for row, generator in enumerate(alone):
             generator.commit(pieces[row])
-            if not num_new[row]:
-                continue
-            expected = generator.propose(DraftBudget(depths[row : row + 1], 512))
             parents = draft.parents[min(row, len(draft.parents) - 1)].tolist()
             nodes = [0] + [node for node, parent in enumerate(parents) if parent >= 0]
+            if not num_new[row]:  # nothing to draft from
+                assert nodes == [0]
+                assert draft.token_ids[row, 0] == pieces[row].sequence_ids[0, pieces[row].lengths[0] - 1]
+                continue
+            expected = generator.propose(DraftBudget(depths[row : row + 1], 512))
             if expected is None:  # fewer pairs than a block
                 assert nodes == [0]
                 continue

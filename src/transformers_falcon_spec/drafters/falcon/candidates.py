@@ -55,17 +55,20 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
             num_rows, device = len(committed.lengths), committed.sequence_ids.device
             self._pending = [_Row() for _ in range(num_rows)]
             self._num_read, self._tails = [0] * num_rows, [torch.empty(0)] * num_rows
-            self._slots.places = self._slots.places.to(device).repeat(num_rows, 1)
-            self._slots.num_tokens *= num_rows
+            no_places = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
+            self._slots = RowSlots(self._slots.cache, no_places)
         for row, (length, num_new) in enumerate(zip(committed.lengths, committed.num_new, strict=True)):
-            new_ids = committed.sequence_ids[row, length - num_new : length]
-            self._pending[row].add(new_ids, committed.features[row, :num_new])
+            ids = committed.sequence_ids[row, :length]
+            self._pending[row].add(ids[length - num_new :], committed.features[row, :num_new], ids[-1:])
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """Draft the tree, cut to the budget; None while no row has the k pairs that a block needs."""
+        """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
         roots = torch.stack([pending.root for pending in self._pending])
         features, state = self._read_pending()
-        has_block = [num >= self.block_size for num in self._num_read]
+        has_block = [
+            num >= self.block_size and pending.num_taken > 0
+            for num, pending in zip(self._num_read, self._pending, strict=True)
+        ]
         if not any(has_block):
             return None
         depths = [depth * ready for depth, ready in zip(budget.depths, has_block, strict=True)]
@@ -179,11 +182,11 @@ class _Row:
         self.root = torch.empty(0)  # [1] newest committed token
         self.num_taken = 0
 
-    def add(self, token_ids: Tensor, features: Tensor) -> None:
+    def add(self, token_ids: Tensor, features: Tensor, root: Tensor) -> None:
         """Pairs of a commit; maybe none."""
         self.token_ids.append(token_ids)
         self.features.append(features)
-        self.root = token_ids[-1:] if len(token_ids) else self.root
+        self.root = root
 
     def take(self) -> tuple[Tensor, Tensor]:
         """All of them, in order."""

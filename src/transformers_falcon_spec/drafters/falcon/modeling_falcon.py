@@ -166,9 +166,9 @@ class FalconSpecDrafter(DrafterModel):
         lengths = torch.tensor([max(num, 1) for num in num_tokens])  # a packed row cannot be empty
         packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
         outputs, after = self.recurrence(packed, state)
-        if state is not None:
-            is_new = torch.tensor(num_tokens, device=rows.device)[:, None] > 0
-            after = (after[0].where(is_new, state[0]), after[1].where(is_new, state[1]))
+        before = (torch.zeros_like(after[0]), torch.zeros_like(after[1])) if state is None else state
+        is_new = torch.tensor(num_tokens, device=rows.device)[:, None] > 0
+        after = (after[0].where(is_new, before[0]), after[1].where(is_new, before[1]))
         return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], after
 
     def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
