@@ -243,9 +243,8 @@ class SpeculativeDecoding:
         """Tell the drafter the newest tokens; their features stand in these columns of each row."""
         ids, lengths = self.batch.token_ids, self.batch.num_token_ids
         if features is not None:
-            features = pad_sequence(
-                [row[kept.to(row.device)] for row, kept in zip(features, columns, strict=True)], True
-            )
+            kept = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
+            features = kept[0][None] if len(kept) == 1 else pad_sequence(kept, batch_first=True)
         self.generator.commit(Committed(ids, lengths, tuple(map(len, columns)), features))
 
     @contextmanager
