@@ -62,9 +62,10 @@ fix: $(READY) ## Repair format and style, and the file list of the README.
 	$(BIN)/python tools/readme_tree.py
 
 bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into the README; resumes.
-	@$(PARITY) --prompts $(PROMPTS) benchmarks/prompts/parity.jsonl --output $(RESULTS)/parity.json \
-		--decodings greedy repetition-penalty
-	@$(PARITY) --prompts $(PROMPTS) --limit 34 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
+	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \
+		--decodings greedy temperature-1 temperature-0.7-top-p-0.9 repetition-penalty
+	@$(PARITY) --prompts benchmarks/prompts/parity.jsonl --output $(RESULTS)/parity_greedy.json
+	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_strict.json --dtype bfloat16 --strict
 	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \

@@ -5,8 +5,9 @@ from typing import Any
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}
 Rows = list[dict[str, Any]]
 PARITY_TITLES = {
-    "parity.json": "without draws",
-    "parity_sampling.json": "sampled with equal seeds",
+    "parity.json": "the test prompts",
+    "parity_greedy.json": "more prompts",
+    "parity_sampling.json": "twelve ways of sampling, equal seeds",
     "parity_bfloat16.json": "in low precision",
     "parity_strict.json": "in low precision, strict",
 }
