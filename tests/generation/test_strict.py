@@ -7,8 +7,8 @@ import torch
 from transformers import SynthIDTextWatermarkingConfig
 
 from tests import runs
+from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.generation.test_batch import batch_and_drafted
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.errors import OptionError
