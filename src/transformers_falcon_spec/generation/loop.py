@@ -18,10 +18,11 @@ from ..core.verification import Verdict, lazy_walk
 from ..errors import OptionError
 from .batch import Batch
 from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from .layers import sliding_windows
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
-from .target import Form, Reading, Target, sliding_windows
+from .target import Form, Reading, Target
 
 REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
 MAX_NODES = 512  # per row; more would cost any target more than it can bring

@@ -31,8 +31,6 @@ _ROW_TENSORS: dict[type, tuple[str, ...]] = {  # attributes with one entry for e
     RepetitionPenaltyLogitsProcessor: ("prompt_ignore_length",),
     EncoderRepetitionPenaltyLogitsProcessor: ("encoder_input_ids",),
 }
-
-
 _WITH_MEMORY = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 _HISTORY_FREE = (
     *(TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper),
@@ -83,9 +81,7 @@ def _of_row(processor: Any, row: int) -> Any:
             if isinstance(value, Tensor) and value.dim() and len(value) > 1:
                 setattr(mine, name, int(value[row]) if value.dim() == 1 else value[row : row + 1])
         return mine
-    if kind.__module__.startswith(
-        "transformers."
-    ):  # all others keep nothing between calls and read each row by itself
+    if kind.__module__.startswith("transformers."):  # all others keep nothing and read each row by itself
         return processor
     return _copied(processor)
 

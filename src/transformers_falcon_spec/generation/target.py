@@ -11,12 +11,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
+from .layers import LayerKind, layer_kinds
 from .parts import apply_head, decoder_of, feature_width
 from .paths import PathBatch
 from .rotary import read_anew, switch_lengths
@@ -33,16 +34,6 @@ class Reading:
     logits: Tensor  # [rows, nodes, vocab]; after a prefill of the newest token only: [rows, 1, vocab]
     features: Tensor | None  # [rows, tokens, feature_dim]
     outputs: Any = None  # the model's own, with hidden states and attentions where the call asks for them
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """One kind of attention and what it may see."""
-
-    name: str
-    layer_index: int  # a layer of this kind that holds slots
-    sliding_window: int | None = None
-    chunk_size: int | None = None
 
 
 class Target:
@@ -288,20 +279,3 @@ def _check_switches(switches: list[int], input_ids: Tensor, mask: Any, max_lengt
             f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
             "call `generate` once for each prompt, or end the text before."
         )
-
-
-def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
-    """The kinds of attention in a model, by the rule of `masking_utils.create_masks_for_generate`."""
-    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
-    names = getattr(config, "layer_types", None)
-    if names is None:
-        return [LayerKind("full_attention", 0, window, None if window else chunk)]
-    limits = {"sliding_attention": (window, None), "chunked_attention": (None, chunk)}
-    return [LayerKind(name, list(names).index(name), *limits.get(name, (None, None))) for name in dict.fromkeys(names)]
-
-
-def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
-    """The sliding window of each layer, None where it sees everything."""
-    by_name = {kind.name: kind.sliding_window for kind in layer_kinds(config)}
-    names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return [by_name[name] for name in names]

@@ -143,9 +143,7 @@ class Transcript:
                 f"Logits processors must return scores of shape {tuple(kept.shape)}, but one returned {tuple(scores.shape)}. "
                 "Each must give back one score for each token of the vocabulary."
             )
-        if (
-            self._do_sample and not scores.amax().isfinite()
-        ):  # plain decoding fails there, too; greedy takes what is best
+        if self._do_sample and not scores.amax().isfinite():  # plain sampling fails there, too
             raise GenerationError(
                 f"Sampling needs a finite best score, but after the logits processors it is {float(scores.amax())}. Look for a "
                 "processor that divides by zero or forbids every token, or a target whose own logits overflow."
