@@ -183,7 +183,7 @@ def near_misses(number: int) -> list[str]:
     return [
         f"#### {number + 1}",
         f"#### {number - 1}",
-        f"#### -{number}",
+        f"#### {-number}",
         f"#### {number}0",
         f"#### {number}.5",
         f"The answer is {number}. #### {number + 2}",
