@@ -10,6 +10,7 @@ FalconSpecError
 ├── CheckpointError         weights or files that do not make a whole drafter
 ├── SeamError               Transformers moved the functions that the package wraps
 ├── ParityError             a text with a drafter that is not the target's own
+├── SandboxError            a machine on which programs cannot be run within limits
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
 ```
@@ -50,6 +51,10 @@ class SeamError(FalconSpecError, RuntimeError):
 
 class ParityError(FalconSpecError, RuntimeError):
     """The text with a drafter is not the target's own, and rounding does not explain it."""
+
+
+class SandboxError(FalconSpecError, RuntimeError):
+    """The sandbox does not work on this machine; no program was judged."""
 
 
 class ConversationError(FalconSpecError, ValueError):

@@ -89,6 +89,11 @@ class GenerationStats:
         return 1 + self.num_accepted / self.num_steps if self.num_steps else 1.0
 
     @property
+    def acceptance_rate(self) -> float:
+        """Share of the nodes sent to the target that was kept, roots excluded; comparable between chains alone."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of steps that kept depth d among those that kept depth d - 1; first entry: depth 1."""
         pairs = zip(self.kept_by_depth, self.offered_by_depth, strict=True)

@@ -34,7 +34,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, block_size: int, see
         "num_tokens": sum(run["num_tokens"] for run in runs),
         "repetition_rate": _mean([run["repetition_rate"] for run in runs]),
         "acceptance_length": stats.acceptance_length,
-        "acceptance_length_interval": bootstrap(runs, _acceptance_length, seed),
+        "acceptance_length_interval": bootstrap(runs, pooled_acceptance_length, seed),
         "acceptance_by_depth": stats.acceptance_by_depth,
         "acceptance_by_block_position": stats.acceptance_by_block_position(block_size),
         "acceptance_histogram": stats.acceptance_histogram,
@@ -53,13 +53,13 @@ def _against(runs: list[Record], baseline: list[Record], stats: GenerationStats,
     prefill = stats.prefill_seconds / len(runs)
     plain_step = sum(run["seconds"] - prefill for run in baseline) / sum(run["num_tokens"] - 1 for run in baseline)
     step_cost = (stats.draft_seconds + stats.verify_seconds) / max(stats.num_steps, 1) / plain_step
-    speedup = _speedup(pairs)
+    speedup = pooled_speedup(pairs)
     bound = stats.acceptance_length / step_cost
     return {
         "speedup": speedup,
-        "speedup_interval": bootstrap(pairs, _speedup, seed),
-        "baseline_tokens_per_second": _rate([base for _, base in pairs]),
-        "tokens_per_second": _rate([run for run, _ in pairs]),
+        "speedup_interval": bootstrap(pairs, pooled_speedup, seed),
+        "baseline_tokens_per_second": pooled_tokens_per_second([base for _, base in pairs]),
+        "tokens_per_second": pooled_tokens_per_second([run for run, _ in pairs]),
         "plain_seconds_per_step": plain_step,
         "step_cost": step_cost,
         "gate": 0.9 * bound,
@@ -103,17 +103,19 @@ def pooled_stats(run: Record) -> GenerationStats:
     return GenerationStats(**stored)
 
 
-def _acceptance_length(runs: list[Record]) -> float:
+def pooled_acceptance_length(runs: list[Record]) -> float:
+    """Tokens committed per step over all runs, bonus tokens included."""
     accepted = sum(run["speculation"]["num_accepted"] for run in runs)
     return 1 + accepted / max(sum(run["speculation"]["num_steps"] for run in runs), 1)
 
 
-def _speedup(pairs: list[tuple[Record, Record]]) -> float:
+def pooled_speedup(pairs: list[tuple[Record, Record]]) -> float:
     """Ratio of tokens per second, both sides counted in token ids."""
-    return _rate([run for run, _ in pairs]) / _rate([base for _, base in pairs])
+    return pooled_tokens_per_second([run for run, _ in pairs]) / pooled_tokens_per_second([base for _, base in pairs])
 
 
-def _rate(runs: list[Record]) -> float:
+def pooled_tokens_per_second(runs: list[Record]) -> float:
+    """Tokens of all runs over seconds of all runs."""
     return sum(run["num_tokens"] for run in runs) / sum(run["seconds"] for run in runs)
 
 

@@ -1,0 +1,1 @@
+"""Programs that pass their tests."""

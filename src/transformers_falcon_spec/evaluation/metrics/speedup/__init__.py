@@ -1,0 +1,1 @@
+"""How much faster a text is written."""

@@ -1,0 +1,1 @@
+"""Whether texts are the same."""
