@@ -206,11 +206,15 @@ class SpeculativeDecoding:
         paths = [verdict.path for verdict in verdicts]
         self.states.add_paths(reading.outputs, paths, self.target.slots.places)
         self.target.keep(reading.logits.shape[1], paths)
-        self._hand_over([torch.tensor(path, dtype=torch.long) for path in paths], reading.features)
+        choices = reading.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
+        self._hand_over([torch.tensor(path, dtype=torch.long) for path in paths], reading.features, choices)
 
     def record(self, draft: Draft, tree: DraftTree, verdicts: list[Verdict]) -> None:
-        """Count the step of every row that took one."""
-        depths, is_node = tree.depths.tolist(), (tree.parents >= 0).sum(-1).tolist()
+        """Count the step of every row that took one. Guests are nodes, but nothing that could have been kept."""
+        parents = tree.parents
+        if draft.is_guest is not None:
+            parents = parents.masked_fill(draft.is_guest.to(parents.device), -1)
+        depths, is_node = tree.depths.where(parents >= 0, 0).tolist(), (tree.parents >= 0).sum(-1).tolist()
         for row, verdict in enumerate(verdicts):
             if not verdict.path:
                 continue
@@ -222,13 +226,12 @@ class SpeculativeDecoding:
                 num_nodes=is_node[row] + 1,
                 max_depth=max_depth,
                 num_accepted=verdict.num_accepted,
-                coverage=self._coverage(row, draft, tree, verdict),
+                coverage=self._coverage(row, draft.token_ids[row].tolist(), parents[row].tolist(), verdict),
             )
         self.stats.num_passes += draft.num_passes
 
-    def _coverage(self, row: int, draft: Draft, tree: DraftTree, verdict: Verdict) -> list[float]:
+    def _coverage(self, row: int, token_ids: list[int], parents: list[int], verdict: Verdict) -> list[float]:
         """How much of the target's distribution after each kept node its children hold."""
-        parents, token_ids = tree.parents[row].tolist(), draft.token_ids[row].tolist()
         probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
         children = [[child for child, parent in enumerate(parents) if parent == node] for node in verdict.path]
         held = [
@@ -237,14 +240,14 @@ class SpeculativeDecoding:
         ]
         return torch.stack([part.sum() for part in held]).tolist()
 
-    def _hand_over(self, columns: list[Tensor], features: Tensor | None) -> None:
+    def _hand_over(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Tell the drafter the newest tokens; their features stand in these columns of each row."""
         ids, lengths = self.batch.token_ids, self.batch.num_token_ids
         if features is not None:
             features = pad_sequence(
                 [row[kept.to(row.device)] for row, kept in zip(features, columns, strict=True)], True
             )
-        self.generator.commit(Committed(ids, lengths, tuple(map(len, columns)), features))
+        self.generator.commit(Committed(ids, lengths, tuple(map(len, columns)), features, choices))
 
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:
