@@ -258,10 +258,7 @@ class NaiveFalcon:
 
 
 class NaiveLookahead:
-    """One row of Lookahead Decoding that forgets nothing: every n-gram ever seen, and every guess by birth and place.
-
-    Place 0 is the root of step 0; the window starts there and moves on by one place in each step.
-    """
+    """One row of Lookahead that forgets nothing. A guess has a step of birth and a place; place 0 is the root of step 0."""
 
     def __init__(self, window_size: int, ngram_len: int, first_tokens: Sequence[int]) -> None:
         self.window_size, self.ngram_len = window_size, ngram_len

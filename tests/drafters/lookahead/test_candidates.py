@@ -50,9 +50,9 @@ class Rows:
                 -1 if draft.is_guest is not None and draft.is_guest[row, node] else parent
                 for node, parent in enumerate(parents)
             ]
-            kept, new = reference.walk(allowed, token_ids, after, lambda _: False)
+            _kept, new = reference.walk(allowed, token_ids, after, lambda _: False)
             self.num_new[row] = len(new)
-            text += new
+            self.texts[row] += new
         self.commit(choices)
 
 
