@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests import runs
-from tests.doubles import RandomDrafter
 from tests.generation.test_candidates import ride_the_stock_loop
-from tests.reference import tree_logits
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
-from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
+from transformers_falcon_spec.core.sampling import row_seeds
+from transformers_falcon_spec.drafters.lookahead.pool import NgramPool
+from transformers_falcon_spec.drafters.lookahead.window import JacobiWindow
 
 SMALL = {"window_size": 4, "ngram_len": 4, "num_guesses": 4}
 FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "opt", "llama4", "bloom", "lfm2")  # trees, paths and a chain
@@ -55,17 +55,13 @@ def test_sampled_rows_are_those_of_single_runs() -> None:
 
     rows = runs.drafted(target, drafter, repetitive_prompt(3), **options).sequences
 
-    for row, seed in enumerate(seeds):
-        alone = runs.drafted(target, None, repetitive_prompt(3)[row : row + 1], seed=seed, **options).sequences
-        assert rows[row].tolist() == alone[0].tolist()
+    for number, seed in enumerate(seeds):
+        alone = runs.plain(target, repetitive_prompt(3)[number : number + 1], **options, seed=seed).sequences
+        assert rows[number].tolist() == alone[0].tolist()
 
 
-class Parrot(torch.nn.Module):
-    """What makes a target say the same few tokens again and again: its scores follow from the newest token alone."""
-
-
-def parrot(num_tokens: int = 5) -> Any:
-    """A Llama whose text repeats itself soon: a token is followed by the next of `num_tokens`, and by nothing else."""
+def parrot() -> Any:
+    """A Llama whose next token follows from the newest one alone, so that its text soon goes round in a circle."""
     target = make_target().double()
     with torch.no_grad():
         for layer in target.model.layers:
@@ -75,7 +71,7 @@ def parrot(num_tokens: int = 5) -> Any:
 
 
 def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
-    target = parrot()  # attends to nothing, so the text loops as soon as a token comes again
+    target = parrot()
 
     pair = runs.both(target, LookaheadDrafter.from_target(target, **SMALL), max_new_tokens=100)
 
@@ -83,29 +79,26 @@ def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
     assert pair.stats.acceptance_length > 2
 
 
-def test_guests_are_never_committed_and_never_offered() -> None:
-    target = make_target().double()
-    drafter = LookaheadDrafter.from_target(target, window_size=4, ngram_len=4, num_guesses=1, pool_size=1)
+def test_guests_are_never_committed_and_never_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NgramPool, "continuations", lambda *_: [])  # guests are all that is left
+    target = parrot()  # the window is soon right about it
 
-    pair = runs.both(target, drafter)
+    pair = runs.both(target, LookaheadDrafter.from_target(target, **SMALL), max_new_tokens=40)
 
     pair.assert_equal()
-    stats = pair.stats
-    assert stats.num_drafted > 5 * stats.num_steps  # guests were read
-    assert stats.offered_by_depth == stats.kept_by_depth == []
+    assert pair.stats.num_drafted > 5 * 20
+    assert pair.stats.num_steps == 39
+    assert pair.stats.offered_by_depth == pair.stats.kept_by_depth == []
 
 
-def test_window_and_pool_help_beyond_what_the_text_says() -> None:
-    target = parrot()
-    prompt = make_prompt(3)
-    wide, narrow = (
-        LookaheadDrafter.from_target(target, window_size=size, ngram_len=3, num_guesses=4) for size in (8, 1)
-    )
+def test_the_window_brings_hits_before_the_text_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, lengths = parrot(), []
+    advance = JacobiWindow.advance
 
-    lengths = [
-        runs.drafted(target, drafter, prompt, max_new_tokens=16).speculation.acceptance_length
-        for drafter in (wide, narrow)
-    ]
+    for has_ngrams in (True, False):
+        monkeypatch.setattr(JacobiWindow, "advance", lambda *args: advance(*args) if has_ngrams else [])  # noqa: B023
+        drafter = LookaheadDrafter.from_target(target, **SMALL)
+        lengths.append(runs.drafted(target, drafter, max_new_tokens=30).speculation.acceptance_length)
 
     assert lengths[0] > lengths[1]
 
@@ -131,29 +124,3 @@ def test_strict_mode_and_coupled_draws_work(options: SpeculationConfig) -> None:
     assert out.sequences.shape[1] == 52
     if options.strict:
         assert out.sequences.equal(runs.plain(target, max_new_tokens=40).sequences)
-
-
-def test_a_generator_that_wants_them_gets_the_choices_after_every_node() -> None:
-    target, drafter = make_target().double(), RandomDrafter(num_nodes=6, num_guests=2)
-    drafter.wants_node_choices = True
-    prompts = torch.cat([make_prompt(), make_prompt(seed=1)])
-
-    gold = runs.drafted(target, drafter, prompts, max_new_tokens=12).sequences
-
-    generator = drafter.generators[0]
-    assert generator.commits[0].node_choices is None  # the prompt holds no draft
-    for draft, before, after in zip(generator.drafts, generator.commits[:-1], generator.commits[1:], strict=True):
-        for row in range(2):
-            prefix = gold[row : row + 1, : before.lengths[row] - 1]
-            parents, token_ids = draft.parents[row].tolist(), draft.token_ids[row].tolist()
-            is_node = [node == 0 or parent >= 0 for node, parent in enumerate(parents)]
-            expected = tree_logits(target, prefix, token_ids, parents).argmax(-1)
-            assert after.node_choices[row][is_node].equal(expected[is_node])
-
-
-def test_others_get_no_choices() -> None:
-    drafter = RandomDrafter()
-
-    runs.drafted(make_target(), drafter)
-
-    assert all(commit.node_choices is None for commit in drafter.generators[0].commits)

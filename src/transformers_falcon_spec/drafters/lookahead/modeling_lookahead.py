@@ -98,7 +98,7 @@ class LookaheadDrafter(DrafterModel):
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Without weights: stock loading, told that it has them all."""
-        config = kwargs.pop("config", None)
+        config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
         if config is None:
             config, kwargs = AutoConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
         if not isinstance(config, LookaheadConfig):
@@ -106,4 +106,4 @@ class LookaheadDrafter(DrafterModel):
                 f"`{name_or_path}` must hold the options of a Lookahead drafter, `model_type` "
                 f"`{LookaheadConfig.model_type}`, but its `model_type` is `{config.model_type}`."
             )
-        return super()._load_model(None, *args, config=config, state_dict={}, **kwargs)
+        return super()._load_model(None, *args, config=config, state_dict={}, dtype=dtype or "auto", **kwargs)
