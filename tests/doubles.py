@@ -20,11 +20,18 @@ class RandomDrafter:
         num_guests (`int`): How many of them, from the last one back, are read but must never become text.
         feature_layers (`Sequence[int]`): Hidden states to ask for.
         proposals (`float`): Share of steps with a proposal.
+        wants_node_choices (`bool`): Whether to ask for the target's choices after every node.
     """
 
     def __init__(
-        self, num_nodes: int = 8, num_guests: int = 0, feature_layers: Sequence[int] = (), proposals: float = 1.0
+        self,
+        num_nodes: int = 8,
+        num_guests: int = 0,
+        feature_layers: Sequence[int] = (),
+        proposals: float = 1.0,
+        wants_node_choices: bool = False,
     ) -> None:
+        self.wants_node_choices = wants_node_choices
         self.num_nodes, self.num_guests, self.proposals = num_nodes, num_guests, proposals
         self.feature_layers = tuple(feature_layers)
         self.config = SimpleNamespace(
@@ -48,7 +55,9 @@ class RandomGenerator(TreeCandidateGenerator):
     def __init__(self, drafter: RandomDrafter, target: Any, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
         self.drafter, self.feature_layers = drafter, drafter.feature_layers
+        self.wants_node_choices = drafter.wants_node_choices
         self.commits: list[Committed] = []
+        self.drafts: list[Draft] = []
         self.farthest = 0  # longest text that a draft could have made
         self._random = random.Random(0)
 
@@ -69,7 +78,8 @@ class RandomGenerator(TreeCandidateGenerator):
         parents = torch.tensor([parents + [-1] * (num_nodes - len(parents)) for parents, _ in trees])
         token_ids = torch.tensor([ids + [0] * (num_nodes - len(ids)) for _, ids in trees])
         is_guest = torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests
-        return Draft(token_ids, parents, is_guest=is_guest if self.drafter.num_guests else None)
+        self.drafts.append(Draft(token_ids, parents, is_guest=is_guest if self.drafter.num_guests else None))
+        return self.drafts[-1]
 
     def _tree(self, root: int, max_depth: int, budget: DraftBudget) -> tuple[list[int], list[int]]:
         """Parents and tokens of one row; rows differ in size."""

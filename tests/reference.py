@@ -255,3 +255,44 @@ class NaiveFalcon:
 
     def _row(self, token: int, feature: Tensor) -> Tensor:
         return torch.cat([self.target.embed(torch.tensor([token]))[0], feature])
+
+
+class NaiveLookahead:
+    """One row of Lookahead that forgets nothing. A guess has a step of birth and a place; place 0 is the root of step 0."""
+
+    def __init__(self, window_size: int, ngram_len: int, first_tokens: Sequence[int]) -> None:
+        self.window_size, self.ngram_len = window_size, ngram_len
+        self.text: list[int] = []
+        self.seen: list[Path] = []  # in order, again and again
+        self.step = 0
+        self.guesses = {(0, place): token for place, token in enumerate(first_tokens, start=1)}
+
+    def columns(self) -> list[tuple[Path, Path]]:
+        """Of each column what its newest node sees, root first, and the part of it that its n-gram begins with."""
+        oldest, *later = range(max(self.step - self.ngram_len + 2, 0), self.step + 1)
+        columns = []
+        for number in range(self.window_size + self.ngram_len - 2 - len(later)):
+            ahead = [self.guesses[oldest, self.step + place] for place in range(1, number + 1)]
+            below = [self.guesses[birth, self.step + number + up] for up, birth in enumerate(later, start=1)]
+            path = (self.text[-1], *ahead, *below)
+            columns.append((path, path[number:]))
+        return columns
+
+    def advance(self, choose: Callable[[Path], int]) -> None:
+        """One step; `choose` is the target's choice after a path from the root on."""
+        for number, (path, ngram) in enumerate(self.columns()):
+            self.guesses[self.step + 1, self.step + number + len(ngram)] = choose(path)
+            if len(ngram) == self.ngram_len - 1:
+                self.seen.append((*ngram, choose(path)))
+        self.step += 1
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """New text."""
+        for token in token_ids:
+            self.text.append(token)
+            self.seen += [tuple(self.text[-self.ngram_len :])] if len(self.text) >= self.ngram_len else []
+
+    def guessed(self, num_guesses: int, pool_size: int) -> list[Path]:
+        """Continuations of the root, newest first, of the n-grams seen last."""
+        kept = list(dict.fromkeys(reversed(self.seen)))[:pool_size]
+        return [ngram[1:] for ngram in kept if ngram[0] == self.text[-1]][:num_guesses]

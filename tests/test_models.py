@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from transformers_falcon_spec import DraftTree, FalconSpecDrafter
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter
 
 MODELS = Path(__file__).parents[1] / "models"
 MOST_BYTES = 45_000_000
@@ -72,3 +72,17 @@ def test_the_drafters_training_is_on_record() -> None:
     record = json.loads((MODELS / "falcon-reference" / "training.json").read_text(encoding="utf-8"))
 
     assert {"command", "commit", "versions", "device", "threads", "seed", "data", "curve"} <= set(record)
+
+
+def test_the_shipped_lookahead_drafter_serves_the_target_without_weights(pair: Any) -> None:
+    target, _, inputs = pair
+    drafter = LookaheadDrafter.from_pretrained(MODELS / "lookahead")
+
+    plain = target.generate(**inputs, do_sample=False, max_new_tokens=48)
+    out = target.generate(
+        **inputs, do_sample=False, max_new_tokens=48, assistant_model=drafter, return_dict_in_generate=True
+    )
+
+    assert out.sequences.tolist() == plain.tolist()
+    assert out.speculation.acceptance_length > 1
+    assert sum(path.stat().st_size for path in (MODELS / "lookahead").iterdir()) < 1000

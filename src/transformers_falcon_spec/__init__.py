@@ -6,6 +6,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
+from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .errors import (
     CheckpointError,
     ConversationError,
@@ -38,6 +39,8 @@ __all__ = [
     "FalconSpecError",
     "GenerationError",
     "GenerationStats",
+    "LookaheadConfig",
+    "LookaheadDrafter",
     "OptionError",
     "ParityError",
     "SandboxError",

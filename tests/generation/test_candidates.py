@@ -15,13 +15,16 @@ from transformers_falcon_spec.generation.candidates import Committed, DraftBudge
 from transformers_falcon_spec.generation.target import Target
 
 
-def _ride_the_stock_loop(target: PreTrainedModel, drafter: Any) -> tuple[Any, TreeCandidateGenerator]:
+def ride_the_stock_loop(
+    target: PreTrainedModel, drafter: Any, prompt: torch.Tensor | None = None
+) -> tuple[Any, TreeCandidateGenerator]:
     """Text written by Transformers' own assisted decoding, with only its choice of a generator replaced."""
-    generator = drafter.candidate_generator(Target(target, drafter.feature_layers), 36, private_generator())
+    max_length = 36 if prompt is None else prompt.shape[1] + 24
+    generator = drafter.candidate_generator(Target(target, drafter.feature_layers), max_length, private_generator())
     target._get_candidate_generator = lambda **_: generator
     disable()
     try:
-        return runs.plain(target, prompt_lookup_num_tokens=3), generator
+        return runs.plain(target, prompt, prompt_lookup_num_tokens=3), generator
     finally:
         enable()
 
@@ -32,7 +35,7 @@ def test_stock_loop_with_a_falcon_generator_writes_the_greedy_text(family: str, 
     target = make_target(family).double()
     gold = runs.plain(target).sequences
 
-    out, _ = _ride_the_stock_loop(target, InformedDrafter(make_drafter(target, block_size=block_size), gold))
+    out, _ = ride_the_stock_loop(target, InformedDrafter(make_drafter(target, block_size=block_size), gold))
 
     assert out.sequences.equal(gold)
 
@@ -42,7 +45,7 @@ def test_stock_loop_hands_over_one_pair_for_each_token_of_the_text() -> None:
     gold = runs.plain(target).sequences
     drafter = RandomDrafter(feature_layers=(1, -1))
 
-    _ride_the_stock_loop(target, InformedDrafter(drafter, gold))
+    ride_the_stock_loop(target, InformedDrafter(drafter, gold))
 
     commits = drafter.generators[0].commits
     with torch.no_grad():

@@ -234,6 +234,43 @@ def test_guests_are_read_but_never_committed(target: Any, gold: torch.Tensor) ->
     assert pair.stats.num_accepted == 0
 
 
+def test_guests_count_as_nodes_but_not_as_guesses(target: Any) -> None:
+    everyone = RandomDrafter(num_nodes=5, num_guests=4)
+
+    stats = runs.drafted(target, everyone).speculation
+
+    assert stats.num_drafted > 0
+    assert stats.offered_by_depth == stats.covered_by_depth == []
+
+
+def test_a_generator_that_wants_them_gets_the_choices_after_every_node(target: Any) -> None:
+    drafter = RandomDrafter(num_nodes=6, num_guests=2, wants_node_choices=True)
+    prompts = torch.cat([make_prompt(), make_prompt(seed=1)])
+
+    gold = runs.drafted(target, drafter, prompts, max_new_tokens=12).sequences
+
+    generator = drafter.generators[0]
+    assert generator.commits[0].node_choices is None  # the prompt holds no draft
+    steps = zip(
+        generator.drafts, generator.commits, generator.commits[1:], strict=False
+    )  # the last one drafts nothing
+    for draft, before, after in steps:
+        for row in range(2):
+            prefix = gold[row : row + 1, : before.lengths[row] - 1]
+            parents, token_ids = draft.parents[row].tolist(), draft.token_ids[row].tolist()
+            is_node = [node == 0 or parent >= 0 for node, parent in enumerate(parents)]
+            expected = reference.tree_logits(target, prefix, token_ids, parents).argmax(-1)
+            assert after.node_choices[row][is_node].equal(expected[is_node])
+
+
+def test_others_get_no_choices(target: Any) -> None:
+    drafter = RandomDrafter()
+
+    runs.drafted(target, drafter)
+
+    assert all(commit.node_choices is None for commit in drafter.generators[0].commits)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_no_draft_stands_beyond_the_context(family: str) -> None:
     field = "n_positions" if family == "gpt2" else "max_position_embeddings"

@@ -60,11 +60,11 @@ def run(command: BenchCommand) -> None:
         with_baseline=command.baseline,
     )
     records = benchmark.run(output.with_suffix(".jsonl"))
-    rows = summarize(records, {name: drafter.config.block_size for name, drafter in drafters.items()}, command.seed)
+    rows = summarize(records, {name: drafter.block_size for name, drafter in drafters.items()}, command.seed)
     settings = {
         **vars(command),
         "dtype": str(target.dtype),
-        "trees": {n: len(d.draft_tree) for n, d in drafters.items()},
+        "trees": {n: d.num_nodes for n, d in drafters.items()},
     }
     output.write_text(
         json.dumps({"provenance": provenance(**settings), "rows": rows}, indent=1) + "\n", encoding="utf-8"

@@ -3,12 +3,18 @@
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.falcon import FalconSpecDrafter
+from ..drafters.base import DrafterModel
+from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
+from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..errors import OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DRAFTERS: dict[str, type[DrafterModel]] = {
+    FalconSpecConfig.model_type: FalconSpecDrafter,
+    LookaheadConfig.model_type: LookaheadDrafter,
+}
 
 
 def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -24,18 +30,28 @@ def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, Pr
     return target, AutoTokenizer.from_pretrained(name)
 
 
-def load_drafter(name: str, target: PreTrainedModel) -> FalconSpecDrafter:
-    """A drafter in the target's type and on its device."""
-    return FalconSpecDrafter.from_pretrained(name, dtype=target.dtype).eval().to(target.device)
+def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
+    """A drafter of the kind that its config names, in the target's type and on its device.
+
+    Raises:
+        [`OptionError`]: the config names no drafter.
+    """
+    kind = AutoConfig.from_pretrained(name).model_type
+    if kind not in DRAFTERS:
+        raise OptionError(
+            f"A drafter's `model_type` must be one of {sorted(DRAFTERS)}, but that of `{name}` is `{kind}`."
+        )
+    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
+    return drafter.to(target.device)
 
 
-def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, FalconSpecDrafter]:
+def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, DrafterModel]:
     """Drafters by arm name: `NAME=FOLDER`, or a folder whose last part is the name.
 
     Raises:
         [`OptionError`]: two arms have the same name.
     """
-    drafters: dict[str, FalconSpecDrafter] = {}
+    drafters: dict[str, DrafterModel] = {}
     for entry in names:
         arm, _, folder = entry.rpartition("=")
         arm = arm or folder.rstrip("/").rpartition("/")[2]

@@ -122,7 +122,7 @@ def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
     """What all results of a file have in common."""
     settings: dict[str, Any] = {
         "target": weights_fingerprint(check.target),
-        "drafter": [weights_fingerprint(check.drafter), check.drafter.stored_tree],
+        "drafter": [weights_fingerprint(check.drafter), check.drafter.draft_settings],
         "max_new_tokens": command.max_new_tokens,
         "seed": command.seed,
     }

@@ -97,6 +97,11 @@ def draw_distinct(
     return (probs / noise).topk(num, dim=-1).indices
 
 
+def draw_indices(num_choices: int, num: int, generator: torch.Generator) -> Int[Tensor, " {num}"]:
+    """`num` indices below `num_choices`, each as likely as any, with replacement."""
+    return torch.randint(num_choices, (num,), generator=generator, device=generator.device)
+
+
 def multinomial_noise(probs: Float[Tensor, "rows vocab"], generator: torch.Generator) -> Float[Tensor, "rows vocab"]:
     """The noise behind `torch.multinomial(probs, 1, generator=generator)`, which takes the best of `probs / noise`."""
     return torch.empty_like(probs).exponential_(generator=generator)

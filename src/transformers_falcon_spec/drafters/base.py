@@ -44,6 +44,21 @@ class DrafterModel(PreTrainedModel):
         """The static tree of the options, else of the config; None where there is none."""
         return self.generation_config.draft_tree or getattr(self.config, "draft_tree", None)
 
+    @property
+    def draft_settings(self) -> dict[str, Any] | None:
+        """What decides its drafts besides weights; kept with measurements."""
+        return self.stored_tree
+
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass, each at a place of its own."""
+        return 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root and guests included."""
+        raise NotImplementedError
+
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator that drafts with this model for one call."""
         raise NotImplementedError
@@ -83,7 +98,7 @@ class DrafterModel(PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
-        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
         model, info = loaded
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
         wrong = {kind: sorted(map(str, info[kind])) for kind in kinds if info[kind]}
@@ -94,6 +109,11 @@ class DrafterModel(PreTrainedModel):
             )
         model.generation_config = _load_options(pretrained_model_name_or_path, kwargs)
         return loaded if wants_info else model
+
+    @classmethod
+    def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model and what stock loading says of its weights."""
+        return super().from_pretrained(name_or_path, *args, **kwargs)
 
 
 def _check_device(device: torch.device, target: PreTrainedModel) -> None:

@@ -84,7 +84,7 @@ class Benchmark:
 
     def _settings(self) -> dict[str, Any]:
         """What all runs have in common."""
-        drafters = {name: [weights_fingerprint(d), d.stored_tree] for name, d in self.drafters.items()}
+        drafters = {name: [weights_fingerprint(d), d.draft_settings] for name, d in self.drafters.items()}
         return {
             "target": weights_fingerprint(self.target),
             "drafters": drafters,

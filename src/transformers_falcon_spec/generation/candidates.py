@@ -69,7 +69,9 @@ class Committed:
     lengths: tuple[int, ...]  # [rows] committed tokens, bonus included
     num_new: tuple[int, ...]  # [rows] newest of them; at first all but t[0] and a user's cached prefix
     features: Tensor | None  # [rows, max(num_new), feature_dim]: f[p] of each new t[p+1]; None without layers to read
-    node_choices: Tensor | None = None  # [rows, nodes] raw argmax after each node of the last draft, guests too
+    node_choices: Tensor | None = (
+        None  # [rows, nodes] raw argmax after each node read last, guests too; None unless wanted
+    )
 
 
 class TreeCandidateGenerator(CandidateGenerator):
@@ -82,6 +84,7 @@ class TreeCandidateGenerator(CandidateGenerator):
     requires_model_outputs = True
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
     feature_layers: tuple[int, ...] = (-1,)
+    wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
     def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.target, self.max_length, self.rng = target, max_length, rng

@@ -206,7 +206,8 @@ class SpeculativeDecoding:
         paths = [verdict.path for verdict in verdicts]
         self.states.add_paths(reading.outputs, paths, self.target.slots.places)
         self.target.keep(reading.logits.shape[1], paths)
-        self._hand_over([torch.tensor(path, dtype=torch.long) for path in paths], reading.features)
+        choices = reading.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
+        self._hand_over([torch.tensor(path, dtype=torch.long) for path in paths], reading.features, choices)
 
     def record(self, draft: Draft, tree: DraftTree, verdicts: list[Verdict]) -> None:
         """Count the step of every row that took one."""
@@ -240,13 +241,13 @@ class SpeculativeDecoding:
         ]
         return torch.stack([part.sum() for part in held]).tolist()
 
-    def _hand_over(self, columns: list[Tensor], features: Tensor | None) -> None:
+    def _hand_over(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Tell the drafter the newest tokens; their features stand in these columns of each row."""
         ids, lengths = self.batch.token_ids, self.batch.num_token_ids
         if features is not None:
             kept = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
             features = kept[0][None] if len(kept) == 1 else pad_sequence(kept, batch_first=True)
-        self.generator.commit(Committed(ids, lengths, tuple(map(len, columns)), features))
+        self.generator.commit(Committed(ids, lengths, tuple(map(len, columns)), features, choices))
 
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:

@@ -203,6 +203,16 @@ class FalconSpecDrafter(DrafterModel):
         """The tree to draft: that of `generation_config`, else of the config, else a chain of one block."""
         return _tree(json.dumps(self.stored_tree or DraftTree.chain(self.config.block_size).to_json()))
 
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass."""
+        return self.config.block_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the draft tree, root included."""
+        return len(self.draft_tree)
+
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator
     ) -> FalconCandidateGenerator:

@@ -1,0 +1,109 @@
+"""The Lookahead drafter as a model: options and no weights; the target itself does the work."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from ...errors import CheckpointError, DrafterMismatchError, OptionError
+from ...generation.candidates import TargetView
+from ..base import DrafterModel
+from .candidates import LookaheadCandidateGenerator
+from .configuration_lookahead import SMALLEST, LookaheadConfig
+
+
+class LookaheadDrafter(DrafterModel):
+    """Guesses n-grams seen before, in the text or in a Jacobi window that the target reads beside them.
+
+    There is nothing to train and nothing to load but options, so one made for a vocabulary serves every target with it.
+
+    Example:
+
+    ```python
+    >>> drafter = LookaheadDrafter(LookaheadConfig(window_size=5, ngram_len=3, num_guesses=5, vocab_size=100))
+    >>> drafter.num_parameters(), drafter.feature_layers, drafter.num_nodes
+    (0, (), 20)
+
+    ```
+    """
+
+    config: LookaheadConfig
+    config_class = LookaheadConfig
+    base_model_prefix = "drafter"
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("place", torch.empty(0), persistent=False)  # knows device and type, as weights would
+        self.post_init()
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "LookaheadDrafter":
+        """A drafter for `target`, on its device; `options` are fields of [`LookaheadConfig`]."""
+        drafter = cls(LookaheadConfig.from_target(target, **options))
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+    @property
+    def device(self) -> torch.device:
+        """Where drafts are made."""
+        return self.get_buffer("place").device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As set; nothing is computed in it."""
+        return self.get_buffer("place").dtype
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """None: text alone is read."""
+        return ()
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root and guests included."""
+        return self.config.num_nodes
+
+    @property
+    def draft_settings(self) -> dict[str, int]:
+        """What decides its drafts."""
+        return {name: getattr(self.config, name) for name in SMALLEST}
+
+    def check_target(self, model: PreTrainedModel) -> None:
+        """Refuse a target with another vocabulary; the shape of its layers does not matter.
+
+        Raises:
+            [`DrafterMismatchError`]: the vocabulary of `model` is not the one that the drafter was made for.
+        """
+        vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        if self.config.vocab_size != vocab_size:
+            raise DrafterMismatchError(
+                f"This drafter expects a vocabulary of size {self.config.vocab_size}, but the target "
+                f"`{model.config._name_or_path}` gives {vocab_size}. Make one for it: `LookaheadDrafter.from_target(target)`."
+            )
+
+    def candidate_generator(
+        self, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> LookaheadCandidateGenerator:
+        """A generator that drafts with these options for one call.
+
+        Raises:
+            [`OptionError`]: the options name a static tree.
+        """
+        if self.generation_config.draft_tree is not None:
+            raise OptionError(
+                "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
+                "`drafter.generation_config.draft_tree = None`."
+            )
+        return LookaheadCandidateGenerator(self, target, max_length, rng)
+
+    @classmethod
+    def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Without weights: stock loading, told that it has them all."""
+        config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
+        if config is None:
+            config, kwargs = AutoConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
+        if not isinstance(config, LookaheadConfig):
+            raise CheckpointError(
+                f"`{name_or_path}` must hold the options of a Lookahead drafter, `model_type` "
+                f"`{LookaheadConfig.model_type}`, but its `model_type` is `{config.model_type}`."
+            )
+        return super()._load_model(None, *args, config=config, state_dict={}, dtype=dtype or "auto", **kwargs)

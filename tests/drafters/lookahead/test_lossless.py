@@ -1,0 +1,126 @@
+"""The promise with a Lookahead drafter: the text is the target's own, whatever is in the pool and the window."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.generation.test_candidates import ride_the_stock_loop
+from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
+from transformers_falcon_spec.core.sampling import row_seeds
+from transformers_falcon_spec.drafters.lookahead.pool import NgramPool
+from transformers_falcon_spec.drafters.lookahead.window import JacobiWindow
+
+SMALL = {"window_size": 4, "ngram_len": 4, "num_guesses": 4}
+FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "opt", "llama4", "bloom", "lfm2")  # trees, paths and a chain
+MODES = {"greedy": {}, "sampling": runs.SAMPLING, "cool": {"do_sample": True, "temperature": 0.3}}
+
+
+def repetitive_prompt(num_rows: int = 1) -> torch.Tensor:
+    """Each row says the same four tokens again and again."""
+    return torch.cat([make_prompt(4, seed) for seed in range(num_rows)]).repeat(1, 4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lookahead_writes_the_targets_text(family: str, mode: str) -> None:
+    target = make_target(family, seed=7).double()
+
+    pair = runs.both(target, LookaheadDrafter.from_target(target, **SMALL), repetitive_prompt(), **MODES[mode])
+
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom"])
+def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
+    target, mask = make_target(family).double(), torch.ones(3, 16, dtype=torch.long)
+    mask[1, :5] = 0
+
+    drafter = LookaheadDrafter.from_target(target, **SMALL)
+    pair = runs.both(target, drafter, repetitive_prompt(3), attention_mask=mask, max_new_tokens=40)
+
+    pair.assert_equal()
+    assert len(pair.stats.rows) == 3
+    assert pair.stats.num_accepted > 0
+
+
+def test_sampled_rows_are_those_of_single_runs() -> None:
+    target = make_target().double()
+    drafter, options = LookaheadDrafter.from_target(target, **SMALL), {"do_sample": True, "temperature": 0.3}
+    torch.manual_seed(0)
+    seeds = row_seeds(3)
+
+    rows = runs.drafted(target, drafter, repetitive_prompt(3), **options).sequences
+
+    for number, seed in enumerate(seeds):
+        alone = runs.plain(target, repetitive_prompt(3)[number : number + 1], **options, seed=seed).sequences
+        assert rows[number].tolist() == alone[0].tolist()
+
+
+def parrot() -> Any:
+    """A Llama whose next token follows from the newest one alone, so that its text soon goes round in a circle."""
+    target = make_target().double()
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return target
+
+
+def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
+    target = parrot()
+
+    pair = runs.both(target, LookaheadDrafter.from_target(target, **SMALL), max_new_tokens=100)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 2
+
+
+def test_guests_are_never_committed_and_never_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NgramPool, "continuations", lambda *_: [])  # guests are all that is left
+    target = parrot()  # the window is soon right about it
+
+    pair = runs.both(target, LookaheadDrafter.from_target(target, **SMALL), max_new_tokens=40)
+
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 5 * 20
+    assert pair.stats.num_steps == 39
+    assert pair.stats.offered_by_depth == pair.stats.kept_by_depth == []
+
+
+def test_the_window_brings_hits_before_the_text_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, lengths = parrot(), []
+    advance = JacobiWindow.advance
+
+    for has_ngrams in (True, False):
+        monkeypatch.setattr(JacobiWindow, "advance", lambda *args: advance(*args) if has_ngrams else [])  # noqa: B023
+        drafter = LookaheadDrafter.from_target(target, **SMALL)
+        lengths.append(runs.drafted(target, drafter, max_new_tokens=30).speculation.acceptance_length)
+
+    assert lengths[0] > lengths[1]
+
+
+def test_transformers_own_loop_takes_the_generator() -> None:
+    target = make_target().double()
+    gold = runs.plain(target, repetitive_prompt()).sequences
+
+    out, _ = ride_the_stock_loop(target, LookaheadDrafter.from_target(target, **SMALL), repetitive_prompt())
+
+    assert out.sequences.equal(gold)
+
+
+@pytest.mark.parametrize("options", [SpeculationConfig(strict=True), SpeculationConfig(verifier="gumbel")])
+def test_strict_mode_and_coupled_draws_work(options: SpeculationConfig) -> None:
+    target = parrot().float()
+    drafter = LookaheadDrafter.from_target(target, **SMALL)
+    drafter.generation_config = options
+
+    out = runs.drafted(target, drafter, max_new_tokens=40, do_sample=options.verifier == "gumbel", temperature=0.2)
+
+    assert out.speculation.num_drafted > 0
+    assert out.sequences.shape[1] == 52
+    if options.strict:
+        assert out.sequences.equal(runs.plain(target, max_new_tokens=40).sequences)
