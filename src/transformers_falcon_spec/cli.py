@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "train": Command(
         "train",
-        ("commands.train:TrainCommand", "training.trainer:DrafterTrainingArguments"),
+        ("commands.train:TrainCommand", "training.arguments:DrafterTrainingArguments"),
         "distil a drafter from a target",
     ),
 }
