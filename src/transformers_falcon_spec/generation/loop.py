@@ -1,7 +1,7 @@
 """The decoding loop: prefill, then propose, verify, commit, record until the text is complete. There is no other one."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..core.sampling import CoupledDraws, private_generator
+from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import Verdict, coverage
 from .batch import Batch
 from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from .judge import Judge
+from .judge import REJECTION_RULES, Judge
 from .layers import sliding_windows
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
@@ -124,18 +124,16 @@ class SpeculativeDecoding:
         return tuple(rooms)
 
     def _budget(self, rooms: tuple[int, ...]) -> DraftBudget:
-        return DraftBudget(
-            rooms,
-            MAX_NODES,
-            is_chain=self.form == "chain",
-            temperature=(self.config.temperature or 1.0) if self.judge.verifier != "lazy_walk" else None,
-            noise=self._noise_ahead if self.batch.is_coupled else None,
-        )
+        temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
+        is_foreseen = self.config.do_sample and self.judge.verifier not in REJECTION_RULES
+        noise = self._noise_ahead() if is_foreseen else None
+        return DraftBudget(rooms, MAX_NODES, is_chain=self.form == "chain", temperature=temperature, noise=noise)
 
-    def _noise_ahead(self, row: int, depth: int) -> Tensor:
-        draws = self.batch.rows[row].draws
-        assert isinstance(draws, CoupledDraws)  # the batch is coupled
-        return draws.noise_ahead(self.target.vocab_size, depth)
+    def _noise_ahead(self) -> Callable[[int, int], Tensor]:
+        """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
+        place = self.batch.roots.device
+        ahead = [row.draws.noise_ahead(self.target.vocab_size, place) for row in self.batch.rows]
+        return lambda row, depth: ahead[row](depth)
 
     def verify(self, draft: Draft) -> tuple[DraftTree, list[Verdict], Reading]:
         """Read the trees, then judge each row's: its tokens become text one by one."""
