@@ -136,6 +136,7 @@ import os, signal, sys
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start out deaf
 save = DrafterTrainer._save_checkpoint
 def interrupted(trainer, *args, **kwargs):
     save(trainer, *args, **kwargs)
