@@ -57,8 +57,8 @@ def write_card(output: Path, card: dict[str, Any]) -> None:
     models = "\n".join(f"- `{name}`: {count:,} parameters" for name, count in card["num_parameters"].items())
     (output / "README.md").write_text(
         f"# {card['target']}, inflated\n\n"
-        f"These models have the {WHAT}: zeros around its weights and layers that add nothing. Speed measured on\n"
-        "them is that of a model of this shape with the acceptance of the small one; their text is the small one's.\n\n"
+        f"{WHAT[0].upper()}{WHAT[1:]}: zeros around the small model's weights, and layers that add nothing. Speed measured\n"
+        "on these folders is that of models of this shape with the small pair's acceptance; their text is the small one's.\n\n"
         f"Shape of the target: {sizes}; {card['dtype']}.\n\n{models}\n\nMade by `{card['provenance']['command']}`, "
         f"commit `{card['provenance']['commit'][:12]}`; `inflation.json` holds the rest.\n",
         encoding="utf-8",
@@ -79,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
-    shape = chosen_shape(
-        Shape.of(target.config), args.shape, args.hidden_size, args.num_layers, args.vocab_size
-    )
+    shape = chosen_shape(Shape.of(target.config), args.shape, args.hidden_size, args.num_layers, args.vocab_size)
     folders = {"target": args.target, **{Path(folder).name: folder for folder in args.drafters}}
     if len(folders) <= len(args.drafters):
         raise OptionError(f"Drafters must have names of their own, other than `target`, but they are {args.drafters}.")

@@ -40,9 +40,10 @@ PLAIN = 0  # key of the plain step among the sizes
 Round = dict[int, float]  # seconds by number of nodes
 
 
-def binary_tree(num_nodes: int) -> DraftTree:
+def binary_tree(num_nodes: int, device: torch.device) -> DraftTree:
     """A tree whose nodes have two children each: bushy and deep, so that its mask is no special case."""
-    return DraftTree.from_lists([-1, *((node - 1) // 2 for node in range(1, num_nodes))])
+    tree = DraftTree.from_lists([-1, *((node - 1) // 2 for node in range(1, num_nodes))])
+    return DraftTree(tree.parents.to(device), tree.ranks.to(device))
 
 
 @torch.no_grad()
@@ -52,7 +53,6 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
     ids = torch.randint(3, 1000, (1, context + max(NODES)), generator=generator) % model.config.vocab_size
     ids = ids.to(model.device)
     target = prefilled(model, ids[:, :context])
-    trees = {num: binary_tree(num).to(model.device) for num in NODES}
     step = {
         "attention_mask": torch.ones_like(ids[:, : context + 1]),
         "position_ids": torch.full_like(ids[:, :1], context),
@@ -62,7 +62,8 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
         tokens: Tensor = ids[:, context : context + max(num_nodes, 1)]
         if num_nodes == PLAIN:
             return lambda: model(tokens, past_key_values=target.cache, use_cache=True, **step)
-        return lambda: target.read(tokens, trees[num_nodes])
+        tree = binary_tree(num_nodes, ids.device)  # a new one: what follows from its parents is part of the cost
+        return lambda: target.read(tokens, tree)
 
     order, draws = [PLAIN, *NODES], random.Random(seed)
     rounds: list[Round] = []
@@ -126,7 +127,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results" / "tree_cost.json")
     args = parser.parse_args(argv)
     if args.repeats < 1 or args.context < 1:
-        raise OptionError(f"`--repeats` and `--context` must be at least 1, but they are {args.repeats}, {args.context}.")
+        raise OptionError(
+            f"`--repeats` and `--context` must be at least 1, but they are {args.repeats}, {args.context}."
+        )
     logging.set_verbosity_error()
     small, _tokenizer = load_target(args.target, "float32", "cpu")
     rows = []
@@ -135,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
         rows.append(summary_row(name, model, rounds_of(model, args.context, args.repeats)))
         del model  # before the next one is built
-        print(f"{name}: {' '.join(f'{cost["num_nodes"]}: {cost["cost"]:.2f}' for cost in rows[-1]['costs'])}")
+        print(name, *(f"{cost['num_nodes']}: {cost['cost']:.2f}x" for cost in rows[-1]["costs"]))
     settings = {name: str(value) for name, value in vars(args).items()}
     result = {"provenance": provenance(seed=0, **settings), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

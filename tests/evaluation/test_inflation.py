@@ -267,10 +267,12 @@ def test_models_without_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(OptionError, match=r"must be one of \['falcon_spec', 'llama'\], but this one is `qwen3`"):
         inflate(make_target("qwen3"), WIDER)
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    with pytest.raises(OptionError, match="`rope_type` must be one of .* but it is `dynamic`"):
+    with pytest.raises(OptionError, match=r"`rope_type` must be one of .* but it is `dynamic`"):
         inflate(make_target(rope_parameters=rope), WIDER)
     with pytest.raises(OptionError, match="needs a positive `rms_norm_eps`"):
         inflate(make_target(rms_norm_eps=0.0), NEW_IDS)
+    with pytest.raises(OptionError, match="too large for float16"):
+        inflate(make_target(), NEW_IDS, dtype=torch.float16)
     gated = make_target()
     gated.model.layers[0].gate = nn.Linear(64, 1)
     monkeypatch.setattr(type(gated.model.layers[0]), "__init__", _gated_init(type(gated.model.layers[0])))

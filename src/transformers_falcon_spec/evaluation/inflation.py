@@ -110,7 +110,7 @@ def inflate(
     Args:
         target ([`~transformers.LlamaForCausalLM`]): The small model; it stays as it is.
         shape ([`Shape`]): The sizes of the large one; a larger vocabulary makes the head a table of its own.
-        dtype (`torch.dtype`, *optional*): That of `target` if left out; float16 has no room for the bias of new ids.
+        dtype (`torch.dtype`, *optional*): That of `target` if left out.
         device (`torch.device`, *optional*): That of `target` if left out.
 
     Returns:
@@ -132,7 +132,9 @@ def inflate(
 
     ```
     """
-    return _inflated(target, Layout(Shape.of(target.config), shape, target.config.pad_token_id or 0), {}, dtype, device)
+    return _inflated(
+        target, Layout(Shape.of(target.config), shape, target.config.pad_token_id or 0), {}, dtype, device
+    )
 
 
 def inflate_drafter(
@@ -189,6 +191,12 @@ def _inflated(
 ) -> PreTrainedModel:
     """Build the large model and fill it weight by weight."""
     kind = _kind(model)
+    dtype = dtype or model.dtype
+    if layout.has_new_ids and dtype == torch.float16:
+        raise OptionError(
+            "A larger `vocab_size` needs `dtype` bfloat16, float32 or float64: the weight that keeps new ids from being "
+            "chosen is too large for float16."
+        )
     level = _level(model.config.rms_norm_eps * layout.small.hidden_size) if layout.has_new_ids else 0.0
     epsilon = (model.config.rms_norm_eps * layout.small.hidden_size - level**2) / layout.large.hidden_size
     changes = {**asdict(layout.large), **kind.changes(model.config, layout.large.hidden_size), **changes}
@@ -198,7 +206,7 @@ def _inflated(
     with no_init_weights(), torch.device(device or model.device):
         large = type(model)._from_config(
             _config(model.config, changes),
-            dtype=dtype or model.dtype,
+            dtype=dtype,
             attn_implementation=model.config._attn_implementation,
         )
     large.tie_weights()

@@ -18,10 +18,12 @@ _RENDERERS = {
     "architectures.json": matrix,
     "architectures_oldest.json": matrix_in_short,
     "verifiers.json": tables.verifiers,
+    "tree_cost.json": tables.tree_cost,
 }
 PAGES = {
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
     "verifiers.md": ["verifiers.json"],
+    "scale.md": ["tree_cost.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 
