@@ -9,7 +9,7 @@ number by those is exact, and what is left is the order in which kernels add.
 New ids of a larger vocabulary hold the rows of the padding token, but must never be chosen, though a Llama head has no bias: n
 copies would take n times its share, and tie with it. So one of the new channels, the first, becomes a bias: it holds the
 constant c in every token, and only the head's rows of new ids read it, times -2^30. RMSNorm sees c where it saw a part of its
-epsilon, e' H' + c^2 = e H with e and e' the epsilons, so that real logits stay as they were and new ids get logits of -10^5 or
+epsilon, e' H' + c^2 = e H with e and e' the epsilons, so that real logits stay as they were and new ids get logits of -10^4 or
 lower, with probability zero in float32. The head is a table of its own then, for embeddings hold c and the head of real ids
 must not. Sampling with a seed reads noise of another length; its distribution is the same, its text is not.
 """
@@ -61,7 +61,7 @@ class Kind:
 
     Args:
         changes (`Callable`): Fields of its configuration beside those of [`Shape`].
-        hold (`Callable`): Writes a constant into one channel of every token, from the first attention block on.
+        hold (`Callable`): Writes a constant into one channel of every token, in every stream that an RMSNorm or the head reads.
     """
 
     changes: Callable[[Any, int], dict[str, Any]]
