@@ -74,6 +74,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python benchmarks/verifiers.py
 	@$(BIN)/python -m benchmarks.architectures
 	@$(BIN)/python benchmarks/bounds.py
+	@$(BIN)/python -m benchmarks.tree_cost
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/falcon-spec report --results $(RESULTS)
 

@@ -19,11 +19,13 @@ _RENDERERS = {
     "architectures_oldest.json": matrix_in_short,
     "verifiers.json": tables.verifiers,
     "soak.json": tables.soak,
+    "tree_cost.json": tables.tree_cost,
 }
 PAGES = {
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
+    "scale.md": ["tree_cost.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

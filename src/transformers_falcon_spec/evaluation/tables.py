@@ -242,3 +242,25 @@ def soak(result: dict[str, Any], name: str) -> str:
     ]
     header = ["held", "a thousand calls", "from", "to (95 % interval)"]
     return "\n".join([*lines, table(header, body), "", source_line(result, name)])
+
+
+def tree_cost(result: dict[str, Any], name: str) -> str:
+    """What a tree of each size costs at each shape, in plain steps."""
+    sizes = [cost["num_nodes"] for cost in result["rows"][0]["costs"]]
+    header = ["target", "parameters", "plain step", *(f"{size} node{'s' * (size > 1)}" for size in sizes)]
+    body = [
+        [
+            row["shape"],
+            f"{row['num_parameters'] / 1e6:.0f} M",
+            f"{1000 * row['plain_seconds']:.1f} ms",
+            *(f"{cost['cost']:.2f} ({cost['interval'][0]:.2f} to {cost['interval'][1]:.2f})" for cost in row["costs"]),
+        ]
+        for row in result["rows"]
+    ]
+    origin = result["provenance"]
+    lines = [
+        f"Cost of reading a tree in plain one-token steps (95 % interval), {origin['dtype']}, after {origin['context']} tokens. All but",
+        "`small` are inflated: the small model's function at that shape's cost.",
+        "",
+    ]
+    return "\n".join([*lines, table(header, body), "", source_line(result, name)])

@@ -1,0 +1,148 @@
+"""What reading a tree costs, in plain one-token steps, by its size: for the small target and for it inflated to larger shapes.
+
+Command: python -m benchmarks.tree_cost --shapes small 0.3b 1b
+Hardware and time: two CPU cores, about ten minutes for 0.3b in float32. Targets are built in memory. Each round reads one plain step and
+one tree of every size in random order after the same text, so that a change of the machine's speed meets all of them. A cost is the ratio of medians;
+its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain decoding makes them. Writes
+`benchmarks/results/tree_cost.json`, which `falcon-spec report` renders into docs/scale.md.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, logging
+
+from tests.runs import prefilled
+from transformers_falcon_spec import DraftTree
+from transformers_falcon_spec.commands.loading import DTYPES, load_target
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.inflation import inflate
+from transformers_falcon_spec.evaluation.shapes import SHAPES, Shape
+from transformers_falcon_spec.evaluation.summary import bootstrap
+from transformers_falcon_spec.generation.cache import drop_last
+from transformers_falcon_spec.provenance import provenance
+
+HERE = Path(__file__).parent
+NODES = (1, 2, 4, 8, 16, 32, 64)
+NUM_WARM_UP = 3  # rounds
+PLAIN = 0  # key of the plain step among the sizes
+
+Round = dict[int, float]  # seconds by number of nodes
+
+
+def binary_tree(num_nodes: int, device: torch.device) -> DraftTree:
+    """A tree whose nodes have two children each: bushy and deep, so that its mask is no special case."""
+    tree = DraftTree.from_lists([-1, *((node - 1) // 2 for node in range(1, num_nodes))])
+    return DraftTree(tree.parents.to(device), tree.ranks.to(device))
+
+
+@torch.no_grad()
+def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0) -> list[Round]:
+    """Seconds of a plain step and of a tree of each size after `context` tokens, `repeats` times, each time in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 1000, (1, context + max(NODES)), generator=generator) % model.config.vocab_size
+    ids = ids.to(model.device)
+    target = prefilled(model, ids[:, :context])
+    step = {
+        "attention_mask": torch.ones_like(ids[:, : context + 1]),
+        "position_ids": torch.full_like(ids[:, :1], context),
+    }
+
+    def read(num_nodes: int) -> Callable[[], object]:
+        tokens: Tensor = ids[:, context : context + max(num_nodes, 1)]
+        if num_nodes == PLAIN:
+            return lambda: model(tokens, past_key_values=target.cache, use_cache=True, **step)
+        tree = binary_tree(num_nodes, ids.device)  # a new one: what follows from its parents is part of the cost
+        return lambda: target.read(tokens, tree)
+
+    order, draws = [PLAIN, *NODES], random.Random(seed)
+    rounds: list[Round] = []
+    for _ in tqdm(range(NUM_WARM_UP + repeats), leave=False):
+        draws.shuffle(order)
+        found: Round = {}
+        for num_nodes in order:
+            found[num_nodes] = _seconds(read(num_nodes))
+            if num_nodes == PLAIN:
+                drop_last(target.cache, 1)
+            else:
+                target.slots.forget([num_nodes])
+        rounds.append(found)
+    return rounds[NUM_WARM_UP:]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    _synchronize()
+    start = time.perf_counter()
+    work()
+    _synchronize()
+    return time.perf_counter() - start
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def summary_row(name: str, model: PreTrainedModel, rounds: list[Round], seed: int = 0) -> dict[str, Any]:
+    """Medians, and each size's cost in plain steps with its 95 % interval."""
+    costs = []
+    for num_nodes in NODES:
+        pairs = [(found[num_nodes], found[PLAIN]) for found in rounds]
+        interval = bootstrap(pairs, _ratio, seed)
+        costs.append({"num_nodes": num_nodes, "cost": _ratio(pairs), "interval": interval})
+    return {
+        "shape": name,
+        "sizes": asdict(Shape.of(model.config)),
+        "num_parameters": model.num_parameters(),
+        "plain_seconds": statistics.median(found[PLAIN] for found in rounds),
+        "costs": costs,
+        "seconds": {key: [found[key] for found in rounds] for key in (PLAIN, *NODES)},
+    }
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    trees, plain = zip(*pairs, strict=True)
+    return statistics.median(trees) / statistics.median(plain)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every shape, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--shapes", nargs="+", choices=["small", *SHAPES], default=["small", "0.3b"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--context", type=int, default=200, help="tokens before the tree")
+    parser.add_argument("--repeats", type=int, default=40, help="rounds")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "tree_cost.json")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or args.context < 1:
+        raise OptionError(
+            f"`--repeats` and `--context` must be at least 1, but they are {args.repeats}, {args.context}."
+        )
+    logging.set_verbosity_error()
+    small, _tokenizer = load_target(args.target, "float32", "cpu")
+    rows = []
+    for name in args.shapes:
+        shape = Shape.of(small.config) if name == "small" else SHAPES[name]
+        model = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
+        rows.append(summary_row(name, model, rounds_of(model, args.context, args.repeats)))
+        del model  # before the next one is built
+        print(name, *(f"{cost['num_nodes']}: {cost['cost']:.2f}x" for cost in rows[-1]["costs"]))
+    settings = {name: str(value) for name, value in vars(args).items()}
+    result = {"provenance": provenance(seed=0, **settings), "rows": rows}
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Costs of trees are ratios of what was measured in the same rounds, on a cache that stays as it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import tree_cost as script
+from tests.benchmarks.test_inflate import copy_tokenizer
+from tests.tiny import make_target
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.report import BEGIN, END, render_into
+from transformers_falcon_spec.generation.target import Target
+
+
+def test_each_round_reads_every_size_after_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_target()
+    seen: list[tuple[int, int]] = []  # tokens read, and slots before them
+    forward = type(model).forward
+
+    def recorded(self: object, input_ids: torch.Tensor, **kwargs: object) -> object:
+        seen.append((input_ids.shape[1], kwargs["past_key_values"].get_seq_length()))
+        return forward(self, input_ids, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", recorded)
+    reads: list[int] = []
+    read = Target.read
+    monkeypatch.setattr(Target, "read", lambda self, ids, tree: reads.append(len(tree)) or read(self, ids, tree))
+
+    rounds = script.rounds_of(model, context=9, repeats=2)
+
+    assert len(rounds) == 2
+    assert all(set(found) == {0, *script.NODES} and min(found.values()) > 0 for found in rounds)
+    steps = [step for step in seen if step[0] != 9]
+    assert {slots for _, slots in steps} == {9}
+    assert sorted(num for num, _ in steps) == sorted([1, *script.NODES] * 5)
+    assert sorted(reads) == sorted(script.NODES * 5)
+
+
+def test_costs_are_ratios_of_medians_with_an_interval_over_rounds() -> None:
+    rounds = [{num: plain * (1 + num / 64) for num in (0, *script.NODES)} for plain in (1.0, 2.0, 3.0)]
+
+    row = script.summary_row("small", make_target(), rounds)
+
+    assert row["plain_seconds"] == 2.0
+    assert [cost["num_nodes"] for cost in row["costs"]] == list(script.NODES)
+    assert row["costs"][-1]["cost"] == 2.0
+    assert row["costs"][-1]["interval"] == (2.0, 2.0)  # a machine that slows down for a whole round changes nothing
+    rounds[0][64] *= 2
+    low, high = script.summary_row("small", make_target(), rounds)["costs"][-1]["interval"]
+    assert low < high
+
+
+def test_the_script_writes_what_the_report_renders(tmp_path: Path) -> None:
+    folder, output, page = tmp_path / "small", tmp_path / "tree_cost.json", tmp_path / "scale.md"
+    make_target().save_pretrained(folder)
+    copy_tokenizer(folder)
+
+    script.main(
+        ["--target", str(folder), "--shapes", "small", "--context", "5", "--repeats", "3", "--output", str(output)]
+    )
+
+    row = json.loads(output.read_text("utf-8"))["rows"][0]
+    page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+    render_into(page, tmp_path)
+    text = page.read_text("utf-8")
+    low, high = row["costs"][-1]["interval"]
+    assert f" | {row['costs'][-1]['cost']:.2f} ({low:.2f} to {high:.2f}) |" in text
+    assert "float32, after 5 tokens" in text
+    with pytest.raises(OptionError, match="must be at least 1, but they are 0, 5"):
+        script.main(["--target", str(folder), "--context", "5", "--repeats", "0"])
