@@ -68,7 +68,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_strict.json --dtype bfloat16 --strict
-	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
+	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python benchmarks/batches.py
 	@$(BIN)/python benchmarks/verifiers.py
@@ -76,6 +76,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python benchmarks/bounds.py
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/falcon-spec report --results $(RESULTS)
+	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
 
 docs: $(READY) ## Build the documentation into site/.
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
