@@ -4,6 +4,7 @@ Stock assisted generation returns no statistics, and a timed stock run must have
 call is made once more, from the same seed, with hooks that count and time the forwards.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -74,10 +75,10 @@ def watched_stats(
         run = timed_generate(target, input_ids, max_new_tokens, options, seed, **arguments)
     stats = _counts(reads, input_ids.shape[1], len(run.new_ids))
     timed = list(zip(drafts.starts, drafts.seconds, strict=True))
-    first_draft_seconds = sum(seconds for start, seconds in timed if start < reads.starts[0])
+    first_draft_seconds = math.fsum(seconds for start, seconds in timed if start < reads.starts[0])
     stats.prefill_seconds = reads.seconds[0] + first_draft_seconds
-    stats.draft_seconds = sum(drafts.seconds) - first_draft_seconds
-    stats.verify_seconds = sum(reads.seconds[1:])
+    stats.draft_seconds = math.fsum(drafts.seconds) - first_draft_seconds
+    stats.verify_seconds = math.fsum(reads.seconds[1:])
     stats.total_seconds = run.seconds
     return stats
 
