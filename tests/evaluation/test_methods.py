@@ -25,7 +25,7 @@ from transformers_falcon_spec.evaluation.methods import (
     target_alone,
     with_drafter,
 )
-from transformers_falcon_spec.evaluation.watch import watched_stats
+from transformers_falcon_spec.evaluation.watch import _counts, _Watch, watched_stats
 
 LOOPING = torch.cat([make_prompt(6)] * 4, dim=1)  # something to look up
 GREEDY = decoding_options("greedy")
@@ -236,3 +236,20 @@ def test_watching_leaves_no_hooks(target: PreTrainedModel) -> None:
 
     assert not target._forward_hooks
     assert not target._forward_pre_hooks
+
+
+def test_what_lies_below_the_end_of_a_text_is_not_counted_as_offered() -> None:
+    watch = _Watch()
+    watch.num_read, watch.num_cached, watch.seconds = (
+        [10, 4, 5],
+        [0, 10, 12],
+        [0.1, 0.1, 0.1],
+    )  # 9 + 1, root + 3, root + 4
+
+    stats = _counts(
+        watch, prompt_len=9, num_tokens=6
+    )  # 2 of the first forward, 2 of the second, and 2 of 5 before the end
+
+    assert (stats.num_steps, stats.num_drafted, stats.num_accepted, stats.num_tokens) == (2, 7, 2, 6)
+    assert stats.offered_by_depth == [2, 1, 0]
+    assert stats.acceptance_by_depth == [1.0, 0.0, 0.0]
