@@ -4,6 +4,7 @@ VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 VENV_GRAMMAR ?= .venv-grammar
 VENV_QUANTIZED ?= .venv-quantized
+VENV_BROWSER ?= .venv-browser
 WORKERS ?= 2
 ARGS ?=
 
@@ -19,9 +20,10 @@ PARITY = $(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER)
 READY_OLDEST := $(VENV_OLDEST)/.ready
 READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
 READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
+READY_BROWSER := $(VENV_BROWSER)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest test-grammar test-quantized test-gpu test-slow lint check fix bench docs
+.PHONY: help demo test test-oldest test-grammar test-quantized test-browser test-gpu test-slow lint check fix bench docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -42,6 +44,9 @@ test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
 
 test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by torchao.
 	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation $(ARGS)
+
+test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
+	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need a CUDA device.
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -68,7 +73,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_strict.json --dtype bfloat16 --strict
-	@$(BIN)/falcon-spec bench --target $(TARGET) --drafters $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
+	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python benchmarks/batches.py
 	@$(BIN)/python benchmarks/verifiers.py
@@ -77,6 +82,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python -m benchmarks.tree_cost
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/falcon-spec report --results $(RESULTS)
+	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
 
 docs: $(READY) ## Build the documentation into site/.
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
@@ -101,3 +107,6 @@ $(READY_GRAMMAR): pyproject.toml constraints.txt
 
 $(READY_QUANTIZED): pyproject.toml constraints.txt
 	$(call install,$(VENV_QUANTIZED),constraints.txt,quantized)
+
+$(READY_BROWSER): pyproject.toml constraints.txt
+	$(call install,$(VENV_BROWSER),constraints.txt,browser)

@@ -17,6 +17,7 @@ from transformers import logging
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.commands.loading import load_drafters, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.methods import with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.provenance import provenance
@@ -48,7 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
-    arms, block_sizes, folders = {}, {}, {}
+    arms, folders = {}, {}
     for name, drafter in load_drafters(args.drafters, target).items():
         folders[name] = Path(drafter.name_or_path)
         for num_passes in args.passes:
@@ -58,20 +59,19 @@ def main() -> None:
                 arm.generation_config = copy.deepcopy(drafter.generation_config)
                 arm.generation_config.draft_tree = DraftTree.best_first(acceptance, num_nodes).to_json()
                 arms[f"{name}: {num_nodes} nodes, {num_passes} passes"] = arm
-                block_sizes[f"{name}: {num_nodes} nodes, {num_passes} passes"] = drafter.config.block_size
-    prompts = read_prompts([args.prompts], args.limit)
-    benchmark = Benchmark(target, tokenizer, arms, prompts, args.decodings)
+    methods = [with_drafter(name, arm) for name, arm in arms.items()]
+    benchmark = Benchmark(target, tokenizer, methods, read_prompts([args.prompts], args.limit), args.decodings)
     with tempfile.TemporaryDirectory() as folder:
-        records = benchmark.run(Path(folder) / "runs.jsonl")
-    rows = summarize(records, block_sizes)
-    result = {"provenance": provenance(seed=0, **{key: str(value) for key, value in vars(args).items()}), "rows": rows}
+        outcome = benchmark.run(Path(folder) / "runs.jsonl")
+    rows = summarize(outcome.complete())
+    origin = provenance(seed=0, **{key: str(value) for key, value in vars(args).items()})
+    result = {"provenance": origin, "methods": benchmark.describe(outcome), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     ordered = sorted(rows, key=lambda row: -row["speedup"])
     for row in ordered:
         low, high = row["speedup_interval"]
-        print(
-            f"{row['arm']:40s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {row['acceptance_length']:.2f}"
-        )
+        length = row["acceptance_length_pooled"]
+        print(f"{row['arm']:40s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {length:.2f}")
     for name in folders if args.save else []:
         best = next(row["arm"] for row in ordered if row["arm"].startswith(f"{name}: "))
         save_tree(folders[name], arms[best].generation_config.draft_tree)

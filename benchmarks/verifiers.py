@@ -15,6 +15,7 @@ from transformers import logging
 
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.methods import with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.generation.options import VERIFIERS
@@ -37,25 +38,26 @@ def main() -> None:
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
     drafter = load_drafter(args.drafter, target)
-    arms = {}
+    methods = []
     for verifier in VERIFIERS:
-        arms[verifier] = copy.copy(drafter)  # the same weights
-        arms[verifier].generation_config = copy.deepcopy(drafter.generation_config)
-        arms[verifier].generation_config.verifier = verifier
-    benchmark = Benchmark(target, tokenizer, arms, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
+        arm = copy.copy(drafter)  # the same weights
+        arm.generation_config = copy.deepcopy(drafter.generation_config)
+        arm.generation_config.verifier = verifier
+        methods.append(with_drafter(verifier, arm))
+    benchmark = Benchmark(target, tokenizer, methods, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
     with tempfile.TemporaryDirectory() as folder:
-        records = benchmark.run(Path(folder) / "runs.jsonl")
-    rows = summarize(records, dict.fromkeys(arms, drafter.config.block_size))
+        outcome = benchmark.run(Path(folder) / "runs.jsonl")
+    rows = summarize(outcome.complete())
     result = {
         "provenance": provenance(seed=0, **{name: str(value) for name, value in vars(args).items()}),
+        "methods": benchmark.describe(outcome),
         "rows": rows,
     }
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in rows:
-        low, high = row["acceptance_length_interval"]
-        print(
-            f"{row['set']:10s} {row['arm']:20s} {row['acceptance_length']:.2f} ({low:.2f} to {high:.2f}), {row['speedup']:.2f}x"
-        )
+        low, high = row["acceptance_length_pooled_interval"]
+        length = f"{row['acceptance_length_pooled']:.2f} ({low:.2f} to {high:.2f})"
+        print(f"{row['set']:10s} {row['arm']:20s} {length}, {row['speedup']:.2f}x")
 
 
 if __name__ == "__main__":

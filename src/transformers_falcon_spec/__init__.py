@@ -8,6 +8,7 @@ from .core.tree import DraftTree
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .errors import (
+    BenchmarkError,
     CheckpointError,
     ConversationError,
     DrafterMismatchError,
@@ -28,6 +29,7 @@ from .generation.seam import attach, disable, enable
 
 __version__ = "0.1.0"
 __all__ = [
+    "BenchmarkError",
     "CheckpointError",
     "ConversationError",
     "Draft",

@@ -10,6 +10,7 @@ FalconSpecError
 ├── CheckpointError         weights or files that do not make a whole drafter
 ├── SeamError               Transformers moved the functions that the package wraps
 ├── ParityError             a text with a drafter that is not the target's own
+├── BenchmarkError          a method that failed in a benchmark which the others finished
 ├── SandboxError            a machine on which programs cannot be run within limits
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
@@ -51,6 +52,10 @@ class SeamError(FalconSpecError, RuntimeError):
 
 class ParityError(FalconSpecError, RuntimeError):
     """The text with a drafter is not the target's own, and rounding does not explain it."""
+
+
+class BenchmarkError(FalconSpecError, RuntimeError):
+    """A method raised in the middle of a benchmark; the others were measured."""
 
 
 class SandboxError(FalconSpecError, RuntimeError):

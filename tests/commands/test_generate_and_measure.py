@@ -1,4 +1,4 @@
-"""`generate`, `bench`, `parity` and `report` through the command line, on a tiny pair saved to disk."""
+"""`generate` and `parity` through the command line, on a tiny pair saved to disk."""
 
 import json
 from pathlib import Path
@@ -52,19 +52,6 @@ def test_generate_without_a_prompt_says_what_to_give(pair: dict[str, str], capsy
     assert "give `--prompt TEXT` or `--prompts FILE`" in capsys.readouterr().err
 
 
-def test_bench_writes_rates_and_where_they_come_from(pair: dict[str, str], tmp_path: Path) -> None:
-    output = tmp_path / "speed.json"
-    options = ["--prompts", pair["prompts"], "--output", str(output), "--max_new_tokens", "8", "--repeats", "2"]
-
-    status = cli.main(["bench", "--target", pair["target"], "--drafters", f"two={pair['drafter']}", *options])
-
-    result = json.loads(output.read_text(encoding="utf-8"))
-    assert status == 0
-    assert {row["decoding"] for row in result["rows"]} == {"greedy", "temperature-0.7"}
-    assert all(row["num_identical"] == row["num_compared"] == 4 for row in result["rows"])
-    assert {"command", "commit", "versions", "device", "seed", "threads"} <= set(result["provenance"])
-
-
 def test_parity_goes_on_where_it_stopped(pair: dict[str, str], tmp_path: Path) -> None:
     output = tmp_path / "parity.json"
     common = ["parity", "--target", pair["target"], "--drafter", pair["drafter"], "--prompts", pair["prompts"]]
@@ -80,26 +67,3 @@ def test_parity_goes_on_where_it_stopped(pair: dict[str, str], tmp_path: Path) -
     assert status == 0
     assert records.read_text(encoding="utf-8").splitlines(keepends=True) == lines
     assert [(row["identical"], row["bug"]) for row in rows] == [(2, 0), (2, 0)]
-
-
-def test_report_renders_the_results_into_a_document(pair: dict[str, str], tmp_path: Path) -> None:
-    results, document = tmp_path / "results", tmp_path / "README.md"
-    options = ["--prompts", pair["prompts"], "--output", str(results / "speed.json"), "--max_new_tokens", "8"]
-    cli.main(["bench", "--target", pair["target"], "--drafters", pair["drafter"], *options])
-    document.write_text("<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8")
-
-    status = cli.main(["report", "--results", str(results), "--documents", str(document)])
-
-    assert status == 0
-    assert "### Speed against the target alone" in document.read_text(encoding="utf-8")
-
-
-def test_two_drafters_of_one_name_are_refused(
-    pair: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--prompts", pair["prompts"], "--output", str(tmp_path / "x.json")]
-
-    status = cli.main(["bench", "--target", pair["target"], "--drafters", pair["drafter"], pair["drafter"], *options])
-
-    assert status == 1
-    assert "Two drafters are called `drafter`" in capsys.readouterr().err

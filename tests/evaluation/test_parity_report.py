@@ -3,19 +3,18 @@
 import json
 import re
 from dataclasses import asdict, replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.pages import Outline
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.evidence import Check, Evidence, Float32Reading
 from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult
 from transformers_falcon_spec.evaluation.parity_report import read_result, render_page, report_of
 from transformers_falcon_spec.provenance import provenance
 
-VOID = {"meta", "br", "link", "img", "hr", "input"}
 ATTACK = "<script>alert('x')</script>&\"\u202e\n"
 FLOAT32 = Float32Reading(8, 0.02, 0.06, 0.07, unit=0.03)
 EVIDENCE = Evidence(0.0, 0.0625, 0.125, 1.1, True, False, FLOAT32)
@@ -32,30 +31,6 @@ SAME = ParityResult("a", "sums", 12, "identical", decoding="greedy")
 TIE = ParityResult("b", "sums", 5, "tie", 5, 0.0, 0.0625, "greedy", DIFFERENCE)
 ENDED = Difference("Ends early.", "x", Choice(3, "y", "z"), Choice(None, "", ""), [Check("Same end.", "no", False)])
 BUG = ParityResult(ATTACK, "<sums>", 2, "bug", 2, None, None, "temperature-1", ENDED)
-
-
-class Outline(HTMLParser):
-    """Fails where tags do not match, and keeps them with their attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def make_report(*results: ParityResult, **origin: Any) -> dict[str, Any]:

@@ -39,7 +39,15 @@ def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:
 
 def test_verifiers_stand_on_their_own_page_and_batches_in_the_readme(tmp_path: Path) -> None:
     rate = {"speedup": 1.21, "speedup_interval": [1.1, 1.3], "acceptance_length": 2.25}
-    verifier = {"arm": "gumbel", "set": "gsm8k", "acceptance_length_interval": [2.0, 2.5], "step_cost": 1.9, **rate}
+    counts = {"acceptance_histogram": {"0": 3, "5": 1}, "num_tokens": 10, "num_prompts": 1}
+    verifier = {
+        "arm": "gumbel",
+        "set": "gsm8k",
+        "acceptance_length_interval": [2.0, 2.5],
+        "step_cost": 1.9,
+        **rate,
+        **counts,
+    }
     batch = {"size": 4, "target_tokens_per_second": 100.4, "drafter_tokens_per_second": 80.0, "num_identical": 7}
     for name, row in (("verifiers", verifier), ("batches", {**batch, "num_rows": 8, **rate})):
         result = {"provenance": provenance(seed=0), "rows": [row]}

@@ -1,5 +1,21 @@
-"""`falcon-spec bench`: interleaved runs of a target alone and with drafters, over prompt files; JSON out."""
+"""`falcon-spec bench`: interleaved runs of targets alone and with several methods, over prompt files; JSON out.
 
+A method is a drafter of this package, stock assisted generation with a small model, or stock prompt lookup:
+  models/falcon-reference          a folder; its config says whether it is a drafter or a causal language model
+  NAME=FOLDER                      the same under a name of its own
+  NAME@TARGET=FOLDER               for the target of that name only
+  prompt-lookup, prompt-lookup:N   Transformers' prompt lookup of 10 or N tokens
+Stock methods and the target alone run with no code of this package in their path. A method that raises is left out from there on,
+the others finish, and the exit status is 1; the same command goes on where it stopped and tries again. docs/benchmarks.md
+explains every number.
+
+Example, on the embedded pair:
+  falcon-spec bench --targets models/reference-target --methods falcon=models/falcon-reference prompt-lookup
+                    --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output speed.json
+  falcon-spec report --pages speed.json
+"""
+
+import gc
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,21 +24,29 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import logging
+from transformers import PreTrainedModel, logging
 
-from ..evaluation.benchmark import Benchmark
-from ..evaluation.prompts import read_prompts
+from ..errors import OptionError
+from ..evaluation.benchmark import Benchmark, Failure, Outcome
+from ..evaluation.decoding import decoding_options
+from ..evaluation.methods import BASELINE, Method
+from ..evaluation.prompts import Prompt, read_prompts
+from ..evaluation.speed_results import changes_greedy_text, failure_of, is_whole
 from ..evaluation.summary import summarize
 from ..provenance import provenance
-from .loading import load_drafters, load_target
+from .loading import load_target
+from .memory import MemoryRun
+from .methods import MethodEntry, parse_methods, parse_targets
+
+Entry = dict[str, Any]
 
 
 @dataclass
 class BenchCommand:
     """What to measure and where to write it."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    drafters: list[str] = field(metadata={"help": "Folders or Hub names, each maybe as NAME=FOLDER."})
+    targets: list[str] = field(metadata={"help": "Folders or Hub names of targets, each maybe as NAME=FOLDER."})
+    methods: list[str] = field(metadata={"help": "What to compare with the target alone, as listed above."})
     prompts: list[str] = field(metadata={"help": "JSON lines files; each is a prompt set named after its file."})
     output: str = field(metadata={"help": "JSON file to write; runs go to the same name with .jsonl and are resumed."})
     decodings: list[str] = field(
@@ -30,9 +54,16 @@ class BenchCommand:
     )
     max_new_tokens: int = field(default=128, metadata={"help": "Most tokens of a text."})
     limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
-    repeats: int = field(default=1, metadata={"help": "Runs of each prompt, arm and decoding."})
+    repeats: int = field(default=1, metadata={"help": "Runs of each prompt, method and decoding."})
     baseline: bool = field(
         default=True, metadata={"help": "Also run the target alone; without it there is no speed-up."}
+    )
+    memory_texts: int = field(
+        default=2,
+        metadata={
+            "help": "Texts of each prompt file that a fresh process of each method writes before its peak memory is read; 0 "
+            "measures no memory."
+        },
     )
     seed: int = field(default=0, metadata={"help": "Of sampling, order and intervals."})
     threads: int | None = field(default=None, metadata={"help": "CPU threads; None leaves torch's choice."})
@@ -41,42 +72,139 @@ class BenchCommand:
 
 
 def run(command: BenchCommand) -> None:
-    """Measure, summarise, write, show."""
+    """Measure, summarise, write, show.
+
+    Raises:
+        [`BenchmarkError`]: a method failed; what the others did is written.
+    """
     logging.set_verbosity_error()
-    if command.threads:
-        torch.set_num_threads(command.threads)
-    target, tokenizer = load_target(command.target, command.dtype, command.device)
-    drafters = load_drafters(command.drafters, target)
-    output = Path(command.output)
+    torch.set_num_threads(command.threads or torch.get_num_threads())
+    targets = parse_targets(command.targets)
+    methods = parse_methods(command.methods, targets)
+    prompts = _checked_prompts(command)
+    total, entries, dtypes = Outcome(), [], {}
+    for name, folder in targets.items():
+        outcome, found, dtypes[name] = _measure(command, name, folder, methods, prompts)
+        entries += found
+        total.records += outcome.records
+        total.failures += outcome.failures
+    sets = {prompt.set_name for prompt in prompts}
+    planned = {name: command.repeats * sum(prompt.set_name == name for prompt in prompts) for name in sets}
+    result = {
+        "provenance": provenance(**{**vars(command), "targets": targets, "dtype": dtypes}),
+        "methods": entries,
+        "rows": summarize(total.records, command.seed, planned),
+    }
+    Path(command.output).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _show(result)
+    total.complete()
+
+
+def _checked_prompts(command: BenchCommand) -> list[Prompt]:
+    """The prompts; options that no run could serve are refused before anything is loaded."""
+    for name in command.decodings:
+        decoding_options(name)
+    for option, least in (("max_new_tokens", 2), ("repeats", 1), ("memory_texts", 0)):
+        if getattr(command, option) < least:
+            raise OptionError(f"`{option}` must be at least {least}, but it is {getattr(command, option)}.")
+    if Path(command.output).suffix != ".json":
+        raise OptionError(
+            f"`output` must end in `.json`, but it is `{command.output}`; other files are named after it."
+        )
+    prompts = read_prompts(command.prompts, command.limit)
+    if not prompts:
+        raise OptionError(f"There must be a prompt to answer, but {command.prompts} hold none within `limit`.")
+    return prompts
+
+
+def _measure(
+    command: BenchCommand, name: str, folder: str, methods: list[MethodEntry], prompts: list[Prompt]
+) -> tuple[Outcome, list[Entry], str]:
+    """All methods on one target: their runs, what results say of each, and the target's type."""
+    target, tokenizer = load_target(folder, command.dtype, command.device)
+    wanted = [entry for entry in methods if entry.target in (None, name)]
+    loaded, failures = _load(wanted, target, name)
     benchmark = Benchmark(
         target=target,
         tokenizer=tokenizer,
-        drafters=drafters,
-        prompts=read_prompts(command.prompts, command.limit),
+        methods=loaded,
+        prompts=prompts,
         decodings=command.decodings,
         max_new_tokens=command.max_new_tokens,
         repeats=command.repeats,
         seed=command.seed,
         with_baseline=command.baseline,
+        target_name=name,
     )
-    records = benchmark.run(output.with_suffix(".jsonl"))
-    rows = summarize(records, {name: drafter.block_size for name, drafter in drafters.items()}, command.seed)
-    settings = {
-        **vars(command),
-        "dtype": str(target.dtype),
-        "trees": {n: d.num_nodes for n, d in drafters.items()},
-    }
-    output.write_text(
-        json.dumps({"provenance": provenance(**settings), "rows": rows}, indent=1) + "\n", encoding="utf-8"
-    )
-    _show(rows)
+    outcome = benchmark.run(Path(command.output).with_suffix(".jsonl"))
+    outcome.failures[:0] = failures
+    described = {entry["arm"]: entry for entry in benchmark.describe(outcome)}
+    dtype = str(target.dtype).removeprefix("torch.")
+    del benchmark, target, loaded  # the processes below need the room
+    gc.collect()
+    torch.cuda.empty_cache()
+    sources: dict[str, str | None] = {BASELINE: None} if command.baseline else {}
+    sources |= {entry.name: entry.source for entry in wanted}
+    peaks = _memory(command, name, folder, sources, outcome) if command.memory_texts else {}
+    failed = {failure.arm: failure.to_json() for failure in outcome.failures}
+    entries = [
+        {"target": name, "arm": arm, **described.get(arm, {}), "source": source or folder, **peaks.get(arm, {}),
+         "failure": failed.get(arm)}
+        for arm, source in sources.items()
+    ]  # fmt: skip
+    return outcome, entries, dtype
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("drafter", "decoding", "set", "acceptance length", "speed-up", "identical")
-    for row in rows:
+def _load(entries: list[MethodEntry], target: PreTrainedModel, name: str) -> tuple[list[Method], list[Failure]]:
+    """The methods that can be loaded, and why the others cannot."""
+    loaded, failures = [], []
+    for entry in entries:
+        try:
+            loaded.append(entry.load(target))
+        except Exception as error:  # noqa: BLE001  whatever is wrong with its files, the others go on
+            failures.append(Failure.of(error, name, entry.name, "loading"))
+    return loaded, failures
+
+
+def _memory(
+    command: BenchCommand, name: str, folder: str, sources: dict[str, str | None], outcome: Outcome
+) -> dict[str, Entry]:
+    """Peak memory of each method that did not fail, one process after the other; the target of this process is gone by now."""
+    peaks, failed = {}, {failure.arm for failure in outcome.failures}
+    for arm, source in sources.items():
+        if arm in failed:
+            continue
+        memory_run = MemoryRun(
+            target=folder,
+            source=source,
+            prompts=command.prompts,
+            limit=command.memory_texts,
+            max_new_tokens=command.max_new_tokens,
+            dtype=command.dtype,
+            device=command.device,
+            threads=torch.get_num_threads(),
+        )
+        try:
+            peak = memory_run.measure()
+        except Exception as error:  # noqa: BLE001  one process may be killed, the others go on
+            outcome.failures.append(Failure.of(error, name, arm, "measuring memory"))
+        else:
+            peaks[arm] = {
+                "peak_bytes": peak.num_bytes,
+                "peak_device_bytes": peak.num_device_bytes,
+                "weight_bytes": peak.num_weight_bytes,
+            }
+    return peaks
+
+
+def _show(result: dict[str, Any]) -> None:
+    table = Table("target", "method", "decoding", "set", "acceptance length", "speed-up", "identical")
+    for row in result["rows"]:
         low, high = row.get("speedup_interval", (0, 0))
         speedup = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})" if "speedup" in row else "-"
         same = f"{row['num_identical']}/{row['num_compared']}" if "speedup" in row else "-"
-        table.add_row(row["arm"], row["decoding"], row["set"], f"{row['acceptance_length']:.2f}", speedup, same)
+        cells = [f"{row['acceptance_length_pooled']:.2f}", speedup, same + " (!)" * changes_greedy_text(row)]
+        if not is_whole(row):
+            cells = ["-", failure_of(result, row), "-"]
+        table.add_row(row["target"], row["arm"], row["decoding"], row["set"], *cells)
     Console().print(table)

@@ -1,9 +1,11 @@
-"""`falcon-spec report`: render the results files into documents, between their markers."""
+"""`falcon-spec report`: render results files into documents, between their markers, and results of `bench` into HTML pages."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import OptionError
 from ..evaluation.report import PAGES, render_into
+from ..evaluation.speed_results import read_result
 
 
 @dataclass
@@ -11,14 +13,38 @@ class ReportCommand:
     """What to render, and where."""
 
     results: str = field(default="benchmarks/results", metadata={"help": "Folder of results files."})
-    documents: list[str] = field(
-        default_factory=lambda: ["README.md", *(f"docs/{name}" for name in PAGES)],
-        metadata={"help": "Markdown files with the markers; each gets the tables that belong to a page of its name."},
+    documents: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Markdown files with the markers; each gets the tables that belong to a page of its name. Without this and "
+            "without `pages`: the README and the pages of docs/."
+        },
+    )
+    pages: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Results files of `bench`; each becomes an HTML page with plots beside it, of its name with .html. Needs "
+            "matplotlib, the extra `report`."
+        },
     )
 
 
 def run(command: ReportCommand) -> None:
     """Render."""
-    for document in command.documents:
+    standard = [] if command.pages else ["README.md", *(f"docs/{name}" for name in PAGES)]
+    for document in standard if command.documents is None else command.documents:
         render_into(Path(document), Path(command.results))
         print(f"{document} holds the figures of {command.results}")
+    for name in command.pages:
+        _page(Path(name))
+
+
+def _page(path: Path) -> None:
+    if path.suffix != ".json":
+        raise OptionError(f"`pages` must name results files that end in `.json`, but one is `{path}`.")
+    result = read_result(path)
+    from ..evaluation.speed_page import render_speed_page  # noqa: PLC0415  needs matplotlib, which documents do without
+
+    page = path.with_suffix(".html")
+    page.write_text(render_speed_page(result), encoding="utf-8")
+    print(f"{page} shows {path}")

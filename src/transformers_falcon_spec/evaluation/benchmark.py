@@ -1,34 +1,39 @@
-"""Interleaved runs of the target alone and with drafters, on the same prompts with the same seeds and stopping rule.
+"""Interleaved runs of several methods on the same prompts with the same seeds and stopping rule.
 
-Every run is appended to a JSON lines file at once, so that an interrupted benchmark goes on; `summary.py` makes rates of them.
+Every run is appended to a JSON lines file at once, so that an interrupted benchmark goes on; `summary.py` makes rates of them. A method
+that raises is left out from there on, and the others finish.
 """
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.base import DrafterModel
+from ..errors import BenchmarkError, OptionError
 from ..provenance import weights_fingerprint
 from .decoding import decoding_options, repetition_rate, timed_generate
-from .prompts import Prompt
+from .methods import BASELINE, Method, target_alone
+from .prompts import Prompt, check_lengths
 from .records import Records
+from .watch import watched_stats
 
 logger = logging.getLogger(__name__)
 
-BASELINE = "target"  # the arm without a drafter
 WARM_UP_TOKENS = 16
+Stage = Literal["loading", "warming up", "writing", "measuring memory"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run to make: an arm on a prompt under a decoding."""
+    """One run to make: a method on a prompt under a decoding."""
 
+    target: str
     arm: str
     decoding: str
     prompt: Prompt
@@ -37,83 +42,202 @@ class Cell:
     @property
     def key(self) -> str:
         """What tells this run from all others of the benchmark."""
-        return "|".join([self.arm, self.decoding, self.prompt.set_name, self.prompt.prompt_id, str(self.repeat)])
+        return "|".join(
+            [self.target, self.arm, self.decoding, self.prompt.set_name, self.prompt.prompt_id, str(self.repeat)]
+        )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method that raised: when, what, and how much of its work was done. Each prompt counts once a decoding and repeat."""
+
+    target: str
+    arm: str
+    stage: Stage
+    error: str
+    message: str
+    num_done: int = 0
+    num_planned: int = 0
+
+    @classmethod
+    def of(cls, error: Exception, target: str, arm: str, stage: Stage, **counts: int) -> "Failure":
+        """What an exception says."""
+        return cls(target, arm, stage, type(error).__name__, str(error), **counts)
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        when = (
+            f"after {self.num_done} of {self.num_planned} prompts"
+            if self.stage == "writing"
+            else f"while {self.stage}"
+        )
+        return f"failed {when}: {self.error}: {' '.join(self.message.split())}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {**asdict(self), "text": self.text}
+
+
+@dataclass
+class Outcome:
+    """What a benchmark has: all runs, those of earlier calls included, and the methods that failed in this one."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def complete(self) -> list[dict[str, Any]]:
+        """The runs of a benchmark in which nothing failed.
+
+        Raises:
+            [`BenchmarkError`]: a method failed.
+        """
+        if self.failures:
+            raise BenchmarkError(
+                "All methods must finish, but these did not: "
+                + "; ".join(f"`{failure.arm}` on `{failure.target}` {failure.text}" for failure in self.failures)
+                + ". The other methods are measured; run the same command again to try the rest."
+            )
+        return self.records
 
 
 @dataclass
 class Benchmark:
-    """A benchmark: the target, drafters by name (None is the target alone), and what they write.
+    """A benchmark of one target: the methods, what they write, and under which rules.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        drafters (`dict`): Drafters by arm name.
+        methods (`Sequence[Method]`): What to compare; the target alone is added by `with_baseline`.
         prompts (`list[Prompt]`): What to answer.
         decodings (`list[str]`): Names from `DECODINGS`.
-        max_new_tokens (`int`): Same stop for all arms.
+        max_new_tokens (`int`): Same stop for all methods.
         repeats (`int`): Runs of each cell.
-        seed (`int`): Of the sampling and of the order of arms.
+        seed (`int`): Of the sampling and of the order of methods.
+        with_baseline (`bool`): Also run the target alone.
+        target_name (`str`): Tells its runs from those of other targets in the same file.
     """
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    drafters: Mapping[str, DrafterModel]
+    methods: Sequence[Method]
     prompts: list[Prompt]
     decodings: list[str]
     max_new_tokens: int = 128
     repeats: int = 1
     seed: int = 0
     with_baseline: bool = True
+    target_name: str = BASELINE
 
-    def run(self, path: Path) -> list[dict[str, Any]]:
-        """Make every run that the file at `path` does not hold yet; returns all of them.
+    def __post_init__(self) -> None:
+        methods = [target_alone()] * self.with_baseline + list(self.methods)
+        self._methods = {method.name: method for method in methods}
+        if len(self._methods) < len(methods):
+            raise OptionError(
+                f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but they are called "
+                f"{[method.name for method in methods]}. Write `NAME=...`."
+            )
+
+    def run(self, path: Path) -> Outcome:
+        """Make every run that the file at `path` does not hold yet; a method that raises is left out from there on.
 
         Raises:
             [`OptionError`]: the file holds runs of other models or settings.
+            [`ConversationError`]: a prompt does not fit into the target's context.
         """
-        records = Records(path, self._settings())
+        check_lengths(self.prompts, self.tokenizer, self.target.config, self.max_new_tokens)
+        records = self._open(path)
+        cells = list(self._cells())
         done = {row["key"] for row in records.entries}
-        cells = [cell for cell in self._cells() if cell.key not in done]
-        if done:
-            logger.info("%s holds %d runs; %d are left.", path, len(done), len(cells))
-        if cells:
-            self._warm_up()
-        for cell in tqdm(cells, desc="bench", unit="run"):
-            records.append({"key": cell.key, **self._measure(cell)})
-        return records.entries
+        todo = [cell for cell in cells if cell.key not in done]
+        if len(todo) < len(cells):
+            logger.info("%s holds %d of these runs; %d are left.", path, len(cells) - len(todo), len(todo))
+        failures = self._warm_up(todo)
+        for cell in tqdm(todo, desc=f"bench {self.target_name}", unit="run"):
+            if cell.arm in failures:
+                continue
+            try:
+                measured = self._measure(cell)
+            except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
+                failures[cell.arm] = self._failure(error, cell.arm, "writing", cells, records)
+                continue
+            records.append({"key": cell.key, "identity": self._identities[cell.arm], **measured})
+        asked = {cell.key for cell in cells}
+        return Outcome([row for row in records.entries if row["key"] in asked], list(failures.values()))
 
-    def _settings(self) -> dict[str, Any]:
-        """What all runs have in common."""
-        drafters = {name: [weights_fingerprint(d), d.draft_settings] for name, d in self.drafters.items()}
-        return {
-            "target": weights_fingerprint(self.target),
-            "drafters": drafters,
-            "max_new_tokens": self.max_new_tokens,
-            "seed": self.seed,
-        }
+    def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """What results say of each method, those that failed included."""
+        failed = {failure.arm: failure.to_json() for failure in outcome.failures}
+        return [
+            {"target": self.target_name, **method.describe(), "failure": failed.get(name)}
+            for name, method in self._methods.items()
+        ]
+
+    def _open(self, path: Path) -> Records:
+        """The file, its runs checked to be of these models."""
+        settings = {"max_new_tokens": self.max_new_tokens, "seed": self.seed, "threads": torch.get_num_threads()}
+        records = Records(path, settings)
+        origin = f"{weights_fingerprint(self.target)}/{self.target.device.type}"
+        self._identities = {name: f"{origin}/{method.identity()}" for name, method in self._methods.items()}
+        for row in records.entries:
+            expected = self._identities.get(row["arm"]) if row["target"] == self.target_name else None
+            if expected not in (None, row["identity"]):
+                raise OptionError(
+                    f"`{path}` must hold runs of the same models and settings, but those of `{row['arm']}` on "
+                    f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete it, write to "
+                    "another file, or give the method another name."
+                )
+        return records
 
     def _cells(self) -> Iterator[Cell]:
-        """All runs, the arms of a prompt beside each other in random order."""
+        """All runs, the methods of a prompt beside each other in random order."""
         order = random.Random(self.seed)
         for repeat in range(self.repeats):
             for decoding in self.decodings:
                 for prompt in self.prompts:
-                    arms = [BASELINE] * self.with_baseline + list(self.drafters)
+                    arms = list(self._methods)
                     order.shuffle(arms)
-                    yield from (Cell(arm, decoding, prompt, repeat) for arm in arms)
+                    yield from (Cell(self.target_name, arm, decoding, prompt, repeat) for arm in arms)
 
-    def _warm_up(self) -> None:
-        """First calls allocate, probe and compile; they are not measured."""
+    def _warm_up(self, todo: list[Cell]) -> dict[str, Failure]:
+        """First calls allocate, probe and compile; they are not measured. Gives the methods that already fail here."""
+        failures = {}
         ids = self.prompts[0].input_ids(self.tokenizer)
-        for drafter in [None, *self.drafters.values()]:
-            timed_generate(self.target, ids, WARM_UP_TOKENS, decoding_options("greedy"), self.seed, drafter)
+        for arm in dict.fromkeys(cell.arm for cell in todo):
+            method = self._methods[arm]
+            try:
+                with method.path(self.target):
+                    timed_generate(
+                        self.target, ids, WARM_UP_TOKENS, decoding_options("greedy"), self.seed, **method.arguments()
+                    )
+            except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
+                failures[arm] = self._failure(error, arm, "warming up")
+        return failures
+
+    def _failure(
+        self, error: Exception, arm: str, stage: Stage, cells: Sequence[Cell] = (), records: Records | None = None
+    ) -> Failure:
+        logger.error("`%s` failed on `%s` and is left out from here on.", arm, self.target_name, exc_info=error)
+        planned = {cell.key for cell in cells if cell.arm == arm}
+        num_done = sum(row["key"] in planned for row in records.entries) if records else 0
+        return Failure.of(error, self.target_name, arm, stage, num_done=num_done, num_planned=len(planned))
 
     def _measure(self, cell: Cell) -> dict[str, Any]:
+        """One timed run; what it did is told by the method itself, or watched in another run where it is stock."""
+        method = self._methods[cell.arm]
         ids = cell.prompt.input_ids(self.tokenizer)
-        drafter = None if cell.arm == BASELINE else self.drafters[cell.arm]
-        options = decoding_options(cell.decoding)
-        run = timed_generate(self.target, ids, self.max_new_tokens, options, self.seed + cell.repeat, drafter)
+        options, seed = decoding_options(cell.decoding), self.seed + cell.repeat
+        with method.path(self.target):
+            first = timed_generate(self.target, ids, 1, options, seed, **method.arguments())
+            run = timed_generate(self.target, ids, self.max_new_tokens, options, seed, **method.arguments())
+            if not method.is_stock:
+                stats = run.output.speculation
+            elif method.drafts:
+                stats = watched_stats(self.target, ids, self.max_new_tokens, options, seed, method.arguments())
+            else:
+                stats = None
         return {
+            "target": cell.target,
             "arm": cell.arm,
             "decoding": cell.decoding,
             "set": cell.prompt.set_name,
@@ -121,7 +245,9 @@ class Benchmark:
             "repeat": cell.repeat,
             "num_tokens": len(run.new_ids),
             "seconds": run.seconds,
+            "prefill_seconds": first.seconds,
             "repetition_rate": repetition_rate(run.new_ids),
             "token_ids": run.new_ids,
-            "speculation": None if drafter is None else vars(run.output.speculation),
+            "block_size": method.block_size,
+            "speculation": None if stats is None else vars(stats),
         }

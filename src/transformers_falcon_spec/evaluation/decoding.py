@@ -59,7 +59,7 @@ def timed_generate(
     max_new_tokens: int,
     options: Options,
     seed: int,
-    drafter: PreTrainedModel | None = None,
+    assistant_model: PreTrainedModel | None = None,
     attention_mask: Tensor | None = None,
     **arguments: Any,
 ) -> Run:
@@ -71,22 +71,22 @@ def timed_generate(
     inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        _synchronize()
+        synchronize()
         start = time.perf_counter()
         output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
             **inputs,
             **options,
             **arguments,
             max_new_tokens=max_new_tokens,
-            assistant_model=drafter,
+            assistant_model=assistant_model,
             return_dict_in_generate=True,
         )
-        _synchronize()
+        synchronize()
     seconds = time.perf_counter() - start
     return Run(output, output.sequences[0, input_ids.shape[1] :].tolist(), seconds)
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     """Wait for the device, if there is one, so that only finished work is timed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -7,14 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from ..errors import OptionError
 from .evidence import Check, Evidence, Float32Reading
+from .pages import render
 from .parity import VERDICTS, Choice, Difference, ParityResult
 from .summary import wilson_interval
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 def report_of(results: Sequence[ParityResult], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
@@ -29,15 +26,7 @@ def report_of(results: Sequence[ParityResult], decodings: Sequence[str], provena
 
 def render_page(report: dict[str, Any]) -> str:
     """One HTML file that needs nothing else; everything that comes from a model or a prompt is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"quoted": quoted, "percent": percent, "interval": interval, "number": number}
-    return environment.get_template("parity.html").render(report)
+    return render("parity.html", report, quoted=quoted, percent=percent, interval=interval, number=number)
 
 
 def quoted(text: str) -> str:

@@ -1,9 +1,10 @@
 """Prompt sets from JSON lines files: `{"id": ..., "messages": [...]}` or `{"id": ..., "prompt": ...}` a row."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, NoReturn, cast
 
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -13,11 +14,12 @@ from ..errors import ConversationError
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt and where it comes from."""
+    """One prompt and where it comes from; `origin` says it in words, for messages."""
 
     set_name: str
     prompt_id: str
     messages: tuple[tuple[str, str], ...]  # role and content
+    origin: str = field(default="", compare=False)
 
     def input_ids(self, tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Token ids `[1, tokens]`: through the chat template where there is one, else the plain text."""
@@ -35,13 +37,43 @@ class Prompt:
         return self.messages[-1][1]
 
 
-def read_prompts(paths: list[str], limit: int | None = None) -> list[Prompt]:
-    """The first `limit` prompts of each file; a set is named after its file.
+def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
+    """The first `limit` prompts of each file; a set is named after its file. All rows are checked, also those beyond `limit`.
 
     Raises:
-        [`ConversationError`]: a file is missing, or a row is no prompt; names file and line.
+        [`ConversationError`]: a file is missing, empty or not UTF-8, a row is no prompt, or two have one id; names file and line.
     """
-    return [prompt for path in paths for prompt in _read(Path(path))[:limit]]
+    sets = [_read(Path(path)) for path in paths]
+    owners: dict[tuple[str, str], str] = {}
+    for prompt in (prompt for found in sets for prompt in found):
+        key = (prompt.set_name, prompt.prompt_id)
+        if key in owners:
+            raise ConversationError(
+                f"{prompt.origin}: each prompt of a set needs an `id` of its own, but {prompt.prompt_id!r} is also that of "
+                f"{owners[key]}. Rename one; files of one name are one set."
+            )
+        owners[key] = prompt.origin
+    return [prompt for found in sets for prompt in found[:limit]]
+
+
+def check_lengths(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, config: Any, max_new_tokens: int
+) -> None:
+    """Refuse prompts that leave no room for `max_new_tokens` in the context that a target's `config` names.
+
+    Raises:
+        [`ConversationError`]: a prompt is too long; names file and line.
+    """
+    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if context is None:
+        return
+    for prompt in prompts:
+        length = prompt.input_ids(tokenizer).shape[1]
+        if length + max_new_tokens > context:
+            raise ConversationError(
+                f"{prompt.origin}: a prompt and its {max_new_tokens} new tokens must fit into the target's context of {context} "
+                f"tokens, but the prompt has {length}. Shorten it, leave it out, or lower `max_new_tokens`."
+            )
 
 
 def _read(path: Path) -> list[Prompt]:
@@ -49,18 +81,61 @@ def _read(path: Path) -> list[Prompt]:
         raise ConversationError(
             f"The prompt file `{path}` does not exist. Give JSON lines with `prompt` or `messages`."
         )
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [_prompt(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConversationError(f"`{path}` must be UTF-8 text, but {error}. Save it as UTF-8.") from None
+    prompts = [_prompt(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise ConversationError(f"`{path}` must hold a prompt in each line, but it is empty. Fill it or leave it out.")
+    return prompts
 
 
 def _prompt(line: str, path: Path, number: int) -> Prompt:
+    origin = f"{path}, line {number}"
     try:
         row = json.loads(line)
-        messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
-        upto = max(place for place, message in enumerate(messages) if message["role"] == "user") + 1
-        turns = tuple((message["role"], message["content"]) for message in messages[:upto])
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except json.JSONDecodeError as error:
         raise ConversationError(
-            f"{path}, line {number}: a prompt needs `prompt` or `messages` with a user turn: {error}."
+            f"{origin}: a row must be one JSON object, but it is not JSON: {error}. Write each prompt in a line of its own."
         ) from None
-    return Prompt(path.name.removesuffix(".jsonl"), str(row.get("id", number)), turns)
+    if not isinstance(row, dict):
+        _refuse(origin, "a row must be a JSON object", row, 'Write `{"id": ..., "prompt": ...}`')
+    name = row.get("id", number)
+    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+        _refuse(
+            origin,
+            "`id` must be a text or a whole number",
+            name,
+            "Change it, or leave it out to use the line's number",
+        )
+    return Prompt(path.name.removesuffix(".jsonl"), str(name), _turns(row, origin), origin)
+
+
+def _turns(row: dict[str, Any], origin: str) -> tuple[tuple[str, str], ...]:
+    """Role and content of each turn up to the last one of the user."""
+    given = [key for key in ("prompt", "messages") if key in row]
+    if len(given) != 1:
+        _refuse(origin, "a row needs either `prompt` or `messages`", given or sorted(row), "Give one of them")
+    messages = row["messages"] if given == ["messages"] else [{"role": "user", "content": row["prompt"]}]
+    if not isinstance(messages, list):
+        _refuse(origin, "`messages` must be a list", messages, 'Write `[{"role": "user", "content": ...}]`')
+    turns = tuple(_turn(message, origin, given[0]) for message in messages)
+    users = [place for place, (role, _) in enumerate(turns, start=1) if role == "user"]
+    if not users:
+        _refuse(origin, "`messages` must hold a turn of the user", [role for role, _ in turns], "Add what is asked")
+    return turns[: users[-1]]
+
+
+def _turn(message: Any, origin: str, key: str) -> tuple[str, str]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        _refuse(origin, "each of `messages` must be an object with `role` and `content`", message, "Write it so")
+    content = message.get("content")
+    if not isinstance(content, str) or not content.strip():
+        name = "`prompt`" if key == "prompt" else f"`content` of the {message['role']}'s turn"
+        _refuse(origin, f"{name} must be a text that is not empty", content, "Fill it, or take the row out")
+    return message["role"], content
+
+
+def _refuse(origin: str, must: str, came: Any, remedy: str) -> NoReturn:
+    raise ConversationError(f"{origin}: {must}, but it is {json.dumps(came)[:80]}. {remedy}.")

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 from ..errors import OptionError
-from . import tables
+from . import speed_tables, tables
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 _RENDERERS = {
-    "speed.json": tables.speed,
+    "speed.json": speed_tables.speed,
     "batches.json": tables.batches,
     **dict.fromkeys(tables.PARITY_TITLES, tables.parity),
     "bounds.json": tables.bounds,

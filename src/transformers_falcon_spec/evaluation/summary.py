@@ -1,43 +1,61 @@
 """Rates with confidence intervals from the runs of a benchmark. Pure arithmetic: runs in, numbers out."""
 
 import random
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
 from ..core.stats import GenerationStats
-from .benchmark import BASELINE
+from .methods import BASELINE
 
 NUM_RESAMPLES = 2000
 Record = dict[str, Any]
+_GROUP = ("target", "arm", "decoding", "set")
 
 
-def summarize(records: list[Record], block_sizes: dict[str, int], seed: int = 0) -> list[Record]:
-    """One row for each arm, decoding and prompt set: speed-up with its interval, acceptance, and where the time goes."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, int] | None = None) -> list[Record]:
+    """One row for each target, method, decoding and prompt set: speed-up with its interval, acceptance, and where the time goes.
+
+    `docs/benchmarks.md` gives the formula of each number.
+
+    Args:
+        records (`list[dict]`): Runs of `Benchmark`.
+        seed (`int`): Of the intervals.
+        num_planned (`dict`, *optional*): Runs of each set that a method should have made; without it all are there.
+    """
+    groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        groups.setdefault((record["arm"], record["decoding"], record["set"]), []).append(record)
+        groups.setdefault(tuple(record[name] for name in _GROUP), []).append(record)
     rows = []
-    for (arm, decoding, set_name), runs in groups.items():
+    for (target, arm, decoding, set_name), runs in groups.items():
         if arm != BASELINE:
-            baseline = groups.get((BASELINE, decoding, set_name))
-            rows.append(
-                {"arm": arm, "decoding": decoding, "set": set_name, **_row(runs, baseline, block_sizes[arm], seed)}
-            )
+            baseline = groups.get((target, BASELINE, decoding, set_name))
+            planned = {"num_runs": len(runs), "num_planned": (num_planned or {}).get(set_name, len(runs))}
+            group = dict(zip(_GROUP, (target, arm, decoding, set_name), strict=True))
+            rows.append({**group, **planned, **_row(runs, baseline, seed)})
     return rows
 
 
-def _row(runs: list[Record], baseline: list[Record] | None, block_size: int, seed: int) -> Record:
+def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record:
     stats = sum((pooled_stats(run) for run in runs), GenerationStats())
     steps = max(stats.num_steps, 1)
+    num_tokens = sum(run["num_tokens"] for run in runs)
+    num_forwards = len(runs) + stats.num_steps  # a prefill a run
     row = {
         "num_prompts": len({run["prompt"] for run in runs}),
-        "num_tokens": sum(run["num_tokens"] for run in runs),
+        "num_tokens": num_tokens,
         "repetition_rate": _mean([run["repetition_rate"] for run in runs]),
-        "acceptance_length": stats.acceptance_length,
-        "acceptance_length_interval": bootstrap(runs, pooled_acceptance_length, seed),
+        "acceptance_length_pooled": stats.acceptance_length,
+        "acceptance_length_pooled_interval": bootstrap(runs, pooled_acceptance_length, seed),
+        "acceptance_length_per_request": _mean([pooled_stats(run).acceptance_length for run in runs]),
+        "accepted_drafts_per_step": stats.num_accepted / steps,
+        "tokens_per_forward": num_tokens / num_forwards,
+        "alpha": 1 - num_forwards / num_tokens,
         "acceptance_by_depth": stats.acceptance_by_depth,
-        "acceptance_by_block_position": stats.acceptance_by_block_position(block_size),
+        "joint_acceptance_by_depth": stats.joint_acceptance_by_depth,
+        "acceptance_by_block_position": stats.acceptance_by_block_position(runs[0]["block_size"]),
         "acceptance_histogram": stats.acceptance_histogram,
+        "prefill_seconds": _mean([run["prefill_seconds"] for run in runs]),
         "draft_seconds_per_step": stats.draft_seconds / steps,
         "verify_seconds_per_step": stats.verify_seconds / steps,
         "other_seconds_per_step": stats.other_seconds / steps,
@@ -50,20 +68,24 @@ def _against(runs: list[Record], baseline: list[Record], stats: GenerationStats,
     """Speed against the target alone, prompt by prompt, and the gate: what acceptance and cost of a step allow."""
     plain = {(run["prompt"], run["repeat"]): run for run in baseline}
     pairs = [(run, plain[run["prompt"], run["repeat"]]) for run in runs if (run["prompt"], run["repeat"]) in plain]
-    prefill = stats.prefill_seconds / len(runs)
-    plain_step = sum(run["seconds"] - prefill for run in baseline) / sum(run["num_tokens"] - 1 for run in baseline)
-    step_cost = (stats.draft_seconds + stats.verify_seconds) / max(stats.num_steps, 1) / plain_step
-    speedup = pooled_speedup(pairs)
-    bound = stats.acceptance_length / step_cost
+    if not pairs:
+        return {}
+    own, alone = [run for run, _ in pairs], [base for _, base in pairs]
+    plain_rate, speedup = decode_tokens_per_second(alone), pooled_speedup(pairs)
+    step_seconds = (stats.draft_seconds + stats.verify_seconds) / max(stats.num_steps, 1)
+    step_cost = step_seconds * plain_rate or None  # None where no text is longer than a token
+    gate = 0.9 * stats.acceptance_length / step_cost if step_cost else None
     return {
         "speedup": speedup,
         "speedup_interval": bootstrap(pairs, pooled_speedup, seed),
-        "baseline_tokens_per_second": pooled_tokens_per_second([base for _, base in pairs]),
-        "tokens_per_second": pooled_tokens_per_second([run for run, _ in pairs]),
-        "plain_seconds_per_step": plain_step,
+        "decode_speedup": decode_tokens_per_second(own) / plain_rate if plain_rate else None,
+        "baseline_tokens_per_second": pooled_tokens_per_second(alone),
+        "tokens_per_second": pooled_tokens_per_second(own),
+        "baseline_prefill_seconds": _mean([run["prefill_seconds"] for run in alone]),
+        "plain_seconds_per_step": 1 / plain_rate if plain_rate else None,
         "step_cost": step_cost,
-        "gate": 0.9 * bound,
-        "passes_gate": speedup >= 0.9 * bound,
+        "gate": gate,
+        "passes_gate": gate is not None and speedup >= gate,
         "num_identical": sum(run["token_ids"] == base["token_ids"] for run, base in pairs),
         "num_compared": len(pairs),
     }
@@ -117,6 +139,13 @@ def pooled_speedup(pairs: list[tuple[Record, Record]]) -> float:
 def pooled_tokens_per_second(runs: list[Record]) -> float:
     """Tokens of all runs over seconds of all runs."""
     return sum(run["num_tokens"] for run in runs) / sum(run["seconds"] for run in runs)
+
+
+def decode_tokens_per_second(runs: list[Record]) -> float:
+    """Tokens after the first one, over the seconds that are not prefill; 0 where there are no such tokens."""
+    longer = [run for run in runs if run["num_tokens"] > 1]
+    seconds = sum(run["seconds"] - run["prefill_seconds"] for run in longer)
+    return sum(run["num_tokens"] - 1 for run in longer) / seconds if longer else 0.0
 
 
 def _mean(values: list[float]) -> float:

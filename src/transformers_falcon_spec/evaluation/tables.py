@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from .speed_results import today
+
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}
 Rows = list[dict[str, Any]]
 PARITY_TITLES = {
@@ -11,7 +13,6 @@ PARITY_TITLES = {
     "parity_bfloat16.json": "in low precision",
     "parity_strict.json": "in low precision, strict",
 }
-_COSTS = ("plain_seconds_per_step", "draft_seconds_per_step", "verify_seconds_per_step", "other_seconds_per_step")
 
 
 def table(header: list[str], body: list[list[str]]) -> str:
@@ -27,67 +28,6 @@ def source_line(result: dict[str, Any], name: str) -> str:
     return (
         f"Source: `benchmarks/results/{name}`; commit `{origin['commit'][:12]}`, {origin['date'][:10]}, {origin['device']}, "
         f"{origin['threads']} threads, seed {origin['seed']}; {versions}."
-    )
-
-
-def speed(result: dict[str, Any], name: str) -> str:
-    """Speed-up, acceptance, and where the time of a step goes."""
-    header = [
-        "set",
-        "decoding",
-        "speed-up (95 % interval)",
-        "gate",
-        "acceptance length",
-        "repeated 4-grams",
-        "identical",
-    ]
-    body = [
-        [
-            SET_NAMES.get(row["set"], row["set"]),
-            row["decoding"],
-            f"**{row['speedup']:.2f}x** ({row['speedup_interval'][0]:.2f} to {row['speedup_interval'][1]:.2f})",
-            f"{row['gate']:.2f}x",
-            f"{row['acceptance_length']:.2f}",
-            f"{row['repetition_rate']:.0%}",
-            f"{row['num_identical']}/{row['num_compared']}",
-        ]
-        for row in result["rows"]
-    ]
-    costs = [
-        [
-            SET_NAMES.get(row["set"], row["set"]),
-            row["decoding"],
-            *(f"{1000 * row[key]:.1f}" for key in _COSTS),
-            f"{row['overhead_share']:.1%}",
-            " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"]),
-        ]
-        for row in result["rows"]
-    ]
-    cost_header = [
-        "set",
-        "decoding",
-        "plain step",
-        "drafting",
-        "verifying",
-        "elsewhere",
-        "overhead",
-        "acceptance by depth",
-    ]
-    return "\n".join(
-        [
-            "### Speed against the target alone",
-            "",
-            "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. The gate is 0.9 x",
-            "acceptance length / (cost of a step in plain steps): what the measured costs allow.",
-            "",
-            table(header, body),
-            "",
-            "Where a step's time goes, in milliseconds:",
-            "",
-            table(cost_header, costs),
-            "",
-            source_line(result, name),
-        ]
     )
 
 
@@ -118,9 +58,9 @@ def ablation(result: dict[str, Any], name: str) -> str:
     return "\n".join(lines)
 
 
-def _interval(row: dict[str, Any]) -> str:
-    low, high = row["acceptance_length_interval"]
-    return f"{row['acceptance_length']:.2f} ({low:.2f} to {high:.2f})"
+def _interval(row: dict[str, Any], key: str = "acceptance_length") -> str:
+    low, high = row[f"{key}_interval"]
+    return f"{row[key]:.2f} ({low:.2f} to {high:.2f})"
 
 
 def bounds(result: dict[str, Any], name: str) -> str:
@@ -210,11 +150,11 @@ def verifiers(result: dict[str, Any], name: str) -> str:
         [
             f"`{row['arm']}`",
             SET_NAMES.get(row["set"], row["set"]),
-            _interval(row),
+            _interval(row, "acceptance_length_pooled"),
             f"{row['step_cost']:.2f}",
             f"{row['speedup']:.2f}x ({row['speedup_interval'][0]:.2f} to {row['speedup_interval'][1]:.2f})",
         ]
-        for row in sorted(result["rows"], key=lambda row: row["set"])
+        for row in sorted(today(result)["rows"], key=lambda row: row["set"])
     ]
     return "\n".join([table(header, body), "", source_line(result, name)])
 

@@ -1,12 +1,14 @@
 """Where `target.generate(..., assistant_model=drafter)` finds the loop: two wrapped functions of Transformers.
 
-`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only.
+`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only, and inside
+`without_seam` a model's `generate` is Transformers' own.
 Assistants that are not drafters of this package go to the original functions, untouched.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 from transformers import PreTrainedModel
@@ -39,6 +41,27 @@ def disable() -> None:
     """Give Transformers its own functions back."""
     for name in (_LOOP, _CHECK):
         setattr(GenerationMixin, name, _unwrapped(getattr(GenerationMixin, name)))
+
+
+@contextmanager
+def without_seam(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, `model.generate` runs no line of this package; afterwards all is as it was. It holds for all threads.
+
+    Raises:
+        [`SeamError`]: `model` is one that `attach` changed.
+    """
+    was_enabled = hasattr(getattr(GenerationMixin, _LOOP), _IS_WRAPPED)
+    disable()
+    try:
+        if hasattr(getattr(type(model), _LOOP), _IS_WRAPPED):
+            raise SeamError(
+                f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. Load the "
+                "model anew."
+            )
+        yield
+    finally:
+        if was_enabled:
+            enable()
 
 
 def attach(model: PreTrainedModel) -> PreTrainedModel:

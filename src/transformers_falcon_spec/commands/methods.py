@@ -1,0 +1,117 @@
+"""The methods and targets of a benchmark as the command line names them, and loading a method by what its folder holds."""
+
+from dataclasses import dataclass
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ..errors import OptionError
+from ..evaluation.methods import BASELINE, PROMPT_LOOKUP_TOKENS, Method, prompt_lookup, stock_assistant, with_drafter
+from .loading import DRAFTERS, load_drafter
+
+PROMPT_LOOKUP = "prompt-lookup"
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """One entry of `--methods`: `SOURCE`, `NAME=SOURCE`, or `NAME@TARGET=SOURCE` for one target only.
+
+    `SOURCE` is the folder or Hub name of a drafter of this package or of a causal language model, or `prompt-lookup`, or
+    `prompt-lookup:N` for N tokens.
+
+    Example:
+
+    ```python
+    >>> MethodEntry.parse("falcon@small=models/falcon-reference")
+    MethodEntry(name='falcon', target='small', source='models/falcon-reference')
+    >>> MethodEntry.parse("prompt-lookup:5").name
+    'prompt-lookup:5'
+
+    ```
+    """
+
+    name: str
+    target: str | None
+    source: str
+
+    @classmethod
+    def parse(cls, entry: str) -> "MethodEntry":
+        """Read an entry."""
+        label, source = _named(entry)
+        name, at, target = label.partition("@") if "=" in entry else (label, "", "")
+        if not name or not source or (at and not target):
+            raise OptionError(
+                f"A method must be `SOURCE`, `NAME=SOURCE` or `NAME@TARGET=SOURCE`, but one is {entry!r}."
+            )
+        return cls(name, target or None, source)
+
+    def load(self, target: PreTrainedModel) -> Method:
+        """The method, loaded for a target, in its type and on its device.
+
+        A folder whose config names a drafter of this package becomes that drafter; any other is a causal language model for
+        stock assisted generation.
+
+        Raises:
+            [`OptionError`]: the number of tokens of prompt lookup is none.
+            [`DrafterMismatchError`]: the drafter was made for another target.
+        """
+        lookup, _, num_tokens = self.source.partition(":")
+        if lookup == PROMPT_LOOKUP:
+            return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
+        if AutoConfig.from_pretrained(self.source).model_type in DRAFTERS:
+            drafter = load_drafter(self.source, target)
+            drafter.check_target(target)
+            return with_drafter(self.name, drafter)
+        assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()
+        return stock_assistant(self.name, assistant.to(target.device))
+
+
+def parse_targets(entries: list[str]) -> dict[str, str]:
+    """Folders of targets by name: `NAME=FOLDER`, or a folder; a single target without a name is called `target`.
+
+    Raises:
+        [`OptionError`]: there is none, or two have one name.
+    """
+    named = [_named(entry) for entry in entries]
+    if len(entries) == 1 and "=" not in entries[0]:
+        named = [(BASELINE, entries[0])]
+    targets = dict(named)
+    if not targets or len(targets) < len(named):
+        raise OptionError(
+            f"Each target needs a name of its own, but they are {entries}. Write `--targets NAME=FOLDER ...`."
+        )
+    return targets
+
+
+def parse_methods(entries: list[str], targets: dict[str, str]) -> list[MethodEntry]:
+    """The methods, checked to belong to a target that is there and to have a name of their own on each.
+
+    Raises:
+        [`OptionError`]: a name is taken, or a target is unknown.
+    """
+    methods = [MethodEntry.parse(entry) for entry in entries]
+    for method in methods:
+        if method.target is not None and method.target not in targets:
+            raise OptionError(f"`{method.name}@{method.target}` must name one of the targets {sorted(targets)}.")
+    for target in targets:
+        names = [BASELINE, *(method.name for method in methods if method.target in (None, target))]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise OptionError(
+                f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but several are called "
+                f"{twice}. Name them: `--methods one=FOLDER other=FOLDER`."
+            )
+    return methods
+
+
+def _named(entry: str) -> tuple[str, str]:
+    """Name and folder; a folder is called by its last part."""
+    name, _, folder = entry.rpartition("=")
+    return name or folder.rstrip("/").rpartition("/")[2], folder
+
+
+def _num_tokens(text: str, source: str) -> int:
+    if not text and ":" not in source:
+        return PROMPT_LOOKUP_TOKENS
+    if not text.isdecimal() or int(text) < 1:
+        raise OptionError(f"`{PROMPT_LOOKUP}:N` needs a whole number above 0, but it is {source!r}.")
+    return int(text)

@@ -1,0 +1,143 @@
+"""The methods that a benchmark compares: each is a name and what `generate` is given; stock methods run without this package.
+
+A benchmark knows no method by name. What a method is stands here: the target alone, a drafter of this package, stock assisted
+generation with a small model, stock prompt lookup.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils.import_utils import is_sklearn_available
+
+from ..drafters.base import DrafterModel
+from ..generation.seam import without_seam
+from ..provenance import weights_fingerprint
+
+Kind = Literal["target alone", "drafter", "stock assistant", "stock prompt lookup"]
+BASELINE = "target"  # the name of the method without a drafter
+PROMPT_LOOKUP_TOKENS = 10  # Transformers' own default of its generator
+_ASSISTANT_OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to write text.
+
+    Args:
+        name (`str`): Its arm in the benchmark.
+        kind (`str`): `"target alone"`, `"drafter"` (of this package), `"stock assistant"` or `"stock prompt lookup"`.
+        assistant ([`~transformers.PreTrainedModel`], *optional*): What goes to `generate` as `assistant_model`.
+        options (`dict`): What else `generate` is given by this method alone.
+        settings (`dict`): What decides its drafts besides weights; kept with measurements.
+        num_nodes (`int`, *optional*): Most tokens that the target reads in a step, the root included; None where it varies.
+        block_size (`int`): Tokens that one pass of a drafter drafts, each at a place of its own.
+
+    Example:
+
+    ```python
+    >>> method = prompt_lookup("prompt-lookup", num_tokens=3)
+    >>> method.kind, dict(method.options), method.is_stock
+    ('stock prompt lookup', {'prompt_lookup_num_tokens': 3}, True)
+
+    ```
+    """
+
+    name: str
+    kind: Kind
+    assistant: PreTrainedModel | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] | None = None
+    num_nodes: int | None = None
+    block_size: int = 1
+    _given_options: list[GenerationConfig] = field(init=False, repr=False, default_factory=list)  # the assistant's own
+
+    def __post_init__(self) -> None:
+        if self.assistant is not None:
+            self._given_options.append(copy.deepcopy(self.assistant.generation_config))
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether all of it is Transformers' own."""
+        return self.kind != "drafter"
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafts at all."""
+        return self.kind != "target alone"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `generate` for one run.
+
+        Stock assisted generation may write into the assistant's options (schedule `"heuristic"`), so that one run would depend on
+        those before it: the assistant gets the options it was loaded with back first.
+        """
+        if self.assistant is not None:
+            self.assistant.generation_config = copy.deepcopy(self._given_options[0])
+        return {"assistant_model": self.assistant, **self.options}
+
+    def path(self, target: PreTrainedModel) -> AbstractContextManager[None]:
+        """Inside, `target.generate` has the code in its path that this method is about: stock methods have none of ours."""
+        return without_seam(target) if self.is_stock else nullcontext()
+
+    def describe(self) -> dict[str, Any]:
+        """What results say of the method."""
+        return {
+            "arm": self.name,
+            "kind": self.kind,
+            "weights": None if self.assistant is None else weights_fingerprint(self.assistant),
+            "options": dict(self.options),
+            "settings": self.settings,
+            "num_nodes": self.num_nodes,
+            "block_size": self.block_size,
+        }
+
+    def identity(self) -> str:
+        """Tells methods apart that write otherwise, whatever they are called."""
+        described = {key: value for key, value in self.describe().items() if key != "arm"}
+        return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def target_alone() -> Method:
+    """The baseline."""
+    return Method(BASELINE, "target alone", num_nodes=1)
+
+
+def with_drafter(name: str, drafter: DrafterModel) -> Method:
+    """A drafter of this package, as it is now: later changes of its options are undone before each run."""
+    return Method(
+        name,
+        "drafter",
+        assistant=drafter,
+        settings=drafter.draft_settings,
+        num_nodes=drafter.num_nodes,
+        block_size=drafter.block_size,
+    )
+
+
+def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
+    """Stock assisted generation: `assistant` drafts a chain with `generate`, with the options of its own `generation_config`.
+
+    Options that it leaves out are Transformers' defaults, which the settings name. With scikit-learn installed Transformers adapts
+    the confidence threshold within a call; no call inherits it from another.
+    """
+    defaults = GenerationConfig._get_default_generation_params()
+    given = {option: getattr(assistant.generation_config, option, None) for option in _ASSISTANT_OPTIONS}
+    settings = {option: defaults.get(option) if value is None else value for option, value in given.items()}
+    settings["adapts_threshold"] = is_sklearn_available()
+    return Method(name, "stock assistant", assistant=assistant, settings=settings)
+
+
+def prompt_lookup(name: str, num_tokens: int = PROMPT_LOOKUP_TOKENS) -> Method:
+    """Stock prompt lookup: at most `num_tokens` tokens that followed the same tokens earlier in the text."""
+    return Method(
+        name,
+        "stock prompt lookup",
+        options={"prompt_lookup_num_tokens": num_tokens},
+        num_nodes=num_tokens + 1,
+    )

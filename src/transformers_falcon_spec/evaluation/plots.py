@@ -1,0 +1,230 @@
+"""Plots of a benchmark as inline SVG: speed-up, acceptance by depth, seconds by phase, speed against the size of the tree.
+
+Matplotlib draws them in stand-in colours, which become the page's own (`var(--...)`), so that one drawing serves light and dark.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import OptionError
+from .speed_results import Row
+
+try:
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ModuleNotFoundError as error:  # an extra: only pages need it
+    raise OptionError(
+        "A page with plots needs matplotlib, which is not installed. Run `pip install 'transformers_falcon_spec[report]'`."
+    ) from error
+
+NUM_COLORS = 8
+WIDTH_INCHES = 4.6  # as wide as a phone, so that text is legible there without scrolling
+_TEXT, _LINE = "#010101", "#020202"
+_MARKERS = "osD^vPX*"
+_LONGEST_IN_TWO_COLUMNS = 24  # letters of a label
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "plots",
+    "text.parse_math": False,  # names may hold dollars
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _TEXT,
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "legend.frameon": False,
+    "text.color": _TEXT,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _TEXT,
+    "ytick.labelcolor": _TEXT,
+}
+_PHASES = {
+    "draft_seconds_per_step": "drafting",
+    "verify_seconds_per_step": "verifying",
+    "other_seconds_per_step": "elsewhere",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing: its identifier on the page, heading, what it shows in words, and the SVG."""
+
+    name: str
+    title: str
+    description: str
+    svg: str
+
+
+def speedup_plot(name: str, rows: Sequence[Row], arms: Sequence[str]) -> Plot | None:
+    """Bars of the speed-up with their intervals, a panel for each prompt set; None where nothing was compared."""
+    rows = [row for row in rows if "speedup" in row]
+
+    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+        for place, row in enumerate(panel):
+            low, high = row["speedup_interval"]
+            bar = axes.barh(place, row["speedup"], color=_color(arms.index(row["arm"])), height=0.7)[0]
+            bar.set_gid(f"mark-bar-{rows.index(row)}")
+            axes.plot([low, high], [place, place], color=_TEXT, linewidth=1.2, gid=f"mark-interval-{rows.index(row)}")
+            axes.text(max(high, row["speedup"]) + 0.03, place, f"{row['speedup']:.2f}x", va="center")
+        axes.axvline(1, color=_TEXT, linewidth=0.8, linestyle=":")
+        axes.set_xlim(0, 1.18 * max(max(row["speedup_interval"][1], row["speedup"], 1) for row in rows))
+        _label_bars(axes, panel)
+
+    described = [f"{row['arm']} on {row['set']} {row['speedup']:.2f}x" for row in rows]
+    return _plot(name, "Speed-up over the target alone, with 95 % intervals", "speed-up", described, rows, draw)
+
+
+def depth_plot(name: str, rows: Sequence[Row], arms: Sequence[str]) -> Plot | None:
+    """Lines of the acceptance by depth, a panel for each prompt set; depths that no step reached are left out."""
+    rows = [row for row in rows if any(row["acceptance_by_depth"])]
+
+    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+        for row in panel:
+            shares = row["acceptance_by_depth"]
+            reached = 1 + max(depth for depth, share in enumerate(shares) if share)
+            index = arms.index(row["arm"])
+            (line,) = axes.plot(
+                range(1, reached + 1), shares[:reached], color=_color(index), marker=_marker(index), label=row["arm"]
+            )
+            line.set_gid(f"mark-line-{rows.index(row)}")
+        axes.set_ylim(0, 1.05)
+        axes.set_ylabel("kept")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y", linewidth=0.5)
+
+    described = [
+        f"{row['arm']} on {row['set']} " + " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])
+        for row in rows
+    ]
+    return _plot(name, "Acceptance by depth", "depth", described, rows, draw, height=1.5)
+
+
+def phase_plot(name: str, rows: Sequence[Row], _arms: Sequence[str]) -> Plot | None:
+    """Stacked bars of where a step's time goes, a panel for each prompt set; a line marks a plain step."""
+
+    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+        for place, row in enumerate(panel):
+            left = 0.0
+            for index, (key, phase) in enumerate(_PHASES.items()):
+                width = 1000 * max(row[key], 0.0)
+                label = phase if place == 0 else None
+                bar = axes.barh(place, width, left=left, color=_color(index), height=0.7, label=label)[0]
+                bar.set_gid(f"mark-{phase}-{rows.index(row)}")
+                left += width
+        plain = [row["plain_seconds_per_step"] for row in panel if row.get("plain_seconds_per_step")]
+        if plain:
+            axes.axvline(1000 * plain[0], color=_TEXT, linewidth=1.2, linestyle=":", label="step of the target alone")
+        _label_bars(axes, panel)
+
+    described = [
+        f"{row['arm']} on {row['set']} "
+        + ", ".join(f"{1000 * row[key]:.1f} {phase}" for key, phase in _PHASES.items())
+        for row in rows
+    ]
+    return _plot(name, "Time of a step, by phase", "milliseconds", described, rows, draw)
+
+
+def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | None:
+    """Lines of the speed-up against the nodes of a draft: a line for each drafter, a panel for each prompt set."""
+    sizes = {id(row): num_nodes for curve in curves.values() for num_nodes, row in curve}
+    rows = [row for curve in curves.values() for _, row in curve]
+
+    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+        inside = {id(row) for row in panel}
+        for index, (curve, found) in enumerate(curves.items()):
+            points = sorted((size, row) for size, row in found if id(row) in inside)
+            if points:
+                x, y = [size for size, _ in points], [row["speedup"] for _, row in points]
+                intervals = zip(y, (row["speedup_interval"] for _, row in points), strict=True)
+                errors = [[max(a, 0), max(b, 0)] for a, b in ((v - low, high - v) for v, (low, high) in intervals)]
+                bars = axes.errorbar(
+                    x,
+                    y,
+                    list(zip(*errors, strict=True)),
+                    color=_color(index),
+                    marker=_marker(index),
+                    label=curve,
+                    capsize=2,
+                )
+                bars.lines[0].set_gid(f"mark-tree-{index}-{rows.index(panel[0])}")
+        axes.axhline(1, color=_TEXT, linewidth=0.8, linestyle=":")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel("speed-up")
+        axes.grid(axis="y", linewidth=0.5)
+
+    described = [f"{row['set']} with {sizes[id(row)]} nodes {row['speedup']:.2f}x" for row in rows]
+    return _plot(name, "Speed-up against the size of the draft tree", "nodes", described, rows, draw, height=1.7)
+
+
+def _plot(
+    name: str,
+    title: str,
+    unit: str,
+    described: Iterable[str],
+    rows: Sequence[Row],
+    draw: Callable[[Axes, Sequence[Row]], None],
+    *,
+    height: float | None = None,
+) -> Plot | None:
+    """A figure with a panel for each prompt set of `rows`; `height` is that of a panel in inches, else its bars decide."""
+    if not rows:
+        return None
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    panels = [[row for row in rows if row["set"] == set_name] for set_name in sets]
+    heights = [height or 0.24 * len(panel) + 0.35 for panel in panels]
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 0.75), layout="constrained")
+        grid = figure.subplots(len(sets), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+        labels: dict[str, Any] = {}
+        for axes, set_name, panel in zip(grid, sets, panels, strict=True):
+            draw(axes, panel)
+            axes.set_title(set_name)
+            labels |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        grid[-1].set_xlabel(unit)
+        if labels:
+            num_columns = 2 if max(map(len, labels)) <= _LONGEST_IN_TWO_COLUMNS else 1
+            figure.legend(labels.values(), labels.keys(), loc="outside upper left", ncols=num_columns)
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    description = f"{title}: " + "; ".join(described) + "."
+    return Plot(name, title, description, _inline(drawn.getvalue(), name))
+
+
+def _label_bars(axes: Axes, panel: Sequence[Row]) -> None:
+    axes.set_yticks(range(len(panel)), [row["arm"] for row in panel])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+
+
+def _color(index: int) -> str:
+    return f"#0300{index % NUM_COLORS:02x}"
+
+
+def _marker(index: int) -> str:
+    return _MARKERS[index % len(_MARKERS)]
+
+
+def _inline(document: str, name: str) -> str:
+    """An SVG document as an element of a page: no metadata, sizes or namespaces, identifiers of its own, the page's colours."""
+    svg = document[document.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    opening, closing, rest = svg.partition(">")
+    opening = re.sub(r' (?:xmlns(?::\w+)?|width|height|version)="[^"]*"', "", opening)
+    rest = rest.replace("xlink:href=", "href=")
+    rest = re.sub(r'\bid="', f'id="{name}-', rest)
+    rest = re.sub(r'href="#', f'href="#{name}-', rest)
+    rest = rest.replace("url(#", f"url(#{name}-")
+    for index in range(NUM_COLORS):
+        rest = rest.replace(_color(index), f"var(--series-{index})")
+    rest = rest.replace(_TEXT, "var(--text)").replace(_LINE, "var(--line)").replace("#000000", "var(--text)")
+    labels = f' role="img" aria-labelledby="{name}-title" aria-describedby="{name}-description"'
+    return f"{opening}{labels}{closing}{rest}"

@@ -1,0 +1,95 @@
+"""Results files of `falcon-spec bench` as tables and pages read them: today's form, also of older files, and what is noteworthy."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from .decoding import DECODINGS
+from .methods import BASELINE
+
+Result = dict[str, Any]
+Row = dict[str, Any]
+_TREE_NAME = re.compile(r"(?P<drafter>.+): (?P<nodes>\d+) nodes, (?P<passes>\d+) passes")  # arms of `choose_tree.py`
+_RENAMED = {
+    "acceptance_length": "acceptance_length_pooled",
+    "acceptance_length_interval": "acceptance_length_pooled_interval",
+}
+_NOT_MEASURED = ("acceptance_length_per_request", "prefill_seconds", "baseline_prefill_seconds", "decode_speedup")
+
+
+def read_result(path: Path) -> Result:
+    """A results file in today's form.
+
+    Raises:
+        [`OptionError`]: there is no such file, or it is none of `falcon-spec bench`.
+    """
+    if not path.is_file():
+        raise OptionError(f"`{path}` must be a results file of `falcon-spec bench`, but there is no such file.")
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return today(result)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OptionError(
+            f"`{path}` must be a results file of `falcon-spec bench`, but it is read with {type(error).__name__}: {error}. "
+            "Measure again."
+        ) from None
+
+
+def today(result: Result) -> Result:
+    """The same in today's form: older files hold one target, name lengths otherwise, and do not describe their methods."""
+    if "methods" in result:
+        return result
+    rows = [_row_today(row) for row in result["rows"]]
+    trees = result["provenance"].get("trees", {})
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    methods = [
+        {"target": BASELINE, "arm": arm, "kind": "drafter", **_size(arm, trees), "failure": None} for arm in arms
+    ]
+    return {**result, "methods": methods, "rows": rows}
+
+
+def _row_today(row: Row) -> Row:
+    counts = {int(accepted): steps for accepted, steps in row["acceptance_histogram"].items()}
+    num_steps, num_accepted = sum(counts.values()), sum(kept * steps for kept, steps in counts.items())
+    return {
+        "target": BASELINE,
+        **{_RENAMED.get(name, name): value for name, value in row.items()},
+        **dict.fromkeys(_NOT_MEASURED),
+        "num_runs": row["num_prompts"],
+        "num_planned": row["num_prompts"],
+        "accepted_drafts_per_step": num_accepted / max(num_steps, 1),
+        "tokens_per_forward": row["num_tokens"] / max(row["num_tokens"] - num_accepted, 1),
+        "alpha": num_accepted / row["num_tokens"],
+    }
+
+
+def _size(arm: str, trees: dict[str, int]) -> dict[str, Any]:
+    """Nodes of a draft, and what the arms of one drafter share."""
+    named = _TREE_NAME.fullmatch(arm)
+    if named:
+        return {"num_nodes": int(named["nodes"]), "weights": f"{named['drafter']}, {named['passes']} passes"}
+    return {"num_nodes": trees.get(arm), "weights": arm}
+
+
+def failures(result: Result) -> list[Row]:
+    """Methods that did not finish."""
+    return [method for method in result["methods"] if method["failure"] is not None]
+
+
+def is_whole(row: Row) -> bool:
+    """Whether a row has all its runs."""
+    return bool(row["num_runs"] == row["num_planned"])
+
+
+def failure_of(result: Result, row: Row) -> str:
+    """Why a row lacks runs."""
+    found = [m["failure"]["text"] for m in failures(result) if (m["target"], m["arm"]) == (row["target"], row["arm"])]
+    return found[0] if found else f"{row['num_runs']} of {row['num_planned']} runs are there"
+
+
+def changes_greedy_text(row: Row) -> bool:
+    """Whether greedy decoding with this method wrote other text than the target alone; sampling may, where it is stock."""
+    is_greedy = not DECODINGS[row["decoding"]]["do_sample"]
+    return is_greedy and row.get("num_identical") != row.get("num_compared")

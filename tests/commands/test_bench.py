@@ -1,0 +1,191 @@
+"""`bench` and `report` through the command line: targets and methods by name, memory, failures, and documents."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.chat import save_target
+from tests.tiny import make_drafter
+from transformers_falcon_spec import cli
+from transformers_falcon_spec.commands.memory import MemoryRun, peak_resident_bytes
+from transformers_falcon_spec.commands.methods import MethodEntry, parse_methods, parse_targets
+from transformers_falcon_spec.errors import BenchmarkError, DrafterMismatchError, OptionError
+
+ONE = {"t": "folder"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_target(folder / "target")
+    save_target(folder / "other", seed=5)
+    make_drafter(AutoModelForCausalLM.from_pretrained(target), block_size=2).save_pretrained(folder / "drafter")
+    wide = save_target(folder / "wide", hidden_size=32)
+    make_drafter(AutoModelForCausalLM.from_pretrained(wide), block_size=2).save_pretrained(folder / "misfit")
+    prompts = folder / "sums.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "one plus two"}\n{"id": "b", "prompt": "three"}\n', encoding="utf-8")
+    names = ("target", "other", "drafter", "misfit")
+    return {"prompts": str(prompts), **{name: str(folder / name) for name in names}}
+
+
+def bench(folders: dict[str, str], output: Path, *options: str) -> int:
+    common = ["bench", "--prompts", folders["prompts"], "--output", str(output), "--max_new_tokens", "6"]
+    return cli.main([*common, *options])
+
+
+def test_bench_measures_every_method_on_its_targets(folders: dict[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "speed.json"
+    targets = ["--targets", f"small={folders['target']}", f"big={folders['other']}"]
+    methods = ["--methods", f"two@small={folders['drafter']}", "prompt-lookup:3"]
+
+    status = bench(folders, output, *targets, *methods, "--memory_texts", "0", "--threads", "1")
+
+    result = json.loads(output.read_text(encoding="utf-8"))
+    assert status == 0
+    arms = {(row["target"], row["arm"], row["decoding"]) for row in result["rows"]}
+    pairs = [("small", "two"), ("small", "prompt-lookup:3"), ("big", "prompt-lookup:3")]
+    assert arms == {(*pair, decoding) for pair in pairs for decoding in ("greedy", "temperature-0.7")}
+    assert all(row["num_identical"] == row["num_compared"] == 2 for row in result["rows"] if row["arm"] == "two")
+    origin = result["provenance"]
+    assert {"command", "commit", "versions", "device", "seed", "threads"} <= set(origin)
+    assert origin["threads"] == 1
+    assert origin["targets"] == {"small": folders["target"], "big": folders["other"]}
+    assert origin["dtype"] == {"small": "float32", "big": "float32"}
+    kinds = {(entry["target"], entry["arm"]): entry["kind"] for entry in result["methods"]}
+    assert kinds["small", "two"] == "drafter"
+    assert kinds["big", "prompt-lookup:3"] == "stock prompt lookup"
+    assert kinds["big", "target"] == "target alone"
+
+
+def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
+    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "speed.json"
+    methods = ["--methods", "gone=/nowhere/at/all", f"misfit={folders['misfit']}", "prompt-lookup"]
+    options = ["--decodings", "greedy", "--limit", "1", "--memory_texts", "1"]
+
+    status = bench(folders, output, "--targets", folders["target"], *methods, *options)
+
+    result = json.loads(output.read_text(encoding="utf-8"))
+    failed = {entry["arm"]: entry["failure"] for entry in result["methods"] if entry["failure"]}
+    assert status == 1
+    assert {arm: failure["stage"] for arm, failure in failed.items()} == {"gone": "loading", "misfit": "loading"}
+    assert failed["misfit"]["error"] == "DrafterMismatchError"
+    assert [row["arm"] for row in result["rows"]] == ["prompt-lookup"]
+    assert "`gone` on `target` failed while loading" in capsys.readouterr().err
+    peaks = {entry["arm"]: entry.get("peak_bytes") for entry in result["methods"]}
+    assert all(peaks[arm] > 50 * 2**20 for arm in ("target", "prompt-lookup"))
+    assert peaks["gone"] is None
+
+
+def test_a_folder_is_a_drafter_or_a_stock_assistant_by_its_config(folders: dict[str, str]) -> None:
+    target = AutoModelForCausalLM.from_pretrained(folders["target"])
+
+    assert MethodEntry.parse(f"sps={folders['other']}").load(target).kind == "stock assistant"
+    assert MethodEntry.parse(folders["drafter"]).load(target).kind == "drafter"
+    assert MethodEntry.parse("pld=prompt-lookup:7").load(target).options == {"prompt_lookup_num_tokens": 7}
+    with pytest.raises(DrafterMismatchError):
+        MethodEntry.parse(folders["misfit"]).load(target)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("models/falcon/", ("falcon", None, "models/falcon/")),
+        ("a=models/falcon", ("a", None, "models/falcon")),
+        ("a@t=models/falcon", ("a", "t", "models/falcon")),
+        ("prompt-lookup", ("prompt-lookup", None, "prompt-lookup")),
+        ("someone/falcon@v2", ("falcon@v2", None, "someone/falcon@v2")),
+    ],
+)
+def test_an_entry_names_method_target_and_source(entry: str, expected: tuple[Any, ...]) -> None:
+    found = MethodEntry.parse(entry)
+
+    assert (found.name, found.target, found.source) == expected
+
+
+@pytest.mark.parametrize("entry", ["", "=", "a=", "a@=x", "@t=x"])
+def test_an_entry_that_lacks_a_part_is_refused(entry: str) -> None:
+    with pytest.raises(OptionError, match=r"A method must be `SOURCE`, `NAME=SOURCE` or `NAME@TARGET=SOURCE`"):
+        MethodEntry.parse(entry)
+
+
+@pytest.mark.parametrize("source", ["prompt-lookup:", "prompt-lookup:0", "prompt-lookup:x", "prompt-lookup:-1"])
+def test_prompt_lookup_of_no_tokens_is_refused(source: str) -> None:
+    with pytest.raises(OptionError, match=r"`prompt-lookup:N` needs a whole number above 0"):
+        MethodEntry("a", None, source).load(AutoModelForCausalLM)  # type: ignore[arg-type]
+
+
+def test_targets_are_named_and_a_single_one_needs_no_name() -> None:
+    assert parse_targets(["models/x"]) == {"target": "models/x"}
+    assert parse_targets(["models/x", "b=models/y"]) == {"x": "models/x", "b": "models/y"}
+    with pytest.raises(OptionError, match=r"Each target needs a name of its own"):
+        parse_targets(["a/x", "b/x"])
+
+
+def test_methods_need_a_target_that_is_there_and_a_name_of_their_own() -> None:
+    with pytest.raises(OptionError, match=r"`a@u` must name one of the targets \['t'\]"):
+        parse_methods(["a@u=x"], ONE)
+    with pytest.raises(OptionError, match=r"several are called \['x'\]"):
+        parse_methods(["a/x", "b/x"], ONE)
+    with pytest.raises(OptionError, match=r"`target` is that of the target alone"):
+        parse_methods(["target=x"], ONE)
+    assert len(parse_methods(["a@t=x", "a@u=y"], {"t": "", "u": ""})) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--decodings", "hot"], "`decodings` must be some of"),
+        (["--max_new_tokens", "1"], "`max_new_tokens` must be at least 2, but it is 1."),
+        (["--repeats", "0"], "`repeats` must be at least 1"),
+        (["--limit", "0"], "There must be a prompt to answer"),
+        (["--output", "x.txt"], "`output` must end in `.json`"),
+    ],
+)
+def test_options_that_no_run_could_serve_are_refused_before_loading(
+    folders: dict[str, str], tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = bench(folders, tmp_path / "x.json", "--targets", "/nowhere", "--methods", "prompt-lookup", *options)
+
+    assert status == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_peak_of_a_process_is_its_own_not_its_parents() -> None:
+    ballast = bytearray(300 * 2**20)
+    ballast[:: 2**12] = b"x" * len(range(0, len(ballast), 2**12))
+    code = "from pathlib import Path; print(Path('/proc/self/status').read_text())" if sys.platform == "linux" else ""
+
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert peak_resident_bytes() > 300 * 2**20
+    if code:
+        line = next(line for line in child.splitlines() if line.startswith("VmHWM"))
+        assert int(line.split()[1]) * 1024 < 200 * 2**20
+
+
+def test_a_memory_process_that_fails_says_how(folders: dict[str, str]) -> None:
+    with pytest.raises(
+        BenchmarkError, match=r"the memory of `the target alone` must end with 0, but it ended with 1: .*nowhere"
+    ):
+        MemoryRun("/nowhere/at/all", None, [folders["prompts"]], 1).measure()
+
+
+def test_report_renders_results_into_documents_and_pages(folders: dict[str, str], tmp_path: Path) -> None:
+    results, document = tmp_path / "results", tmp_path / "README.md"
+    options = ["--methods", folders["drafter"], "--decodings", "greedy", "--memory_texts", "0"]
+    assert bench(folders, results / "speed.json", "--targets", folders["target"], *options) == 0
+    document.write_text("<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8")
+
+    status = cli.main(["report", "--results", str(results), "--documents", str(document)])
+    again = cli.main(["report", "--pages", str(results / "speed.json")])
+
+    assert status == again == 0
+    assert "### Speed against the target alone" in document.read_text(encoding="utf-8")
+    assert "<svg" in (results / "speed.html").read_text(encoding="utf-8")

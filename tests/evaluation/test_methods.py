@@ -1,0 +1,255 @@
+"""Methods of a benchmark: stock ones run without a line of this package, runs do not depend on each other, counts from outside."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from transformers.generation import utils
+from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
+from transformers.generation.streamers import BaseStreamer
+
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import GenerationStats, attach, disable, enable
+from transformers_falcon_spec.errors import SeamError
+from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
+from transformers_falcon_spec.evaluation.methods import (
+    Method,
+    prompt_lookup,
+    stock_assistant,
+    target_alone,
+    with_drafter,
+)
+from transformers_falcon_spec.evaluation.watch import _counts, _Watch, watched_stats
+
+LOOPING = torch.cat([make_prompt(6)] * 4, dim=1)  # something to look up
+GREEDY = decoding_options("greedy")
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return make_target()
+
+
+def make_assistant(noise: float = 0.02) -> PreTrainedModel:
+    """The target, slightly off: it is right often, but not always."""
+    assistant = make_target()
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(3)
+        for weight in assistant.parameters():
+            weight.add_(noise * weight.std() * torch.randn_like(weight))
+    return assistant
+
+
+def methods(target: PreTrainedModel) -> list[Method]:
+    return [
+        target_alone(),
+        prompt_lookup("lookup", 4),
+        stock_assistant("sps", make_assistant()),
+        with_drafter("falcon", make_drafter(target)),
+    ]
+
+
+@contextmanager
+def files_called() -> Iterator[set[str]]:
+    """The files of all Python functions that are called inside."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            files.add(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("place", range(4), ids=["alone", "lookup", "sps", "falcon"])
+def test_stock_methods_run_without_a_line_of_this_package(target: PreTrainedModel, place: int) -> None:
+    method = methods(target)[place]
+    arguments = method.arguments()
+
+    with method.path(target), files_called() as files:
+        target.generate(make_prompt(), max_new_tokens=8, do_sample=False, **arguments)
+
+    ours = {name for name in files if "transformers_falcon_spec" in name and "tests" not in Path(name).parts}
+    assert bool(ours) == (not method.is_stock)
+
+
+@pytest.mark.parametrize("place", [1, 2], ids=["lookup", "sps"])
+@pytest.mark.parametrize("decoding", ["greedy", "temperature-0.7"])
+def test_a_stock_method_is_what_plain_generate_writes(target: PreTrainedModel, place: int, decoding: str) -> None:
+    method, options = methods(target)[place], decoding_options(decoding)
+    disable()
+    torch.manual_seed(5)
+    expected = target.generate(LOOPING, max_new_tokens=12, **options, **method.arguments())
+    enable()
+
+    with method.path(target):
+        run = timed_generate(target, LOOPING, 12, options, 5, **method.arguments())
+
+    assert run.new_ids == expected[0, LOOPING.shape[1] :].tolist()
+
+
+def test_the_seam_is_as_it_was_after_a_stock_run_that_raises(target: PreTrainedModel) -> None:
+    drafter = make_drafter(target)
+
+    with pytest.raises(KeyError), target_alone().path(target):
+        raise KeyError
+
+    out = target.generate(make_prompt(), max_new_tokens=4, assistant_model=drafter, return_dict_in_generate=True)
+    assert out.speculation.num_tokens == 4
+    disable()
+    try:
+        with target_alone().path(target):
+            pass
+        assert not hasattr(utils.GenerationMixin._assisted_decoding, "_is_falcon_spec_seam")
+    finally:
+        enable()
+
+
+def test_a_target_with_a_seam_of_its_own_is_refused_as_stock() -> None:
+    model = attach(make_target())
+
+    with pytest.raises(SeamError, match="must have Transformers' own functions here, but `attach` gave it others"):
+        target_alone().path(model).__enter__()
+
+
+def test_runs_with_an_assistant_that_remembers_do_not_depend_on_each_other(target: PreTrainedModel) -> None:
+    assistant = make_target()  # always right: the heuristic drafts more in every step
+    assistant.generation_config.num_assistant_tokens = 3
+    assistant.generation_config.num_assistant_tokens_schedule = "heuristic"
+    method = stock_assistant("sps", assistant)
+    seen = []
+
+    for _ in range(2):
+        arguments = method.arguments()
+        seen.append(assistant.generation_config.num_assistant_tokens)
+        with method.path(target):
+            target.generate(make_prompt(), max_new_tokens=16, do_sample=False, **arguments)
+
+    assert seen == [3, 3]
+    assert assistant.generation_config.num_assistant_tokens > 3  # it does remember, until it is reset
+    assert method.settings["num_assistant_tokens_schedule"] == "heuristic"
+
+
+def test_the_settings_of_stock_methods_are_the_ones_used(target: PreTrainedModel) -> None:
+    assistant = make_assistant()
+    settings = stock_assistant("sps", assistant).settings
+
+    used = AssistedCandidateGenerator(make_prompt(), assistant, target.generation_config, {}).__dict__
+    assert settings["num_assistant_tokens"] == used["num_assistant_tokens"]
+    assert settings["assistant_confidence_threshold"] == used["assistant_confidence_threshold"]
+    assert settings["num_assistant_tokens_schedule"] == "constant"
+
+
+def test_methods_that_write_otherwise_have_another_identity(target: PreTrainedModel) -> None:
+    drafter, other = make_drafter(target), make_drafter(target, seed=2)
+
+    found = [
+        with_drafter("a", drafter),
+        with_drafter("a", other),
+        prompt_lookup("a", 3),
+        prompt_lookup("a", 4),
+        target_alone(),
+    ]
+
+    assert len({method.identity() for method in found}) == len(found)
+    assert with_drafter("a", drafter).identity() == with_drafter("b", drafter).identity()
+
+
+class Chunks(BaseStreamer):
+    """How many tokens each step of the stock loop committed."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.sizes.append(value.numel())
+
+    def end(self) -> None:
+        pass
+
+
+def counted_by_hand(method: Method, target: PreTrainedModel, seed: int, options: Any, patch: Any) -> GenerationStats:
+    """The naive twin: the loop's own streamer says what was committed, and its candidates are noted as they are made."""
+    offered: list[int] = []
+    for kind in (PromptLookupCandidateGenerator, AssistedCandidateGenerator):
+        original = kind.get_candidates
+
+        def noted(self: Any, input_ids: torch.Tensor, *rest: Any, _original: Any = original, **kwargs: Any) -> Any:
+            candidates = _original(self, input_ids, *rest, **kwargs)
+            offered.append(candidates[0].shape[1] - input_ids.shape[1])
+            return candidates
+
+        patch.setattr(kind, "get_candidates", noted)
+    chunks = Chunks()
+    torch.manual_seed(seed)
+    with method.path(target):
+        target.generate(LOOPING, max_new_tokens=NUM_TOKENS, streamer=chunks, **options, **method.arguments())
+    patch.undo()
+    stats = GenerationStats(num_tokens=sum(chunks.sizes[1:]))
+    steps = list(zip(offered, chunks.sizes[1:], strict=True))[1:]
+    for place, (num_candidates, num_committed) in enumerate(steps, start=1):
+        depth = num_committed - 1 if place == len(steps) else num_candidates
+        stats.record(num_nodes=num_candidates + 1, max_depth=depth, num_accepted=num_committed - 1)
+    return stats
+
+
+@pytest.mark.parametrize(
+    ("place", "decoding"),
+    [(1, "temperature-0.7"), (2, "greedy"), (2, "temperature-0.7")],
+    ids=["lookup", "sps-greedy", "sps"],
+)
+def test_counts_from_outside_are_those_of_the_loop(
+    target: PreTrainedModel, place: int, decoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, options = methods(target)[place], decoding_options(decoding)
+    expected = counted_by_hand(method, target, 7, options, monkeypatch)
+
+    with method.path(target):
+        stats = watched_stats(target, LOOPING, NUM_TOKENS, options, 7, method.arguments())
+
+    for name in ("num_tokens", "num_steps", "num_drafted", "num_accepted", "acceptance_histogram"):
+        assert getattr(stats, name) == getattr(expected, name), name
+    assert stats.acceptance_by_depth == expected.acceptance_by_depth
+    assert stats.num_accepted > 0
+    assert stats.prefill_seconds > 0
+    assert stats.verify_seconds > 0
+    assert (stats.draft_seconds > 0) == (method.assistant is not None)
+    assert stats.prefill_seconds + stats.draft_seconds + stats.verify_seconds < stats.total_seconds
+
+
+def test_watching_leaves_no_hooks(target: PreTrainedModel) -> None:
+    method = prompt_lookup("lookup", 4)
+
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        watched_stats(target, LOOPING, -1, GREEDY, 0, method.arguments())
+
+    assert not target._forward_hooks
+    assert not target._forward_pre_hooks
+
+
+def test_what_lies_below_the_end_of_a_text_is_not_counted_as_offered() -> None:
+    watch = _Watch()
+    watch.num_read, watch.num_cached, watch.seconds = (
+        [10, 4, 5],
+        [0, 10, 12],
+        [0.1, 0.1, 0.1],
+    )  # 9 + 1, root + 3, root + 4
+
+    stats = _counts(
+        watch, prompt_len=9, num_tokens=6
+    )  # 2 of the first forward, 2 of the second, and 2 of 5 before the end
+
+    assert (stats.num_steps, stats.num_drafted, stats.num_accepted, stats.num_tokens) == (2, 7, 2, 6)
+    assert stats.offered_by_depth == [2, 1, 0]
+    assert stats.acceptance_by_depth == [1.0, 0.0, 0.0]
