@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.base import DrafterModel
+from ..drafters.base import DrafterModel, check_is_drafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..errors import OptionError
@@ -34,14 +34,9 @@ def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
     """A drafter of the kind that its config names, in the target's type and on its device.
 
     Raises:
-        [`OptionError`]: the config names no drafter.
+        [`CheckpointError`]: the config names no drafter of this package.
     """
-    kind = AutoConfig.from_pretrained(name).model_type
-    if kind not in DRAFTERS:
-        raise OptionError(
-            f"A drafter's `model_type` must be one of {sorted(DRAFTERS)}, but that of `{name}` is `{kind}`."
-        )
-    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
+    drafter = DRAFTERS[check_is_drafter(name, DRAFTERS)].from_pretrained(name, dtype=target.dtype).eval()
     return drafter.to(target.device)
 
 

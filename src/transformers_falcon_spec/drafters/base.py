@@ -1,10 +1,11 @@
 """What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError
@@ -94,8 +95,11 @@ class DrafterModel(PreTrainedModel):
         """Load a drafter; the arguments are those of `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: weights are missing, left over or of another shape.
+            [`CheckpointError`]: a checkpoint of other software; weights are missing, left over or of another shape.
         """
+        if pretrained_model_name_or_path is not None and "config" not in kwargs:
+            assert cls.config_class is not None  # every drafter has one
+            check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **_hub_options(kwargs))
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
         loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
@@ -131,10 +135,27 @@ def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfi
     """Options stored beside the weights; the defaults where there are none."""
     if Path(name_or_path).is_dir() and not (Path(name_or_path) / _GENERATION_FILE).is_file():
         return SpeculationConfig()
-    hub = {
-        key: kwargs[key]
-        for key in ("revision", "token", "cache_dir", "local_files_only", "subfolder")
-        if key in kwargs
-    }
-    options = SpeculationConfig.from_pretrained(name_or_path, **hub)
+    options = SpeculationConfig.from_pretrained(name_or_path, **_hub_options(kwargs))
     return cast(SpeculationConfig, options)  # Transformers declares the base class
+
+
+def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
+    """The `model_type` of a drafter's config; refuses others, such as those of foreign checkpoints.
+
+    Raises:
+        [`CheckpointError`]: it is none of `model_types`.
+    """
+    config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
+    kind = config.get("model_type")
+    if kind not in model_types:
+        raise CheckpointError(
+            f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A checkpoint "
+            f"of other software must be converted first: `falcon-spec convert {name_or_path} DEST`."
+        )
+    return str(kind)
+
+
+def _hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that say where to look."""
+    names = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+    return {name: kwargs[name] for name in names if name in kwargs}
