@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from transformers_falcon_spec.commands.loading import load_target
 from transformers_falcon_spec.commands.train import TrainCommand
+from transformers_falcon_spec.drafters.falcon import FalconSpecConfig
 from transformers_falcon_spec.provenance import provenance
 from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.dataset import ConversationDataset
@@ -97,9 +98,10 @@ def _point(name: str, options: dict[str, str], args: argparse.Namespace) -> dict
     if not (folder / "training.json").is_file():
         passes = math.ceil(TREE_DEPTH / int(options["block_size"]))
         settings = {**SHARED, **options, "max_steps": str(args.steps), "draft_tree_passes": str(passes)}
+        fields = [f"{option}={settings.pop(option)}" for option in list(settings) if hasattr(FalconSpecConfig, option)]
         flags = [part for option, value in settings.items() for part in (f"--{option}", value)]
         _run(folder, "train", "--target", args.target, "--data", *args.data, "--eval_data", args.eval_data,
-             "--cache_features", args.features, "--output_dir", str(folder), *flags)  # fmt: skip
+             "--cache_features", args.features, "--output_dir", str(folder), "--drafter_config", *fields, *flags)  # fmt: skip
     bench = folder / "bench.json"
     if not bench.is_file():
         prompts = [str(HERE / "prompts" / f"{name}.jsonl") for name in SETS]

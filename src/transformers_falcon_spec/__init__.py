@@ -7,6 +7,7 @@ from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
+from .drafters.medusa import MedusaConfig, MedusaDrafter
 from .errors import (
     CheckpointError,
     ConversationError,
@@ -41,6 +42,8 @@ __all__ = [
     "GenerationStats",
     "LookaheadConfig",
     "LookaheadDrafter",
+    "MedusaConfig",
+    "MedusaDrafter",
     "OptionError",
     "ParityError",
     "SandboxError",

@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "train": Command(
         "train",
-        ("commands.train:TrainCommand", "training.trainer:DrafterTrainingArguments"),
+        ("commands.train:TrainCommand", "training.arguments:DrafterTrainingArguments"),
         "distil a drafter from a target",
     ),
     "convert": Command(

@@ -75,9 +75,9 @@ def test_the_drafter_drafts_for_the_target_it_was_trained_for(files: dict[str, s
 @pytest.mark.parametrize(
     ("options", "fields"),
     [
-        (["--block_size", "3", "--recurrence", "token"], {"block_size": 3, "recurrence": "token"}),
-        (["--num_hidden_layers", "2"], {"num_hidden_layers": 2}),
-        (["--feature_layers", "0", "-1"], {"feature_layers": [0, -1], "feature_size": 64}),
+        (["--drafter_config", "block_size=3", "recurrence=token"], {"block_size": 3, "recurrence": "token"}),
+        (["--drafter_config", "num_hidden_layers=2"], {"num_hidden_layers": 2}),
+        (["--drafter_config", "feature_layers=[0, -1]"], {"feature_layers": [0, -1], "feature_size": 64}),
     ],
 )
 def test_options_of_the_drafter_reach_its_config(
@@ -148,12 +148,14 @@ def _without_template(folder: Path) -> str:
     ("options", "text"),
     [
         (["--data", "nowhere.jsonl"], "ConversationError: The data file `nowhere.jsonl` does not exist"),
-        (["--block_size", "0"], "OptionError: `block_size` must be at least 1, but it is 0"),
-        (["--recurrence", "both"], "OptionError: `recurrence` must be one of"),
+        (["--drafter_config", "block_size=0"], "OptionError: `block_size` must be at least 1, but it is 0"),
+        (["--drafter_config", "recurrence=both"], "OptionError: `recurrence` must be one of"),
+        (["--drafter_config", "block_size"], "OptionError: `--drafter_config` takes NAME=VALUE"),
+        (["--drafter_config", "size=3"], "OptionError: `FalconSpecConfig` has no option `size`"),
         (["--max_length", "2"], "TrainingError: Not one of 12 conversations has an assistant token in 2 tokens"),
         (["--glancing_ratio", "3"], "OptionError: `glancing_ratio` must lie in 0..1"),
         (["--resume_from_checkpoint", "nowhere"], "OptionError: `--resume_from_checkpoint` must be `true` or a whole"),
-        (["--feature_layers", "9"], "TargetError: Feature layers must be -1 or lie in"),
+        (["--drafter_config", "feature_layers=[9]"], "TargetError: Feature layers must be -1 or lie in"),
     ],
 )
 def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(

@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import set_seed
 
 from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
-from transformers_falcon_spec.training.trainer import DrafterTrainer, DrafterTrainingArguments
+from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 4}
@@ -45,3 +47,9 @@ def weights(trainer: DrafterTrainer) -> dict[str, Tensor]:
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Whether all weights are equal, bit for bit."""
     return one.keys() == other.keys() and all(value.equal(other[name]) for name, value in one.items())
+
+
+def example_batch(num_rows: int = 3) -> dict[str, Tensor]:
+    ids = torch.randint(6, 90, (num_rows, 14), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(14).expand(num_rows, -1) > 3
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "assistant_mask": mask}

@@ -120,7 +120,17 @@ def train_command(tmp_path: Path) -> list[str]:
     target = save_target(tmp_path / "target", **SMALL)
     data = write_rows(tmp_path / "data.jsonl", make_rows(20))
     options = ["--target", str(target), "--data", str(data), "--max_steps", "60", "--per_device_train_batch_size", "4"]
-    return ["train", *options, "--use_cpu", "--report_to", "none", "--max_length", "64", "--block_size", "3"]
+    return [
+        "train",
+        *options,
+        "--use_cpu",
+        "--report_to",
+        "none",
+        "--max_length",
+        "64",
+        "--drafter_config",
+        "block_size=3",
+    ]
 
 
 def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(

@@ -5,19 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import EvalPrediction
 
 from tests.tiny import make_drafter, make_target
-from tests.training.runs import SMALL, make_trainer, same, weights
+from tests.training.runs import SMALL, example_batch, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
-from transformers_falcon_spec.training import trainer as trainer_file
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
+from transformers_falcon_spec.training.objectives import Outcome
+from transformers_falcon_spec.training.objectives import falcon as falcon_file
 from transformers_falcon_spec.training.trainer import (
     MAX_RANK,
     DrafterTrainer,
-    DrafterTrainingArguments,
     acceptance_metrics,
+    rank_counts,
 )
 
 PLAIN = {"use_glancing": False, "feature_noise": 0.0}
@@ -129,7 +130,7 @@ def test_evaluating_on_the_way_changes_nothing(tmp_path: Path) -> None:
 
 def test_evaluation_is_repeatable_and_without_reveals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tmp_path, {"block_size": 3})
-    monkeypatch.setattr(trainer_file, "reveal", None)  # must not be called
+    monkeypatch.setattr(falcon_file, "reveal", None)  # must not be called
 
     first, second = trainer.evaluate(), trainer.evaluate()
 
@@ -138,83 +139,10 @@ def test_evaluation_is_repeatable_and_without_reveals(tmp_path: Path, monkeypatc
     assert [first[name] for name in names] == [second[name] for name in names]
 
 
-def example_batch(num_rows: int = 3) -> dict[str, Tensor]:
-    ids = torch.randint(6, 90, (num_rows, 14), generator=torch.Generator().manual_seed(0))
-    mask = torch.arange(14).expand(num_rows, -1) > 3
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "assistant_mask": mask}
-
-
-@pytest.mark.parametrize(
-    ("block_size", "use_glancing", "num_passes"), [(2, True, 2), (2, False, 1), (1, True, 1), (4, True, 2)]
-)
-def test_glancing_takes_a_second_pass_with_a_gradient_only_there(
-    tmp_path: Path, block_size: int, use_glancing: bool, num_passes: int
-) -> None:
-    trainer = make_trainer(tmp_path, {"block_size": block_size}, use_glancing=use_glancing)
-    outputs: list[Tensor] = []
-    trainer.model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-
-    trainer.compute_loss(trainer.model, example_batch())
-
-    assert [output.requires_grad for output in outputs] == [False] * (num_passes - 1) + [True]
-
-
-@pytest.mark.parametrize(("progress", "is_revealing"), [(0.0, True), (1.0, False)])
-def test_what_is_revealed_does_not_count_and_falls_to_nothing_with_progress(
-    tmp_path: Path, progress: float, is_revealing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer(tmp_path, {"block_size": 2}, glancing_ratio=0.5)
-    trainer.state.max_steps, trainer.state.global_step = 100, int(100 * progress)
-    counted, masks = [], []
-    monkeypatch.setattr(
-        trainer_file,
-        "distillation_loss",
-        recording(trainer_file.distillation_loss, lambda args, _: counted.append(len(args[0]))),
-    )
-    monkeypatch.setattr(
-        trainer_file, "reveal_mask", recording(trainer_file.reveal_mask, lambda _, out: masks.append(out))
-    )
-
-    trainer.compute_loss(trainer.model, example_batch())
-
-    num_counted = 3 * (13 - 3)  # labels are tokens 4 to 13 of each row; k = 2 leaves all of them
-    assert counted == [num_counted - int(masks[0].sum())]
-    assert bool(masks[0].any()) == is_revealing
-
-
-def test_noise_lies_on_the_features_alone_and_the_revealed_truth_is_free_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer(tmp_path, feature_noise=0.25)
-    calls: list[Any] = []
-    monkeypatch.setattr(trainer_file, "reveal", recording(trainer_file.reveal, lambda args, _: calls.append(args)))
-
-    trainer.compute_loss(trainer.model, example_batch())
-
-    ((noisy, truth, _, _),) = calls
-    clean = trainer.features(example_batch())
-    noise = noisy.features - clean.features
-    assert truth.equal(clean.features)
-    assert noisy.token_embeds.equal(clean.token_embeds)
-    assert noise.abs().max() <= 0.25 + 1e-6
-    assert noise.std().item() == pytest.approx(0.25 / 3**0.5, rel=0.05)  # uniform
-
-
 def test_evaluation_is_free_of_noise(tmp_path: Path) -> None:
     loud, quiet = (make_trainer(tmp_path, feature_noise=noise).evaluate() for noise in (1.0, 0.0))
 
     assert loud["eval_loss"] == quiet["eval_loss"]
-
-
-def recording(function: Any, note: Any) -> Any:
-    """`function`, telling `note` its arguments and result."""
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        note(args, result)
-        return result
-
-    return recorded
 
 
 def test_what_training_draws_depends_on_seed_and_step_and_not_on_the_global_stream(tmp_path: Path) -> None:
@@ -251,32 +179,25 @@ def test_a_drafter_of_full_precision_learns_from_a_target_of_another(tmp_path: P
     assert all(weight.grad.abs().sum() > 0 for weight in drafter.parameters() if weight.requires_grad)
 
 
-def naive_rank_counts(
-    logits: Tensor, wanted: Tensor, counted: Tensor, phases: list[int], block_size: int
-) -> list[list[int]]:
-    """How often the target's best token stood at each rank of the drafter's list, by place in the block."""
-    counts = [[0] * (MAX_RANK + 1) for _ in range(block_size)]
-    rows = iter(zip(logits.tolist(), wanted.tolist(), strict=True))
-    for row, phase in enumerate(phases):
-        for place in range(counted.shape[1]):
-            if counted[row, place]:
-                ours, theirs = next(rows)
-                best = theirs.index(max(theirs))
-                rank = sum(score > ours[best] for score in ours)
-                counts[(place - phase) % block_size][min(rank, MAX_RANK)] += 1
+def naive_rank_counts(outcome: Outcome, num_places: int) -> list[list[int]]:
+    """How often the target's best token stood at each rank of the drafter's list, by place."""
+    counts = [[0] * (MAX_RANK + 1) for _ in range(num_places)]
+    parts = (outcome.draft_logits.tolist(), outcome.target_logits.tolist(), outcome.places.tolist())
+    for ours, theirs, place in zip(*parts, strict=True):
+        best = theirs.index(max(theirs))
+        rank = sum(score > ours[best] for score in ours)
+        counts[place][min(rank, MAX_RANK)] += 1
     return counts
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3])
-def test_ranks_are_counted_by_place_in_the_block(tmp_path: Path, block_size: int) -> None:
-    trainer = make_trainer(tmp_path, {"block_size": block_size})
-    counted = torch.rand(4, 15) < 0.7
-    logits, wanted = torch.randn(int(counted.sum()), 30), torch.randn(int(counted.sum()), 30)
-    phases = torch.tensor([0, 1, 2, 1]) % block_size
+@pytest.mark.parametrize("num_places", [1, 2, 3])
+def test_ranks_are_counted_by_place(num_places: int) -> None:
+    logits, wanted = torch.randn(40, 30), torch.randn(40, 30)
+    outcome = Outcome(torch.zeros(()), {}, logits, wanted, torch.randint(num_places, (40,)))
 
-    counts = trainer._rank_counts(logits, wanted, counted, phases)
+    counts = rank_counts(outcome, num_places)
 
-    assert counts[0].tolist() == naive_rank_counts(logits, wanted, counted, phases.tolist(), block_size)
+    assert counts[0].tolist() == naive_rank_counts(outcome, num_places)
 
 
 def test_metrics_are_shares_of_the_counts_of_all_batches() -> None:

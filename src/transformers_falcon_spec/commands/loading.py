@@ -8,12 +8,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ..drafters.base import DrafterModel, check_is_drafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
+from ..drafters.medusa import MedusaConfig, MedusaDrafter
 from ..errors import OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DRAFTERS: dict[str, type[DrafterModel]] = {
     FalconSpecConfig.model_type: FalconSpecDrafter,
     LookaheadConfig.model_type: LookaheadDrafter,
+    MedusaConfig.model_type: MedusaDrafter,
 }
 
 

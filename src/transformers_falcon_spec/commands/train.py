@@ -1,26 +1,31 @@
-"""`falcon-spec train`: distil a Falcon drafter from a target, on conversations that the target answered."""
+"""`falcon-spec train`: distil a drafter from a target, on conversations that the target answered."""
 
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import set_seed
 
+from ..drafters.base import DrafterModel
 from ..drafters.falcon import FalconSpecDrafter
 from ..errors import OptionError
 from ..provenance import provenance
+from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import read_conversations
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.feature_cache import FeatureCache
 from ..training.features import TargetFeatures
-from ..training.trainer import DrafterTrainer, DrafterTrainingArguments
+from ..training.trainer import DrafterTrainer
 from .loading import load_target
 
 logger = logging.getLogger(__name__)
+
+METHODS: dict[str, Callable[..., DrafterModel]] = {"falcon": FalconSpecDrafter.from_target}
 
 
 @dataclass
@@ -34,17 +39,10 @@ class TrainCommand:
     eval_data: list[str] = field(
         default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
     )
-    block_size: int = field(default=2, metadata={"help": "Tokens drafted in one pass (k)."})
-    num_hidden_layers: int = field(default=1, metadata={"help": "Attention blocks of the drafter."})
-    recurrence: str = field(default="sequence", metadata={"help": "LSTM state: `sequence` (paper) or `token` (code)."})
-    feature_layers: list[int] = field(
-        default_factory=lambda: [-1], metadata={"help": "Hidden states read; -1 the last."}
-    )
-    attention_bias: bool = field(
-        default=False, metadata={"help": "Biases on queries, keys and values: position alone can attend."}
-    )
-    initializer_range: float | None = field(
-        default=None, metadata={"help": "Spread of fresh weights; None: 1/sqrt(hidden)."}
+    method: str = field(default="falcon", metadata={"help": "Kind of drafter.", "choices": sorted(METHODS)})
+    drafter_config: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Fields of the drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
     )
     max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
     limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
@@ -65,19 +63,11 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
     read = {name: read_conversations(paths, command.limit) for name, paths in _sources(command).items()}
     data = {name: ConversationDataset(part.rows, tokenizer, command.max_length) for name, part in read.items()}
-    drafter = FalconSpecDrafter.from_target(
-        target,
-        block_size=command.block_size,
-        num_hidden_layers=command.num_hidden_layers,
-        recurrence=command.recurrence,
-        feature_layers=tuple(command.feature_layers),
-        attention_bias=command.attention_bias,
-        **({} if command.initializer_range is None else {"initializer_range": command.initializer_range}),
-    )
+    drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
     train_data: Any = data["train"]
     if command.cache_features is not None:
         target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        features = TargetFeatures(target, drafter.feature_layers, command.block_size)
+        features = TargetFeatures(target, drafter.feature_layers, drafter.block_size)
         train_data = FeatureCache(data["train"], features, command.cache_features)
     trainer = DrafterTrainer(
         target=target,
@@ -111,6 +101,24 @@ def _sources(command: TrainCommand) -> dict[str, list[str]]:
     return {"train": command.data, **({"eval": command.eval_data} if command.eval_data else {})}
 
 
+def config_fields(entries: list[str]) -> dict[str, Any]:
+    """Fields of a config from `NAME=VALUE`; a value is JSON (`3`, `true`, `[0, -1]`) where it can be read so, else a string.
+
+    Raises:
+        [`OptionError`]: an entry without `=`.
+    """
+    found = {}
+    for entry in entries:
+        name, is_given, value = entry.partition("=")
+        if not is_given:
+            raise OptionError(f"`--drafter_config` takes NAME=VALUE, such as `block_size=3`, but got `{entry}`.")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
 def resume_point(args: DrafterTrainingArguments) -> str | None:
     """The checkpoint to go on from: the newest whole one for `true`, the given one, or none.
 
@@ -133,7 +141,7 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
     return str(wish)
 
 
-def save(drafter: FalconSpecDrafter, folder: Path, in_bf16: bool) -> None:
+def save(drafter: DrafterModel, folder: Path, in_bf16: bool) -> None:
     """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so."""
     if in_bf16:
         drafter.bfloat16()

@@ -1,6 +1,7 @@
 """What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
 
 from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
-from ..errors import CheckpointError, DrafterMismatchError, GenerationError
+from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width
@@ -24,6 +25,17 @@ def target_fields(target: PreTrainedModel) -> dict[str, Any]:
     fields["vocab_size"] = config.vocab_size
     fields["target_name_or_path"] = target.config._name_or_path
     return fields
+
+
+def check_fields(config_class: type, options: dict[str, Any]) -> None:
+    """Refuse options that are no fields of a configuration.
+
+    Raises:
+        [`OptionError`]: at least one is none.
+    """
+    unknown = sorted(set(options) - {field.name for field in fields(config_class)})
+    if unknown:
+        raise OptionError(f"`{config_class.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
 
 
 class DrafterModel(PreTrainedModel):
@@ -71,19 +83,21 @@ class DrafterModel(PreTrainedModel):
             [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for.
             [`GenerationError`]: the drafter is on another device than `model`.
         """
-        config = model.config.get_text_config(decoder=True)
-        sizes = {
-            "a vocabulary": (self.config.vocab_size, config.vocab_size),
-            "features": (self.config.feature_size, feature_width(model, self.feature_layers)),
-            "embeddings": (self.config.embedding_size, embedding_width(model)),
-        }
-        for what, (expected, given) in sizes.items():
+        for what, (expected, given) in self.sizes_beside(model).items():
             if expected != given:
                 raise DrafterMismatchError(
                     f"This drafter expects {what} of size {expected}, but the target `{model.config._name_or_path}` "
                     f"gives {given}. Load the target it was trained for: `{self.config.target_name_or_path}`."
                 )
         _check_device(self.device, model)
+
+    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """By name each size that the drafter was made for, beside that of a target."""
+        return {
+            "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
+            "features": (self.config.feature_size, feature_width(model, self.feature_layers)),
+            "embeddings": (self.config.embedding_size, embedding_width(model)),
+        }
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config and options; the arguments are those of `PreTrainedModel.save_pretrained`."""

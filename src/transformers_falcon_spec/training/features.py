@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,6 +16,7 @@ class PairBatch:
     """Rows as the drafter reads them, and what it should say. Row p pairs token p + 1 with the feature of token p.
 
     Args:
+        input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The tokens themselves.
         token_embeds (`torch.Tensor` of shape `(rows, pairs, embed)`): Embedding of token p + 1.
         features (`torch.Tensor` of shape `(rows, pairs, feature)`): Feature of token p.
         labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + k; zeros past the end.
@@ -23,6 +24,7 @@ class PairBatch:
         is_counted (`torch.Tensor` of shape `(rows, pairs)`): The label token p + k + 1 is the assistant's.
     """
 
+    input_ids: Int[Tensor, "rows tokens"]
     token_embeds: Float[Tensor, "rows pairs embed"]
     features: Float[Tensor, "rows pairs feature"]
     labels: Float[Tensor, "rows pairs hidden"]
@@ -61,6 +63,7 @@ class TargetFeatures:
         found = batch if "features" in batch else self.read(input_ids, mask)
         features, head_inputs = found["features"], found.get("head_inputs", found["features"])
         return PairBatch(
+            input_ids=input_ids,
             token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]),
             features=features[:, :-1],
             labels=_ahead(head_inputs[:, :-1], head_inputs[:, -1:], self.block_size),

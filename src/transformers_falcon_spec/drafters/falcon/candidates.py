@@ -4,7 +4,6 @@ State between steps follows `docs/how_it_works.md`: keys and values of committed
 its outputs for the last k - 1. All draft state is dropped after every proposal.
 """
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,11 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from ...core.masks import block_causal_mask, block_ends
-from ...core.sampling import draw_distinct
-from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.cache import HOLE, RowSlots, drop_last
 from ...generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ..static_tree import draw_children, fitted, parents_by_row
 from .plan import DraftPass, draft_passes
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
         max_depth = min(max(depths), self._max_depth)
         if budget.num_passes is not None:
             max_depth = min(max_depth, budget.num_passes * self.block_size)
-        tree = _fitted(self._tree, max_depth, budget.num_nodes, budget.is_chain)
+        tree = fitted(self._tree, max_depth, budget.num_nodes, budget.is_chain)
         passes = draft_passes(tree, self.block_size, self.drafter.device)
         token_ids = roots.to(self.drafter.device).repeat(1, len(tree))
         num_drafted_slots = 0
@@ -97,21 +95,16 @@ class FalconCandidateGenerator(TreeCandidateGenerator):
             token_ids[:, draft_pass.nodes] = found.to(token_ids.device)
         drop_last(self._slots.cache, num_drafted_slots)
         drawn = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
-        return Draft(token_ids, _cut(tree, depths).to(token_ids.device), num_passes=len(passes), **drawn)
+        return Draft(token_ids, parents_by_row(tree, depths).to(token_ids.device), num_passes=len(passes), **drawn)
 
     def _drawn(self, draft_pass: DraftPass, logits: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
         """Distributions `[rows, parents, vocab]` of the parents' children, and the drawn tokens `[rows, drafted]`."""
         assert budget.temperature is not None  # the caller asked
         probs = torch.softmax(logits[(slice(None), *draft_pass.lists)] / budget.temperature, dim=-1)
-        if budget.noise is None:  # each parent draws anew
-            noise = torch.empty(probs.shape).exponential_(generator=self.rng).to(probs.device)
-        else:
-            depths = (draft_pass.lists[1] + number * self.block_size + 1).tolist()
-            noises = [budget.noise(row, depth) for row in range(len(probs)) for depth in depths]
-            noise = torch.stack(noises).reshape(probs.shape).to(probs.device)
+        depths = (draft_pass.lists[1] + number * self.block_size + 1).tolist()
         num_children = int(draft_pass.siblings[1].max()) + 1
-        children = draw_distinct(probs.flatten(0, 1), noise.flatten(0, 1), num_children)
-        return probs, children.reshape(*probs.shape[:2], -1)[(slice(None), *draft_pass.siblings)]
+        children = draw_children(probs, depths, num_children, budget, self.rng)
+        return probs, children[(slice(None), *draft_pass.siblings)]
 
     def _read_pending(self) -> tuple[Tensor, "RecurrentState | None"]:
         """Read the new pairs, re-running old ones where fewer than k came; `[rows, 1, k, hidden]` of each row's last block."""
@@ -193,18 +186,3 @@ class _Row:
         token_ids, features = torch.cat(self.token_ids), torch.cat(self.features)
         self.token_ids, self.features, self.num_taken = [], [], len(token_ids)
         return token_ids, features
-
-
-def _cut(tree: DraftTree, depths: list[int]) -> Tensor:
-    """Parents `[1 or rows, nodes]`: nodes deeper than a row's limit belong to nobody."""
-    if min(depths) >= int(tree.depths.max()):
-        return tree.parents
-    return tree.parents.where(tree.depths <= torch.tensor(depths)[:, None], -1)
-
-
-@lru_cache(maxsize=256)
-def _fitted(tree: DraftTree, max_depth: int, num_nodes: int, is_chain: bool) -> DraftTree:
-    """The part of `tree` within the limits; the tree itself where all of it is."""
-    if max_depth >= int(tree.depths.max()) and num_nodes >= len(tree) and not is_chain:
-        return tree
-    return tree.pruned(max_depth, num_nodes, is_chain)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from .features import PairBatch
+from ..features import PairBatch
 
 
 def glancing_budget(num_mismatches: int, ratio: float, progress: float) -> int:

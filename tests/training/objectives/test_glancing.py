@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.tiny import VOCAB_SIZE
 from transformers_falcon_spec import FalconSpecConfig, FalconSpecDrafter
 from transformers_falcon_spec.training.features import PairBatch
-from transformers_falcon_spec.training.glancing import glancing_budget, reveal, reveal_mask
+from transformers_falcon_spec.training.objectives.glancing import glancing_budget, reveal, reveal_mask
 
 WIDTH = 8
 LENGTH = 13
@@ -38,6 +38,7 @@ def small_drafter(block_size: int, recurrence: str = "sequence") -> FalconSpecDr
 
 def make_pairs(embeds: Tensor, features: Tensor, is_counted: Tensor) -> PairBatch:
     return PairBatch(
+        input_ids=torch.zeros(len(embeds), embeds.shape[1] + 1, dtype=torch.long),
         token_embeds=embeds,
         features=features,
         labels=torch.zeros_like(features),

@@ -1,0 +1,42 @@
+"""Options of a training run: those of `TrainingArguments`, and the drafter's own."""
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from ..errors import OptionError
+
+MIN_TREE_NODES = 2  # the root and one draft
+
+
+@dataclass
+class DrafterTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the drafter's own; defaults of these are the paper's where it gives one."""
+
+    output_dir: str = field(default="trainer_output", metadata={"help": "Folder for checkpoints and the drafter."})
+    use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
+    glancing_ratio: float = field(
+        default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}
+    )
+    feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
+    feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})
+    token_loss_weight: float = field(default=0.1, metadata={"help": "Weight of 0.9 KL + 0.1 cross-entropy."})
+    draft_tree_nodes: int = field(
+        default=16,
+        metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."},
+    )
+    draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
+    learning_rate: float = field(default=5e-4, metadata={"help": "The paper: 3e-5 over 800,000 steps."})
+    adam_beta2: float = field(default=0.95, metadata={"help": "Beta 2 of AdamW."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay off: masks are columns too."})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every weight is used."})
+    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Less padding."})
+
+    def __post_init__(self) -> None:
+        """Check the options of this class."""
+        if not 0 <= self.glancing_ratio <= 1:
+            raise OptionError(f"`glancing_ratio` must lie in 0..1, but it is {self.glancing_ratio}.")
+        if self.draft_tree_nodes < MIN_TREE_NODES or self.draft_tree_passes < 1:
+            raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
+        super().__post_init__()

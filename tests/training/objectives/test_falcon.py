@@ -1,0 +1,92 @@
+"""The objective of Falcon inside the real Trainer: two passes, reveals that do not count, noise on features alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.training.runs import example_batch, make_trainer
+from transformers_falcon_spec.training.objectives import falcon as falcon_file
+
+
+def recording(function: Any, note: Any) -> Any:
+    """`function`, telling `note` its arguments and result."""
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        note(args, result)
+        return result
+
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("block_size", "use_glancing", "num_passes"), [(2, True, 2), (2, False, 1), (1, True, 1), (4, True, 2)]
+)
+def test_glancing_takes_a_second_pass_with_a_gradient_only_there(
+    tmp_path: Path, block_size: int, use_glancing: bool, num_passes: int
+) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": block_size}, use_glancing=use_glancing)
+    outputs: list[Tensor] = []
+    trainer.model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+
+    trainer.compute_loss(trainer.model, example_batch())
+
+    assert [output.requires_grad for output in outputs] == [False] * (num_passes - 1) + [True]
+
+
+@pytest.mark.parametrize(("progress", "is_revealing"), [(0.0, True), (1.0, False)])
+def test_what_is_revealed_does_not_count_and_falls_to_nothing_with_progress(
+    tmp_path: Path, progress: float, is_revealing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 2}, glancing_ratio=0.5)
+    trainer.state.max_steps, trainer.state.global_step = 100, int(100 * progress)
+    counted, masks = [], []
+    monkeypatch.setattr(
+        falcon_file,
+        "distillation_loss",
+        recording(falcon_file.distillation_loss, lambda args, _: counted.append(len(args[0]))),
+    )
+    monkeypatch.setattr(
+        falcon_file, "reveal_mask", recording(falcon_file.reveal_mask, lambda _, out: masks.append(out))
+    )
+
+    trainer.compute_loss(trainer.model, example_batch())
+
+    num_counted = 3 * (13 - 3)  # labels are tokens 4 to 13 of each row; k = 2 leaves all of them
+    assert counted == [num_counted - int(masks[0].sum())]
+    assert bool(masks[0].any()) == is_revealing
+
+
+def test_noise_lies_on_the_features_alone_and_the_revealed_truth_is_free_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, feature_noise=0.25)
+    calls: list[Any] = []
+    monkeypatch.setattr(falcon_file, "reveal", recording(falcon_file.reveal, lambda args, _: calls.append(args)))
+
+    trainer.compute_loss(trainer.model, example_batch())
+
+    ((noisy, truth, _, _),) = calls
+    clean = trainer.features(example_batch())
+    noise = noisy.features - clean.features
+    assert truth.equal(clean.features)
+    assert noisy.token_embeds.equal(clean.token_embeds)
+    assert noise.abs().max() <= 0.25 + 1e-6
+    assert noise.std().item() == pytest.approx(0.25 / 3**0.5, rel=0.05)  # uniform
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_every_guess_is_told_its_place_in_the_block(tmp_path: Path, block_size: int) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": block_size})
+    phases: list[list[int]] = []
+    trainer.model.register_forward_hook(lambda _module, inputs, _output: phases.append(inputs[2].tolist()))
+    trainer.model.eval()
+
+    _loss, outcome = trainer.compute_loss(trainer.model, example_batch(), return_outputs=True)
+
+    counted = trainer.features(example_batch()).is_counted
+    assert outcome.places.tolist() == [
+        (position - phases[0][row]) % block_size for row, position in counted.nonzero().tolist()
+    ]
