@@ -3,15 +3,23 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from .eagle import convert_eagle
+from .eagle3 import convert_eagle3, convert_eagle3_speculators
 from .exact import Conversion
 from .falcon import convert_falcon
 from .formats import Format, detect, refuse_by_config
+from .medusa import convert_medusa, convert_medusa_v2
 from .source import Checkpoint, read_checkpoint
 from .target_facts import TargetFacts, read_target
 from .writer import check_free, write
 
 CONVERTERS: dict[Format, Callable[[Checkpoint, TargetFacts | None], Conversion]] = {
     Format.FALCON: convert_falcon,
+    Format.EAGLE: convert_eagle,
+    Format.EAGLE3: convert_eagle3,
+    Format.EAGLE3_SPECULATORS: convert_eagle3_speculators,
+    Format.MEDUSA: convert_medusa,
+    Format.MEDUSA_V2: convert_medusa_v2,
 }
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ..drafters.eagle import EagleConfig
 from ..drafters.falcon import FalconSpecConfig
 from ..drafters.lookahead import LookaheadConfig
+from ..drafters.medusa import MedusaConfig
 from ..errors import CheckpointError
 from .weights import some
 
@@ -41,9 +43,6 @@ _DFLASH2 = Known(
 )
 _DSPARK = Known("DSpark", "it drafts blocks with a Markov head and embeddings of its own, which no drafter here has.")
 _PEAGLE = Known("P-EAGLE", _PARALLEL)
-_EAGLE31 = Known(
-    "Eagle-3.1", "it norms each feature before `fc` and feeds back the normed output; `EagleDrafter` does neither."
-)
 _SPECBLOCK = Known("SpecBlock", "it drafts blocks with shift and rank heads, which no drafter here has.")
 _HYDRA = Known("Hydra", "its heads also read the tokens drafted before; Medusa's do not.")
 _DOMINO = Known("Domino", "it corrects its drafts with a GRU, which no drafter here has.")
@@ -77,8 +76,6 @@ _ARCHITECTURES = {
 # By a field that is present and neither false nor null; the first that fits counts.
 _FIELDS = {
     "parallel_drafting": _PEAGLE,
-    "fc_norm": _EAGLE31,
-    "norm_output": _EAGLE31,
     "hydra_num_heads": _HYDRA,
     "diffspec_draft_token_num": _SPECBLOCK,
     "markov_rank": _DSPARK,
@@ -91,7 +88,7 @@ _FIELDS = {
 _MODEL_TYPES = {
     "muse_glimmer_assistant": Known("Transformers' own DFlash", "load it with Transformers, as `assistant_model`."),
 }
-_OWN = {FalconSpecConfig.model_type, LookaheadConfig.model_type}
+_OWN = {each.model_type for each in (EagleConfig, FalconSpecConfig, LookaheadConfig, MedusaConfig)}
 _KEYS = {
     r"medusa_head\.\d+\.": _MEDUSA2,
     r"hydra_(mlp|lm_head)\.|hydra_head\.": _HYDRA,
@@ -99,7 +96,6 @@ _KEYS = {
     r"markov_head\.": _DSPARK,
     r"candidate_selector\.": _DFLASH2,
     r"rank_head\.": _SPECBLOCK,
-    r"fc_norm\.": _EAGLE31,
     r"mask_hidden$": _PEAGLE,
     r"encoder\.fc\.": _MODEL_TYPES["muse_glimmer_assistant"],
 }
