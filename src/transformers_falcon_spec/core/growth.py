@@ -42,7 +42,7 @@ class TreeGrowth:
         self.depths = torch.zeros_like(roots)
         self.log_chances = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)  # -inf: must not enter
         self._max_depths = max_depths.to(roots.device)
-        self._num_newest = 1
+        self.num_newest = 1
 
     def expand(
         self,
@@ -58,7 +58,7 @@ class TreeGrowth:
             log_probs (`torch.Tensor` of shape `(rows, parents, children)`): What the drafter gives them after their parent.
         """
         num_children = token_ids.shape[-1]
-        self._num_newest = parents.shape[1] * num_children
+        self.num_newest = parents.shape[1] * num_children
         parents = parents.repeat_interleave(num_children, dim=1)
         depths = self.depths.gather(1, parents) + 1
         chances = self.log_chances.gather(1, parents) + log_probs.flatten(1).to(self.log_chances).clamp(max=0)
@@ -72,7 +72,7 @@ class TreeGrowth:
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
         """The likeliest `num` of the newest nodes, or all if there are fewer, in the order in which they stand."""
-        start = self.token_ids.shape[1] - self._num_newest
+        start = self.token_ids.shape[1] - self.num_newest
         return _likeliest(self.log_chances[:, start:], num) + start
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
