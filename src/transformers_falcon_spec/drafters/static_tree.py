@@ -60,9 +60,11 @@ class StaticTreeGenerator(PairGenerator):
                 found = self.target_ids(best[(slice(None), *draft_pass.sources)])
             else:
                 probs, found = self._drawn(draft_pass, logits, budget, number)
-                num_dists = sum(dist.shape[1] for dist in dists)
-                dist_index[0, draft_pass.parents] = num_dists + torch.arange(probs.shape[1], device=dist_index.device)
-                dists.append(probs)
+                if budget.noise is None:
+                    num_dists = sum(dist.shape[1] for dist in dists)
+                    places = torch.arange(num_dists, num_dists + probs.shape[1], device=dist_index.device)
+                    dist_index[0, draft_pass.parents] = places
+                    dists.append(probs)
             token_ids[:, draft_pass.nodes] = found.to(token_ids.device)
         drop_last(self.slots.cache, num_drafted_slots)
         drawn = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}

@@ -1,7 +1,8 @@
 """Drafting with Eagle: reads committed pairs in one pass, then grows a tree, or drafts a static one, a depth a pass.
 
-A tree that grows takes the likeliest nodes (arXiv 2406.16858, section 4). Where tokens are drawn, the tree is a static one: rules
-that judge draws hold for shapes that were settled before the draws, and choosing nodes by what was drawn would bias the text.
+A tree that grows takes the likeliest nodes (arXiv 2406.16858, section 4). Where a rule judges what was drawn, the tree is a static
+one: such rules hold for shapes that were settled before the draws, and choosing nodes by what was drawn would bias the text. A
+walk that foresees the target's own draws is not biased by any shape, so there trees grow from what is likely under those draws.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,8 @@ class EagleCandidateGenerator(StaticTreeGenerator):
             return None
         states = self._read(ids, features, num_new)
         depths = [depth * (num > 0) for depth, num in zip(budget.depths, num_new, strict=True)]
-        if self.drafter.is_tree_dynamic and budget.temperature is None:
+        is_judged = budget.temperature is not None and budget.noise is None
+        if self.drafter.is_tree_dynamic and not is_judged:
             return self._grow(depths, budget, states)
         return self.draft_static(self._tree, depths, budget, states[:, None])
 
@@ -82,11 +84,23 @@ class EagleCandidateGenerator(StaticTreeGenerator):
                 above = seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[-1]))
                 seen = torch.cat([above, own], dim=-1)
                 states = self._feed(growth.token_ids.gather(1, nodes), states, seen, number)
-            best = self.draft_logits(states).log_softmax(dim=-1).topk(width, dim=-1)
+            best = self._log_chances(self.draft_logits(states), budget, number + 1).topk(width, dim=-1)
             growth.expand(nodes, self.target_ids(best.indices), best.values)
         drop_last(self.slots.cache, seen.shape[-1])
         token_ids, tree = growth.best(min(config.num_tree_nodes, budget.num_nodes))
         return Draft(token_ids, tree.parents, num_passes=num_passes)
+
+    def _log_chances(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+        """How likely the target is to take each token, `[rows, nodes, tokens]`.
+
+        It will take the best of `probabilities / noise`. If its log-probabilities are the drafter's plus independent Gumbel
+        noise, then the chance of a token is its share of the drafter's ratios.
+        """
+        if budget.noise is None:
+            return logits.log_softmax(dim=-1)
+        noise = torch.stack([budget.noise(row, depth) for row in range(len(logits))]).to(logits)
+        noise = noise if self._draft_token_ids is None else noise[:, self._draft_token_ids]
+        return (logits / (budget.temperature or 1.0) - noise.log()[:, None]).log_softmax(dim=-1)
 
     def draft_level(self, draft_pass: DraftPass, token_ids: Tensor, features: Tensor, number: int) -> Tensor:
         """All nodes of a level in one forward: states `[rows, nodes, 1, hidden]`."""
