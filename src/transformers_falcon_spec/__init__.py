@@ -5,6 +5,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
+from .drafters.eagle import EagleConfig, EagleDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .drafters.medusa import MedusaConfig, MedusaDrafter
@@ -35,6 +36,8 @@ __all__ = [
     "DraftTree",
     "DraftTreeError",
     "DrafterMismatchError",
+    "EagleConfig",
+    "EagleDrafter",
     "FalconSpecConfig",
     "FalconSpecDrafter",
     "FalconSpecError",

@@ -203,12 +203,12 @@ def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
     slow = batch_and_drafted(target, **options)
     calls = []
 
-    def on_a_device(self: Any, row: int, reading: Any, tree: Any) -> Any:
+    def on_a_device(self: Any, row: int, logits: Any, depths: Any) -> Any:
         calls.append(row)
-        commit = self.batch.rows[row].choose_ahead(reading.logits[row], tree.depths[row])
+        commit = self.batch.rows[row].choose_ahead(logits, depths)
         return lambda node: (commit(node), self.batch.is_closed(row))
 
-    monkeypatch.setattr("transformers_falcon_spec.generation.loop.SpeculativeDecoding._committer", on_a_device)
+    monkeypatch.setattr("transformers_falcon_spec.generation.judge.Judge._committer", on_a_device)
     fast = batch_and_drafted(target, **options)
 
     assert calls
@@ -241,3 +241,31 @@ def test_coverage_is_the_targets_probability_of_what_was_offered() -> None:
     kept, covered = out.speculation.acceptance_by_depth[0], out.speculation.coverage_by_depth[0]
     assert 0.05 < covered < 0.95
     assert kept == pytest.approx(covered, abs=0.1)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel"])
+def test_every_row_is_promised_the_noise_that_its_own_tokens_are_drawn_with(
+    verifier: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised: list[torch.Tensor] = []
+    propose = RandomGenerator.propose
+
+    def look_ahead(self: RandomGenerator, budget: DraftBudget) -> Any:
+        if not promised:
+            assert budget.noise is not None
+            promised.extend(budget.noise(row, 1) for row in range(num_rows))
+        return propose(self, budget)
+
+    monkeypatch.setattr(RandomGenerator, "propose", look_ahead)
+    prompts, drafter = Prompts.of((5,) * num_rows), RandomDrafter()
+    drafter.generation_config.verifier = verifier
+
+    out = runs.drafted(
+        make_target(), drafter, prompts.ids, attention_mask=prompts.mask, **runs.SAMPLING, output_scores=True
+    )
+
+    for row, noise in enumerate(promised):  # the root is the first new token, so depth 1 is the second
+        best = (torch.softmax(out.scores[1][row], dim=-1) / noise).argmax()
+        assert best == out.sequences[row, 5 + 1]
+    assert num_rows == 1 or not promised[0].equal(promised[1])

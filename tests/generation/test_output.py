@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from tests import runs
@@ -141,3 +141,19 @@ def test_a_collector_does_not_hear_other_threads() -> None:
         thread.join()
 
     assert collected == []
+
+
+def test_logits_are_those_before_a_processor_that_writes_in_place() -> None:
+    def forbid(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, ::2] = -1e4
+        return scores
+
+    target, prompt = make_target().double(), make_prompt()
+    options = {"output_logits": True, "output_scores": True, "logits_processor": LogitsProcessorList([forbid])}
+
+    pair = runs.both(target, RandomDrafter(), prompt, **options)
+
+    pair.assert_equal()
+    raw = target(pair.drafted.sequences).logits[0, prompt.shape[1] - 1 : -1]
+    torch.testing.assert_close(torch.cat(pair.drafted.logits), raw.float(), rtol=1e-5, atol=1e-5)
+    assert all((scores[:, ::2] == -1e4).all() for scores in pair.drafted.scores)

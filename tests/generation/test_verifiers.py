@@ -10,7 +10,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
-from transformers_falcon_spec.core.sampling import CoupledDraws
+from transformers_falcon_spec.core.sampling import CoupledDraws, GeneratorDraws
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
@@ -91,19 +91,26 @@ def test_a_second_call_without_a_new_seed_writes_another_text(verifier: str) -> 
     assert not first.equal(second)
 
 
-def test_a_drafter_that_sees_the_noise_guesses_better() -> None:
-    vocab_size, same, count = 20, 0, 300
-    probs = torch.softmax(torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(0)), dim=-1)
-    foreseen, fresh = CoupledDraws(1), torch.Generator().manual_seed(2)
+FORESEEABLE = {
+    "coupled": lambda: CoupledDraws(1),
+    "a generator": lambda: GeneratorDraws(torch.Generator().manual_seed(1)),
+    "the global stream": GeneratorDraws,
+}
 
-    independent = int(
-        (torch.multinomial(probs, 1, generator=fresh) == torch.multinomial(probs, 1, generator=fresh)).sum()
-    )
-    for row in probs:
-        guess = int((row / foreseen.noise_ahead(vocab_size, 1)).argmax())
-        same += guess == int(foreseen.categorical(row[None]))
 
-    assert same == count > 2 * independent
+@pytest.mark.parametrize("make_draws", FORESEEABLE.values(), ids=FORESEEABLE.keys())
+def test_a_drafter_that_sees_the_noise_knows_the_draws_to_come(make_draws: Any) -> None:
+    vocab_size, count = 97, 60
+    probs = torch.softmax(2 * torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(0)), dim=-1)
+    probs[:, ::3] = 0  # as top-p leaves them
+    probs /= probs.sum(-1, keepdim=True)
+    draws = make_draws()
+
+    for start in range(0, count, 4):
+        noise = draws.noise_ahead(vocab_size, torch.device("cpu"))
+        guesses = [int((probs[start + ahead] / noise(ahead + 1)).argmax()) for ahead in (2, 0, 1, 3)]
+        drawn = [int(draws.categorical(probs[start + ahead][None])) for ahead in range(4)]
+        assert guesses == [drawn[ahead] for ahead in (2, 0, 1, 3)]
 
 
 def test_coupled_draws_have_the_distribution_they_are_given() -> None:

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.base import DrafterModel, check_is_drafter
+from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
@@ -13,6 +14,7 @@ from ..errors import OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DRAFTERS: dict[str, type[DrafterModel]] = {
+    EagleConfig.model_type: EagleDrafter,
     FalconSpecConfig.model_type: FalconSpecDrafter,
     LookaheadConfig.model_type: LookaheadDrafter,
     MedusaConfig.model_type: MedusaDrafter,

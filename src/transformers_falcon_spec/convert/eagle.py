@@ -3,6 +3,8 @@
 Facts: SafeAILab/EAGLE, `eagle/model/cnets1.py`. HASS trains weights of the same form.
 """
 
+from typing import Any
+
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..errors import CheckpointError
 from .exact import Conversion, check_shape, renamed
@@ -40,7 +42,7 @@ def convert_eagle(checkpoint: Checkpoint, target: TargetFacts | None) -> Convers
     return Conversion(EagleDrafter, config, weights, dropped)
 
 
-def one_layer(fields: dict[str, object], name: str) -> dict[str, object]:
+def one_layer(fields: dict[str, Any], name: str) -> dict[str, Any]:
     """The fields, of one layer.
 
     Raises:

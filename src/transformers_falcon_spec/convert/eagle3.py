@@ -65,7 +65,13 @@ def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | Non
             f"An Eagle drafter must read the target's own embeddings, but `{name}` trained some of its own "
             f"(`embed_requires_grad`), and this package would drop them."
         )
-    whole = {**LlamaConfig().to_dict(), "rope_parameters": None, "head_dim": None, "num_key_value_heads": None, **inner}
+    whole = {
+        **LlamaConfig().to_dict(),
+        "rope_parameters": None,
+        "head_dim": None,
+        "num_key_value_heads": None,
+        **inner,
+    }
     ids = {field: inner.get(field) for field in ("bos_token_id", "eos_token_id", "pad_token_id")}
     fields = layer_fields(whole, name)
     options = {

@@ -1,6 +1,7 @@
 """The only place that draws. Everything random in the package goes through a `Draws` that was passed in."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,6 +18,14 @@ class Draws(Protocol):
         ...
 
 
+class ForeseeableDraws(Draws, Protocol):
+    """Draws that a drafter may look ahead at, so that it guesses what they will pick: `argmax(probs / noise)`."""
+
+    def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
+        """Exponential noise by depth in the next draft, 1 for the next token; looking draws nothing."""
+        ...
+
+
 class GeneratorDraws:
     """Draws from a `torch.Generator`, with the same calls as Transformers' own sampling: same state, same tokens."""
 
@@ -27,6 +36,19 @@ class GeneratorDraws:
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for each row of `probs`."""
         return torch.multinomial(probs, num_samples=1, generator=self.generator).squeeze(1)
+
+    def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
+        """The noise that `categorical` will draw for tokens to come, from a copy of the stream, each depth once."""
+        copy = torch.Generator(device)
+        copy.set_state(self._stream(device).get_state())
+        found: list[Tensor] = []
+
+        def noise(depth: int) -> Tensor:
+            while len(found) < depth:
+                found.append(multinomial_noise(torch.empty(vocab_size, device=device), copy))
+            return found[depth - 1]
+
+        return noise
 
     def categorical_by_depth(
         self, probs: Float[Tensor, "nodes vocab"], depths: Int[Tensor, " nodes"]
@@ -80,9 +102,9 @@ class CoupledDraws:
         generator = torch.Generator().manual_seed(_hashed(f"{self.seed} {number}".encode()))
         return torch.empty(vocab_size).exponential_(generator=generator)
 
-    def noise_ahead(self, vocab_size: int, depth: int) -> Float[Tensor, " vocab"]:
-        """Noise of the token at `depth` of the next draft; 1 is the next token."""
-        return self.noise(self.num_drawn + depth - 1, vocab_size)
+    def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
+        """Noise by depth in the next draft; 1 is the next token."""
+        return lambda depth: self.noise(self.num_drawn + depth - 1, vocab_size).to(device)
 
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for the only row of `probs`."""
@@ -102,7 +124,7 @@ def draw_indices(num_choices: int, num: int, generator: torch.Generator) -> Int[
     return torch.randint(num_choices, (num,), generator=generator, device=generator.device)
 
 
-def multinomial_noise(probs: Float[Tensor, "rows vocab"], generator: torch.Generator) -> Float[Tensor, "rows vocab"]:
+def multinomial_noise(probs: Float[Tensor, "*rows vocab"], generator: torch.Generator) -> Float[Tensor, "*rows vocab"]:
     """The noise behind `torch.multinomial(probs, 1, generator=generator)`, which takes the best of `probs / noise`."""
     return torch.empty_like(probs).exponential_(generator=generator)
 

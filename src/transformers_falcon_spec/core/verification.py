@@ -3,6 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -75,3 +79,21 @@ def lazy_walk(
         if is_complete or child is None:
             return Verdict(tuple(path), tuple(committed))
         path.append(child)
+
+
+def coverage(
+    probs: Float[Tensor, "kept vocab"], parents: Sequence[int], token_ids: Sequence[int], path: Sequence[int]
+) -> list[float]:
+    """How much of the target's distribution after each kept node (`probs`, one row for each) its children hold.
+
+    Example:
+
+    ```python
+    >>> coverage(torch.tensor([[0.5, 0.25, 0.25]]), [-1, 0, 0], [9, 0, 2], [0])
+    [0.75]
+
+    ```
+    """
+    children = [[token for token, parent in zip(token_ids, parents, strict=True) if parent == node] for node in path]
+    held = [row[offered].sum() for row, offered in zip(probs, children, strict=True)]
+    return torch.stack(held).tolist()  # waits for the device once

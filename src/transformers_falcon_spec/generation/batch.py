@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from ..core.sampling import CoupledDraws, Draws, GeneratorDraws, row_seeds
+from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, row_seeds
 from . import processors as row_processors
 from .transcript import Transcript
 
@@ -47,7 +47,6 @@ class Batch:
             for row in range(num_rows)
         ]
         self.prompt_len = input_ids.shape[1]
-        self.is_coupled = is_coupled
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
         self._pad: Tensor | None = config._pad_token_tensor if ends_rows else None
@@ -131,7 +130,7 @@ class Batch:
             self._num_streamed += 1
 
 
-def _draws(num_rows: int, device: torch.device, is_coupled: bool, do_sample: bool) -> list[Draws]:
+def _draws(num_rows: int, device: torch.device, is_coupled: bool, do_sample: bool) -> list[ForeseeableDraws]:
     """One row draws from the global stream as plain decoding does; of several each has a stream of its own."""
     if num_rows == 1 or not do_sample:
         return [CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws() for _ in range(num_rows)]

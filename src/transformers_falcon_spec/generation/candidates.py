@@ -43,9 +43,11 @@ class DraftBudget:
     num_nodes: int  # most nodes per row, root and guests included
     num_passes: int | None = None  # most drafter passes; None leaves it to the generator
     is_chain: bool = False  # the target cannot verify trees: at most one child per node
-    temperature: float | None = None  # draw children at this temperature and say from what; None: take the best
+    temperature: float | None = (
+        None  # of the target's draws: draw children at it and say from what; None: take the best
+    )
     noise: Callable[[int, int], Tensor] | None = (
-        None  # [vocab] by row and depth: children are best of probabilities / noise
+        None  # [vocab] by row and depth: children are the best of probabilities / noise, and nobody asks from what
     )
 
 

@@ -10,21 +10,19 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
-from ..core.sampling import CoupledDraws, private_generator
+from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
-from ..core.verification import Verdict, lazy_walk
-from ..errors import OptionError
+from ..core.verification import Verdict, coverage
 from .batch import Batch
 from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from .judge import REJECTION_RULES, Judge
 from .layers import sliding_windows
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
 from .target import Form, Reading, Target
 
-REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
 
@@ -67,9 +65,8 @@ class SpeculativeDecoding:
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, private_generator())
-        self.verifier = verifier_of(drafter, config)
         self.is_strict = drafter.generation_config.strict
-        self.must_reread = False  # a choice was too close: the next step is a plain one
+        self.judge = Judge(batch, verifier_of(drafter, config), model.dtype if self.is_strict else None)
         self.stats = GenerationStats.of_rows(len(batch))
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.form: Form = self.capability.form
@@ -111,7 +108,7 @@ class SpeculativeDecoding:
         """Drafts within what fits, or the roots alone: a plain step."""
         rooms = self._rooms()
         draft = None
-        if any(rooms) and not self.must_reread:
+        if any(rooms) and not self.judge.num_unclear:
             with self._seconds("draft"):
                 draft = self.generator.propose(self._budget(rooms))
         roots = self.batch.roots
@@ -127,18 +124,16 @@ class SpeculativeDecoding:
         return tuple(rooms)
 
     def _budget(self, rooms: tuple[int, ...]) -> DraftBudget:
-        return DraftBudget(
-            rooms,
-            MAX_NODES,
-            is_chain=self.form == "chain",
-            temperature=(self.config.temperature or 1.0) if self.verifier != "lazy_walk" else None,
-            noise=self._noise_ahead if self.batch.is_coupled else None,
-        )
+        temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
+        is_foreseen = self.config.do_sample and self.judge.verifier not in REJECTION_RULES
+        noise = self._noise_ahead() if is_foreseen else None
+        return DraftBudget(rooms, MAX_NODES, is_chain=self.form == "chain", temperature=temperature, noise=noise)
 
-    def _noise_ahead(self, row: int, depth: int) -> Tensor:
-        draws = self.batch.rows[row].draws
-        assert isinstance(draws, CoupledDraws)  # the batch is coupled
-        return draws.noise_ahead(self.target.vocab_size, depth)
+    def _noise_ahead(self) -> Callable[[int, int], Tensor]:
+        """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
+        place = self.batch.roots.device
+        ahead = [row.draws.noise_ahead(self.target.vocab_size, place) for row in self.batch.rows]
+        return lambda row, depth: ahead[row](depth)
 
     def verify(self, draft: Draft) -> tuple[DraftTree, list[Verdict], Reading]:
         """Read the trees, then judge each row's: its tokens become text one by one."""
@@ -150,56 +145,8 @@ class SpeculativeDecoding:
             is_alone = self.is_strict and token_ids.shape[1] == 1  # a mask of ours would change the rounding
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
             reading = self.target.read(token_ids, tree, "chain" if is_alone else self.form, is_open)
-            rows = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
-        verdicts, self.must_reread = [], False
-        for row, (parents_list, tokens_list) in enumerate(rows):
-            self.batch.rows[row].step_scores = []
-            if self.batch.is_closed(row):
-                verdicts.append(Verdict((), ()))
-            elif self.verifier in REJECTION_RULES and max(parents_list) >= 0:
-                verdicts.append(self._judge(row, draft, parents_list, tokens_list, reading))
-            else:
-                guests = None if draft.is_guest is None else draft.is_guest[min(row, len(draft.is_guest) - 1)].tolist()
-                commit = self._committer(row, reading, tree)
-                verdicts.append(lazy_walk(parents_list, tokens_list, commit, guests))
-        return tree, verdicts, reading
-
-    def _committer(self, row: int, reading: Reading, tree: DraftTree) -> Callable[[int], tuple[int | None, bool]]:
-        """Given a node, commits the target's token after it; returns it and whether the row is closed."""
-        transcript, logits = self.batch.rows[row], reading.logits[row]
-        if self.is_strict and logits.shape[0] > 1:
-            return lambda node: self._commit_if_clear(row, logits[node : node + 1])
-        if logits.device.type != "cpu" and transcript.can_choose_ahead:
-            commit = transcript.choose_ahead(logits, tree.depths[row])
-        else:
-            commit = lambda node: transcript.commit_token(logits[node : node + 1])  # noqa: E731
-        return lambda node: (commit(node), self.batch.is_closed(row))
-
-    def _commit_if_clear(self, row: int, logits: Tensor) -> tuple[int | None, bool]:
-        """Strict mode: what a walk must not decide is left to the next step."""
-        token = self.batch.rows[row].commit_clear_token(logits, self.target.model.dtype)
-        if token is None:
-            self.must_reread, self.stats.num_reread = True, self.stats.num_reread + 1
-        return token, self.batch.is_closed(row)
-
-    def _judge(self, row: int, draft: Draft, parents: list[int], token_ids: list[int], reading: Reading) -> Verdict:
-        """What a rejection rule keeps of drawn tokens; it becomes text afterwards."""
-        if draft.draft_probs is None or draft.dist_index is None or draft.is_guest is not None:
-            raise OptionError(
-                f'`verifier="{self.verifier}"` needs a draft that was drawn, with its distributions and without guests, but this '
-                'drafter gives none. Set `drafter.generation_config.verifier = "lazy_walk"`.'
-            )
-        transcript = self.batch.rows[row]
-        dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
-        tree = DrawnTree(parents, token_ids, draft.draft_probs[row].to("cpu"), dist_index)
-
-        def target_probs(node: int) -> Tensor:
-            drafted = tuple(token_ids[above] for above in tree.path_to(node)[1:])
-            return transcript.probs_after(drafted, reading.logits[row, node][None]).to("cpu")
-
-        verdict = REJECTION_RULES[self.verifier](tree, target_probs, transcript.draws)
-        num_committed = transcript.commit_foreseen(verdict.token_ids, lambda: self.batch.is_closed(row))
-        return Verdict(verdict.path[:num_committed], verdict.token_ids[:num_committed])
+            trees = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
+        return tree, self.judge(draft, trees, tree.depths, reading), reading
 
     def commit(self, verdicts: list[Verdict], reading: Reading) -> None:
         """Keep each row's path in the target's cache and tell the drafter what became text."""
@@ -227,19 +174,14 @@ class SpeculativeDecoding:
                 num_nodes=num_drafted[row] + 1,
                 max_depth=max_depth,
                 num_accepted=verdict.num_accepted,
-                coverage=self._coverage(row, parent_lists[row], draft.token_ids[row].tolist(), verdict),
+                coverage=self._coverage(row, parent_lists[row], draft, verdict),
             )
         self.stats.num_passes += draft.num_passes
+        self.stats.num_reread += self.judge.num_unclear
 
-    def _coverage(self, row: int, parents: list[int], token_ids: list[int], verdict: Verdict) -> list[float]:
-        """How much of the target's distribution after each kept node its children hold."""
+    def _coverage(self, row: int, parents: list[int], draft: Draft, verdict: Verdict) -> list[float]:
         probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
-        children = [[child for child, parent in enumerate(parents) if parent == node] for node in verdict.path]
-        held = [
-            row_probs[[token_ids[child] for child in of_node]]
-            for row_probs, of_node in zip(probs, children, strict=True)
-        ]
-        return torch.stack([part.sum() for part in held]).tolist()
+        return coverage(probs, parents, draft.token_ids[row].tolist(), verdict.path)
 
     def _hand_over(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Tell the drafter the newest tokens; their features stand in these columns of each row."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from ..core.sampling import Draws, GeneratorDraws, choose
+from ..core.sampling import ForeseeableDraws, GeneratorDraws, choose
 from ..errors import GenerationError
 from .processors import read_scores_alone
 
@@ -24,7 +24,7 @@ class Transcript:
         processors ([`~transformers.LogitsProcessorList`]): Called once for each committed token.
         criteria ([`~transformers.StoppingCriteriaList`]): Likewise.
         config ([`~transformers.GenerationConfig`]): `do_sample` and which outputs to keep.
-        draws ([`Draws`]): Where samples come from.
+        draws ([`ForeseeableDraws`]): Where samples come from.
         announce (`Callable`): Called when a token was appended, before the criteria see it.
     """
 
@@ -34,7 +34,7 @@ class Transcript:
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
-        draws: Draws,
+        draws: ForeseeableDraws,
         announce: Callable[[], None],
     ) -> None:
         self.input_ids = input_ids

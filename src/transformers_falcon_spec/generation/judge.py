@@ -1,0 +1,85 @@
+"""Verdicts over the trees of a step: each row's is judged by the rule of the call, and what it keeps becomes text at once."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
+from ..core.verification import Verdict, lazy_walk
+from ..errors import OptionError
+from .batch import Batch
+from .candidates import Draft
+from .target import Reading
+
+REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
+Tree = tuple[list[int], list[int]]  # parents and tokens of a row's nodes
+
+
+class Judge:
+    """The verifier of one call.
+
+    Args:
+        batch ([`Batch`]): The texts, which it writes.
+        verifier (`str`): The rule, as `SpeculationConfig` names it.
+        strict_dtype (`torch.dtype`, *optional*): The target's, in strict mode: choices that its rounding could turn are left open.
+    """
+
+    def __init__(self, batch: Batch, verifier: str, strict_dtype: torch.dtype | None = None) -> None:
+        self.batch, self.verifier, self.strict_dtype = batch, verifier, strict_dtype
+        self.num_unclear = 0  # choices of the last step that were too close: the next step must be a plain one
+
+    def __call__(self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: Reading) -> list[Verdict]:
+        """Judge every row's tree; `depths` `[rows, nodes]` are those of the nodes. Rows that are closed keep nothing."""
+        self.num_unclear = 0
+        verdicts = []
+        for row, (parents, token_ids) in enumerate(trees):
+            self.batch.rows[row].step_scores = []
+            if self.batch.is_closed(row):
+                verdicts.append(Verdict((), ()))
+            elif self.verifier in REJECTION_RULES and max(parents) >= 0:
+                verdicts.append(self._by_rejection(row, draft, parents, token_ids, reading))
+            else:
+                guests = None if draft.is_guest is None else draft.is_guest[min(row, len(draft.is_guest) - 1)].tolist()
+                commit = self._committer(row, reading.logits[row], depths[row])
+                verdicts.append(lazy_walk(parents, token_ids, commit, guests))
+        return verdicts
+
+    def _committer(self, row: int, logits: Tensor, depths: Tensor) -> Callable[[int], tuple[int | None, bool]]:
+        """Given a node, commits the target's token after it; returns it and whether the row is closed."""
+        transcript = self.batch.rows[row]
+        if self.strict_dtype is not None and logits.shape[0] > 1:
+            return lambda node: self._commit_if_clear(row, logits[node : node + 1])
+        if logits.device.type != "cpu" and transcript.can_choose_ahead:
+            commit = transcript.choose_ahead(logits, depths)
+        else:
+            commit = lambda node: transcript.commit_token(logits[node : node + 1])  # noqa: E731
+        return lambda node: (commit(node), self.batch.is_closed(row))
+
+    def _commit_if_clear(self, row: int, logits: Tensor) -> tuple[int | None, bool]:
+        """Strict mode: what a walk must not decide is left to the next step."""
+        assert self.strict_dtype is not None  # the caller asked
+        token = self.batch.rows[row].commit_clear_token(logits, self.strict_dtype)
+        self.num_unclear += token is None
+        return token, self.batch.is_closed(row)
+
+    def _by_rejection(
+        self, row: int, draft: Draft, parents: list[int], token_ids: list[int], reading: Reading
+    ) -> Verdict:
+        """What a rejection rule keeps of drawn tokens; it becomes text afterwards."""
+        if draft.draft_probs is None or draft.dist_index is None or draft.is_guest is not None:
+            raise OptionError(
+                f'`verifier="{self.verifier}"` needs a draft that was drawn, with its distributions and without guests, but this '
+                'drafter gives none. Set `drafter.generation_config.verifier = "lazy_walk"`.'
+            )
+        transcript = self.batch.rows[row]
+        dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
+        tree = DrawnTree(parents, token_ids, draft.draft_probs[row].to("cpu"), dist_index)
+
+        def target_probs(node: int) -> Tensor:
+            drafted = tuple(token_ids[above] for above in tree.path_to(node)[1:])
+            return transcript.probs_after(drafted, reading.logits[row, node][None]).to("cpu")
+
+        verdict = REJECTION_RULES[self.verifier](tree, target_probs, transcript.draws)
+        num_committed = transcript.commit_foreseen(verdict.token_ids, lambda: self.batch.is_closed(row))
+        return Verdict(verdict.path[:num_committed], verdict.token_ids[:num_committed])
