@@ -24,7 +24,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "model_type": "llama",
 }
-GAIN = 1.2  # weights this many times larger than keep variance: attention then looks at few rows
 
 
 def randoms(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
@@ -34,7 +33,7 @@ def randoms(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, T
     for name, shape in shapes.items():
         values = torch.randn(shape, generator=draws)
         is_gain = "norm" in name
-        spread = 0.2 if is_gain or len(shape) == 1 else GAIN ** ("self_attn" in name) * shape[-1] ** -0.5
+        spread = 0.2 if is_gain or len(shape) == 1 else shape[-1] ** -0.5
         weights[name] = values * spread + is_gain
     return weights
 
@@ -73,6 +72,85 @@ def falcon(num_layers: int = 2, k_mask: int = 2, **fields: Any) -> tuple[dict[st
     for index in range(2):
         weights[f"lstm.weight_ih_l{index}"] *= 2  # gates that open and close
     return config, weights
+
+
+def eagle(**fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of a published Eagle-1/2 drafter."""
+    config = {**SIZES, **fields}
+    hidden = config["hidden_size"]
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (config["vocab_size"], hidden)}
+    shapes["fc.weight"] = (hidden, 2 * hidden)
+    if config.get("bias", True):
+        shapes["fc.bias"] = (hidden,)
+    shapes |= layer_shapes("layers.0", config, ("post_attention_layernorm",), qkv_bias=config.get("qkv_bias", False))
+    return config, randoms(shapes)
+
+
+LAYER_IDS = [0, 1, 2]
+DRAFT_VOCAB = 40
+
+
+def eagle3(draft_vocab_size: int = DRAFT_VOCAB, **fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of an Eagle-3 drafter in the published form."""
+    config = {**SIZES, "draft_vocab_size": draft_vocab_size, **fields}
+    return config, eagle3_weights("midlayer", config, config)
+
+
+def eagle3_speculators(
+    draft_vocab_size: int = DRAFT_VOCAB, layer_fields: Mapping[str, Any] | None = None, **fields: Any
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of an Eagle-3 drafter in the form of speculators."""
+    inner = {**SIZES, "head_dim": 16, **(layer_fields or {})}
+    verifier = {"name_or_path": "someone/a-target", "architectures": ["LlamaForCausalLM"]}
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {"algorithm": "eagle3", "verifier": verifier},
+        "transformer_layer_config": inner,
+        "draft_vocab_size": draft_vocab_size,
+        "norm_before_residual": False,
+        "eagle_aux_hidden_state_layer_ids": LAYER_IDS,
+        **fields,
+    }
+    return config, eagle3_weights("layers.0", config, inner)
+
+
+def eagle3_weights(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Weights of an Eagle-3 drafter whose layer is called `name`; the embeddings are left to the target."""
+    hidden, width = sizes["hidden_size"], config.get("target_hidden_size") or sizes["hidden_size"]
+    num_drafted = config["draft_vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 3 * width), "norm.weight": (hidden,)}
+    shapes["lm_head.weight"] = (num_drafted, hidden)
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    has_bias = sizes.get("attention_bias", False)
+    shapes |= layer_shapes(name, sizes, norms, width=2 * hidden, qkv_bias=has_bias)
+    shapes |= {f"{name}.self_attn.o_proj.bias": (hidden,)} if has_bias else {}
+    shapes |= {"input_norm.weight": (3 * width,)} if config.get("norm_before_fc") else {}
+    shapes |= {f"fc_norm.{index}.weight": (width,) for index in range(3)} if config.get("fc_norm") else {}
+    weights = randoms(shapes)
+    if num_drafted != sizes["vocab_size"]:
+        ids = (
+            torch.randperm(sizes["vocab_size"], generator=torch.Generator().manual_seed(5))[:num_drafted].sort().values
+        )
+        weights["d2t"] = ids - torch.arange(num_drafted)
+        weights["t2d"] = torch.zeros(sizes["vocab_size"], dtype=torch.bool).index_fill(0, ids, True)
+    return weights
+
+
+def medusa(
+    num_heads: int = 3, num_layers: int = 1, has_lm_heads: bool = True, **fields: Any
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of Medusa heads; the config names fewer heads, as published ones do."""
+    config = {"medusa_num_heads": 2, "medusa_num_layers": num_layers, "base_model_name_or_path": "someone/a-target"}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(num_heads):
+        for block in range(num_layers):
+            shapes[f"{head}.{block}.linear.weight"] = (HIDDEN, HIDDEN)
+            shapes[f"{head}.{block}.linear.bias"] = (HIDDEN,)
+        if has_lm_heads:
+            shapes[f"{head}.{num_layers}.weight"] = (VOCAB_SIZE, HIDDEN)
+    version = {} if has_lm_heads else {"version": "2"}
+    return {**config, **version, **fields}, randoms(shapes)
 
 
 def written(

@@ -14,7 +14,8 @@ from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from . import foreign, reference_falcon
 from .drafting import View, chain, commits, converted, random_ids
 
-LENGTH = 90
+LENGTH = 60
+NUM_PASSES = 3
 VARIANTS: dict[str, dict[str, Any]] = {
     "two layers": {},
     "one layer": {"num_layers": 1},
@@ -43,7 +44,7 @@ def test_blocks_drafted_from_predicted_features_are_those_of_the_reference(varia
     config, weights = foreign.falcon(**VARIANTS[variant])
     drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights))
     size = config["k_mask"]
-    depth = 4 * size
+    depth = NUM_PASSES * size
     drafter.generation_config.draft_tree = DraftTree.chain(depth).to_json()
     ids, features, head = (
         random_ids(LENGTH),
@@ -54,7 +55,7 @@ def test_blocks_drafted_from_predicted_features_are_those_of_the_reference(varia
     # With one layer it does not matter when a row was read; with two, its block at that time shapes what others read of it.
     ends = (LENGTH - 4, LENGTH - 1, LENGTH) if config["num_hidden_layers"] == 1 else (LENGTH,)
     expected, predicted = reference_falcon.drafted(
-        weights, config, ids.tolist(), features, lambda rows: rows @ head.T, num_passes=4
+        weights, config, ids.tolist(), features, lambda rows: rows @ head.T, num_passes=NUM_PASSES
     )
 
     found = chain(drafter, view, commits(ids, features, ends), depth)

@@ -143,9 +143,9 @@ def _feature_layers(layer_ids: Any, target: TargetFacts | None, name: str) -> tu
         raise CheckpointError(
             f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} hidden states, counted from 0, but in `{name}` it is {layer_ids!r}."
         )
-    if target is not None and max(layer_ids) > target.num_layers:
+    if target is not None and max(layer_ids) >= target.num_layers:
         raise CheckpointError(
-            f"`{LAYER_IDS}` must lie in 0..{target.num_layers}, the hidden states of the target, but in `{name}` it is {layer_ids}."
+            f"`{LAYER_IDS}` must lie in 0..{target.num_layers - 1}, the inputs of the target's layers, but in `{name}` it is {layer_ids}."
         )
     return tuple(layer_ids)
 
