@@ -70,7 +70,7 @@ def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> Non
         raise _wrong_shapes(checkpoint.name, {key: f"{found} instead of {shape}"})
 
 
-def whole_drafter(conversion: Conversion, name: str) -> DrafterModel:
+def whole_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
     """The drafter, with every weight in the type that holds all of them.
 
     Raises:
@@ -80,13 +80,14 @@ def whole_drafter(conversion: Conversion, name: str) -> DrafterModel:
         drafter = conversion.drafter_class(conversion.config)
     expected = drafter.state_dict()
     assert set(expected) == set(conversion.weights)  # else a converter and its drafter disagree
+    foreign = {id(weight): name for name, weight in checkpoint.tensors.items()}
     wrong = {
-        key: f"{tuple(weight.shape)} instead of {tuple(expected[key].shape)}"
+        foreign[id(weight)]: f"{tuple(weight.shape)} instead of {tuple(expected[key].shape)}"
         for key, weight in conversion.weights.items()
         if weight.shape != expected[key].shape
     }
     if wrong:
-        raise _wrong_shapes(name, wrong)
+        raise _wrong_shapes(checkpoint.name, wrong)
     dtype = common_dtype(conversion.weights)
     weights = {
         key: (value.to(dtype) if value.is_floating_point() else value.to(expected[key].dtype)).contiguous()

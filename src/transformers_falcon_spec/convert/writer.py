@@ -30,7 +30,7 @@ def write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Form
     Raises:
         [`CheckpointError`]: a weight has another shape than the config says.
     """
-    drafter = whole_drafter(conversion, checkpoint.name)
+    drafter = whole_drafter(conversion, checkpoint)
     dest.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
