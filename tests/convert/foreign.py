@@ -117,7 +117,7 @@ def eagle3_speculators(
 
 def eagle3_weights(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
     """Weights of an Eagle-3 drafter whose layer is called `name`; the embeddings are left to the target."""
-    hidden, width = sizes["hidden_size"], config.get("target_hidden_size") or sizes["hidden_size"]
+    hidden = width = sizes["hidden_size"]
     num_drafted = config["draft_vocab_size"]
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 3 * width), "norm.weight": (hidden,)}
     shapes["lm_head.weight"] = (num_drafted, hidden)

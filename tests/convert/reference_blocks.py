@@ -30,12 +30,27 @@ def silu(values: Tensor) -> Tensor:
     return values / (1 + (-values).exp())
 
 
-def rotated(vectors: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotate pairs (i, i + half) of `[rows, heads, size]` by `position * theta ** (-2 i / size)`."""
-    size = vectors.shape[-1]
-    half = size // 2
-    speeds = torch.tensor([theta ** (-2 * pair / size) for pair in range(half)], dtype=vectors.dtype)
-    angles = positions.to(vectors.dtype)[:, None, None] * speeds
+def speeds(config: Mapping[str, Any], size: int) -> Tensor:
+    """Angle per position of each pair of a head: `theta ** (-2 i / size)`, slowed down as `rope_scaling` says."""
+    theta, scaling = config.get("rope_theta", 10000.0), config.get("rope_scaling") or {}
+    kind, found = scaling.get("rope_type", scaling.get("type")), []
+    for pair in range(size // 2):
+        speed, factor = theta ** (-2 * pair / size), scaling.get("factor", 1.0)
+        if kind == "linear":
+            speed /= factor
+        elif kind == "llama3":  # slow pairs are slowed down, fast ones are not, those between in part
+            turns = scaling["original_max_position_embeddings"] * speed / (2 * math.pi)
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            share = min(max((turns - low) / (high - low), 0.0), 1.0)
+            speed *= share + (1 - share) / factor
+        found.append(speed)
+    return torch.tensor(found)
+
+
+def rotated(vectors: Tensor, positions: Tensor, angle_per_position: Tensor) -> Tensor:
+    """Rotate pairs (i, i + half) of `[rows, heads, size]`."""
+    half = vectors.shape[-1] // 2
+    angles = positions.to(vectors.dtype)[:, None, None] * angle_per_position
     first, second = vectors[..., :half], vectors[..., half:]
     return torch.cat(
         [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], dim=-1
@@ -49,11 +64,11 @@ def attention(
     num_heads, num_groups = config["num_attention_heads"], config.get("num_key_value_heads")
     num_groups = num_groups or num_heads
     size = config.get("head_dim") or config["hidden_size"] // num_heads
-    theta = config.get("rope_theta", 10000.0)
+    angles = speeds(config, size)
     queries = linear(weights, f"{name}.q_proj", rows).reshape(len(rows), num_heads, size)
     keys = linear(weights, f"{name}.k_proj", rows).reshape(len(rows), num_groups, size)
     values = linear(weights, f"{name}.v_proj", rows).reshape(len(rows), num_groups, size)
-    queries, keys = rotated(queries, positions, theta), rotated(keys, positions, theta)
+    queries, keys = rotated(queries, positions, angles), rotated(keys, positions, angles)
     outputs = []
     for head in range(num_heads):
         group = head * num_groups // num_heads

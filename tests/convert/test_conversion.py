@@ -102,20 +102,6 @@ def test_layers_that_eagle3_does_not_name_follow_from_the_depth_of_the_target(tm
     assert drafter.feature_layers == (2, 4, 6)
 
 
-def test_a_drafter_of_another_width_than_its_target_reads_the_targets_embeddings_or_is_refused(tmp_path: Path) -> None:
-    make_target("llama", hidden_size=32).save_pretrained(tmp_path / "target")
-    config, weights = foreign.eagle3(target_hidden_size=32, eagle_aux_hidden_state_layer_ids=foreign.LAYER_IDS)
-    weights["midlayer.input_layernorm.weight"] = torch.ones(32)
-    for part in "qkv":
-        key = f"midlayer.self_attn.{part}_proj.weight"
-        weights[key] = weights[key][:, : 32 + foreign.HIDDEN]
-
-    drafter = converted(EagleDrafter, foreign.written(tmp_path / "source", config, weights), str(tmp_path / "target"))
-
-    assert (drafter.config.feature_size, drafter.config.embedding_size) == (96, 32)
-    drafter.check_target(make_target("llama", hidden_size=32))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
     config, weights = MAKERS["eagle3"]()
@@ -127,6 +113,18 @@ def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
 
     assert {value.dtype for name, value in stored.items() if name not in ("d2t", "t2d")} == {dtype}
     assert (stored["d2t"].dtype, stored["t2d"].dtype, drafter.dtype) == (torch.int64, torch.bool, dtype)
+
+
+def test_what_is_left_out_or_filled_in_is_said_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = foreign.written(tmp_path / "source", *foreign.falcon(num_layers=1, qkv_bias=True))
+
+    with caplog.at_level("INFO", logger="transformers_falcon_spec"):
+        convert_checkpoint(source, tmp_path / "dest")
+
+    record = json.loads((tmp_path / "dest" / "conversion.json").read_text())
+    assert record["filled_weights"] == {"layers.0.self_attn.o_proj.bias": 0.0}
+    assert "the target's own: embed_tokens.weight." in caplog.text
+    assert "layers.0.self_attn.o_proj.bias" in caplog.text
 
 
 def test_weights_of_several_types_are_stored_in_the_one_that_holds_all(tmp_path: Path) -> None:

@@ -20,16 +20,29 @@ ENDS = (LENGTH - 4, LENGTH - 1, LENGTH)
 FIRST: dict[str, dict[str, Any]] = {
     "plain": {},
     "llama 3": {"bias": False, "rope_theta": 500000.0},
+    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "qwen 2": {"qkv_bias": True, "num_key_value_heads": 4, "rms_norm_eps": 1e-6},
 }
 MIDLAYER: dict[str, dict[str, Any]] = {
     "own vocabulary": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS, "rope_theta": 500000.0},
     "whole vocabulary": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS, "draft_vocab_size": VOCAB_SIZE},
+    "llama 3.1": {
+        "eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS,
+        "rope_theta": 500.0,  # so that pairs are slowed down, kept, and in between
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "wide heads": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS, "head_dim": 24},
     "3.1": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, "fc_norm": True, "norm_output": True},
 }
 SPECULATORS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "new rotary fields": {"layer_fields": {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}},
     "normed residual": {"norm_before_residual": True, "layer_fields": {"attention_bias": True}},
     "normed features": {"norm_before_fc": True, "draft_vocab_size": VOCAB_SIZE},
 }
@@ -42,7 +55,8 @@ def third(layer: str, variant: str) -> tuple[dict[str, Any], dict[str, Any], dic
         config, weights = foreign.eagle3(**MIDLAYER[variant])
         return config, config, weights
     config, weights = foreign.eagle3_speculators(**SPECULATORS[variant])
-    return config, {**config["transformer_layer_config"], **config}, weights
+    inner = config["transformer_layer_config"]
+    return config, {**inner, **inner.get("rope_parameters", {}), **config}, weights
 
 
 @pytest.mark.parametrize("variant", FIRST)

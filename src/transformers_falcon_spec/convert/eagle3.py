@@ -93,22 +93,23 @@ def _verifier(config: dict[str, Any]) -> str | None:
 def _convert(
     checkpoint: Checkpoint, target: TargetFacts | None, options: dict[str, Any], layer_ids: Any, layer: str
 ) -> Conversion:
-    width = checkpoint.config.get("target_hidden_size") or options["hidden_size"]
+    hidden = options["hidden_size"]
+    if (checkpoint.config.get("target_hidden_size") or hidden) != hidden:
+        raise CheckpointError(
+            f"An Eagle drafter must be as wide as its target, whose embeddings it reads, but `{checkpoint.name}` has {hidden} and "
+            f"`target_hidden_size` {checkpoint.config['target_hidden_size']}: it has embeddings of its own, which are not converted."
+        )
     if target is not None:
-        check_size("features", width, target.hidden_size, target)
-    elif width != options["hidden_size"]:
-        raise needs_target("how wide the target's embeddings are")
+        check_size("features", hidden, target.hidden_size, target)
+        check_size("embeddings", hidden, target.embedding_size, target)
     layers = _feature_layers(layer_ids, target, checkpoint.name)
-    embedding_size = options["hidden_size"] if target is None else target.embedding_size
     config = EagleConfig(
         **one_layer(options, checkpoint.name),
         version=3,
         draft_vocab_size=checkpoint.config.get("draft_vocab_size"),
         feature_layers=layers,
-        feature_size=len(layers) * width,
-        embedding_size=embedding_size,
     )
-    check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, embedding_size))
+    check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, hidden))
     weights, dropped = renamed(checkpoint, _names(config, layer), [*TARGETS_OWN, *VOCABULARY])
     if config.has_own_vocabulary:
         weights |= _vocabulary(checkpoint, config)

@@ -10,7 +10,7 @@ REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidd
 DEFAULT_THETA = 10000.0
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Scalings with one meaning everywhere; in the published Eagle code `linear` and `dynamic` forget `rope_theta`.
-SCALINGS = ("default", "llama3", "yarn", "longrope")
+SCALINGS = ("default", "llama3")
 
 
 def layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def rope_parameters(config: dict[str, Any], name: str) -> dict[str, Any]:
     if kind not in SCALINGS and not is_plain_linear:
         raise CheckpointError(
             f"Rotary positions must be of a kind in {SCALINGS}, or 'linear' with a `rope_theta` of {DEFAULT_THETA:.0f}, but "
-            f"the config of `{name}` says {scaling} with {theta}. Software reads that in different ways."
+            f"the config of `{name}` says {scaling} with {theta}. Other kinds are not converted: software reads them in different ways."
         )
     rest = {field: value for field, value in scaling.items() if field not in ("type", "rope_type", "rope_theta")}
     return {"rope_type": kind, "rope_theta": float(theta), **rest}

@@ -1,6 +1,7 @@
 """A converted drafter on disk: config, safetensors, options, and `conversion.json`, which says where it comes from."""
 
 import json
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from .formats import Format
 from .source import Checkpoint
 
 RECORD_FILE = "conversion.json"
+logger = logging.getLogger(__name__)
 
 
 def check_free(dest: Path) -> None:
@@ -31,6 +33,10 @@ def write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Form
         [`CheckpointError`]: a weight has another shape than the config says.
     """
     drafter = whole_drafter(conversion, checkpoint)
+    if conversion.dropped:
+        logger.info("Left out, because they are the target's own: %s.", ", ".join(conversion.dropped))
+    if conversion.filled:
+        logger.info("Filled in, because the source does without them: %s.", conversion.filled)
     dest.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
