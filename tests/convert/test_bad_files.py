@@ -213,5 +213,14 @@ def test_from_the_hub_nothing_but_config_and_weights_is_fetched(
 
     with pytest.raises(CheckpointError, match="This is Hydra"):  # seen before any weights are fetched
         convert_checkpoint("someone/eagle", tmp_path / "other")
-    assert [len(patterns) for patterns in asked] == [1, 9, 1]
+    assert [len(patterns) for patterns in asked] == [3, 9, 3]
     assert not any(pattern.endswith((".py", "*")) for patterns in asked for pattern in patterns)
+
+
+def test_of_a_whole_model_with_heads_no_weights_are_read(tmp_path: Path) -> None:
+    source = foreign.written(tmp_path / "source", foreign.medusa()[0], {}, "unused.pt")
+    names = ["model.embed_tokens.weight", "medusa_head.0.0.linear.weight"]
+    weight_map = dict.fromkeys(names, "model-00001-of-00009.safetensors")  # a file that is not even there
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    refused(source, r"This is Medusa-2 \(.*trained together with the heads")

@@ -157,6 +157,35 @@ def test_weights_in_parts_are_read_whole(ending: str, tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "converted" / "conversion.json").read_text())["source_sha256"]) == 3
 
 
+def test_what_follows_from_other_weights_or_is_the_targets_own_may_be_there_or_not(tmp_path: Path) -> None:
+    config, weights = MAKERS["speculators"]()
+    own = {
+        "embed_tokens.weight": (VOCAB_SIZE, foreign.HIDDEN),
+        "verifier_lm_head.weight": (VOCAB_SIZE, foreign.HIDDEN),
+    }
+    own["verifier_norm.weight"] = (foreign.HIDDEN,)
+    with_copies = {**weights, **{name: torch.zeros(shape) for name, shape in own.items()}}
+    without_t2d = {name: value for name, value in weights.items() if name != "t2d"}
+
+    found = [
+        converted(EagleDrafter, foreign.written(tmp_path / name / "source", config, each)).state_dict()
+        for name, each in [("plain", weights), ("copies", with_copies), ("less", without_t2d)]
+    ]
+
+    assert found[0]["t2d"].equal(weights["t2d"])
+    assert all(part.keys() == found[0].keys() for part in found)
+    assert all(part[name].equal(value) for part in found for name, value in found[0].items())
+
+
+def test_maps_between_vocabularies_that_are_alike_are_left_out(tmp_path: Path) -> None:
+    config, weights = foreign.eagle3_speculators(draft_vocab_size=VOCAB_SIZE)
+    maps = {"d2t": torch.zeros(VOCAB_SIZE, dtype=torch.long), "t2d": torch.ones(VOCAB_SIZE, dtype=torch.bool)}
+
+    drafter = converted(EagleDrafter, foreign.written(tmp_path / "source", config, {**weights, **maps}))
+
+    assert drafter.draft_token_ids is None
+
+
 def test_of_two_files_the_one_that_cannot_hold_code_is_read(tmp_path: Path) -> None:
     config, weights = foreign.eagle()
     source = foreign.written(tmp_path / "source", config, weights, "model.safetensors")

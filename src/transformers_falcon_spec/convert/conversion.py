@@ -7,7 +7,7 @@ from .eagle import convert_eagle
 from .eagle3 import convert_eagle3, convert_eagle3_speculators
 from .exact import Conversion
 from .falcon import convert_falcon
-from .formats import Format, detect, refuse_by_config
+from .formats import Format, detect
 from .medusa import convert_medusa, convert_medusa_v2
 from .source import Checkpoint, read_checkpoint
 from .target_facts import TargetFacts, read_target
@@ -52,7 +52,7 @@ def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None 
     """
     check_free(Path(dest))
     facts = None if target is None else read_target(target)
-    checkpoint = read_checkpoint(str(source), refuse_by_config)
+    checkpoint = read_checkpoint(str(source))
     kind = detect(checkpoint.config, checkpoint.tensors)
     write(CONVERTERS[kind](checkpoint, facts), Path(dest), checkpoint, kind)
     return kind

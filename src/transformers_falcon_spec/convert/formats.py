@@ -140,6 +140,18 @@ def _refuse_by_fields(config: dict[str, Any]) -> None:
             raise _refused(known, f"`{field}` is {str(config[field])[:80]}")
 
 
+def refuse_by_keys(keys: Collection[str]) -> None:
+    """Refuse what names of weights alone tell apart, before any weights are read.
+
+    Raises:
+        [`CheckpointError`]: a format that is known and not converted.
+    """
+    for pattern, known in _KEYS.items():
+        found = [key for key in keys if re.match(pattern, key)]
+        if found:
+            raise _refused(known, f"there are weights called {some(found)}")
+
+
 def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     """The format of a checkpoint.
 
@@ -159,10 +171,7 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     ```
     """
     refuse_by_config(config)
-    for pattern, known in _KEYS.items():
-        found = [key for key in keys if re.match(pattern, key)]
-        if found:
-            raise _refused(known, f"there are weights called {some(found)}")
+    refuse_by_keys(keys)
     is_eagle = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= set(keys) and "norm.weight" not in keys
     rules = (
         (Format.EAGLE3_SPECULATORS, config.get("speculators_model_type") == "eagle3"),

@@ -1,8 +1,7 @@
-"""A foreign checkpoint as it lies on disk or on the Hub: its config and its files. Interprets nothing."""
+"""A foreign checkpoint as it lies on disk or on the Hub: its config and its files. Reads nothing of what is not converted."""
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .formats import refuse_by_config, refuse_by_keys
 from .weights import check_values, read_tensors
 
 CONFIG_FILE = "config.json"
@@ -24,6 +24,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+INDEX_FILES = tuple(name for name in WEIGHT_FILES if name.endswith(".json"))
 SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
 _BYTES_AT_ONCE = 1 << 20
 
@@ -47,22 +48,23 @@ class Checkpoint:
     files: dict[str, str]
 
 
-def read_checkpoint(source: str, check_config: Callable[[dict[str, Any]], None]) -> Checkpoint:
+def read_checkpoint(source: str) -> Checkpoint:
     """Config and weights of a folder, or of a Hub repository, which is fetched without any code in it.
 
-    Args:
-        source (`str`): A folder, or the id of a Hub repository.
-        check_config (`Callable`): Raises where the config alone shows that the weights need not be fetched.
+    Config and index come first: where they tell that nothing can be converted, weights are neither fetched nor read.
 
     Raises:
-        [`CheckpointError`]: nothing is there, files are missing or damaged, or hold anything but finite numbers.
+        [`CheckpointError`]: nothing is there, or a format that is not converted; files are missing or damaged, or hold anything
+            but finite numbers.
     """
     is_local = Path(source).exists()
-    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE])
+    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES])
     if not folder.is_dir():
         raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
     config = read_json(folder / CONFIG_FILE)
-    check_config(config)
+    refuse_by_config(config)
+    for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
+        refuse_by_keys(_weight_map(index))
     if not is_local:
         folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS])
     paths = _weight_paths(folder)
@@ -117,10 +119,7 @@ def _weight_paths(folder: Path) -> list[Path]:
         raise CheckpointError(f"`{folder}` must hold weights in one of {WEIGHT_FILES}, but it holds {seen}.")
     if found.suffix != ".json":
         return [found]
-    index = read_json(found).get("weight_map")
-    if not isinstance(index, dict) or not index:
-        raise CheckpointError(f"`{found}` must name the file of every weight under `weight_map`, but it does not.")
-    names = sorted(set(map(str, index.values())))
+    names = sorted(set(_weight_map(found).values()))
     outside = [name for name in names if Path(name).name != name]
     missing = [name for name in names if not (folder / name).is_file()]
     if outside or missing:
@@ -129,6 +128,14 @@ def _weight_paths(folder: Path) -> list[Path]:
             f"{'lie elsewhere' if outside else 'are not there'}. Fetch the whole checkpoint."
         )
     return [folder / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of every weight."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"`{index}` must name the file of every weight under `weight_map`, but it does not.")
+    return {str(name): str(file) for name, file in weight_map.items()}
 
 
 def _sha256(path: Path) -> str:
