@@ -86,7 +86,7 @@ def eagle(**fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, randoms(shapes)
 
 
-LAYER_IDS = [0, 1, 2]
+LAYER_IDS = [0, 2, 1]
 DRAFT_VOCAB = 40
 
 

@@ -32,7 +32,12 @@ from .refusals import MAKERS, refused
         ("eagle", {"vocab_size": 1000}, "embed_tokens.weight.*instead of"),
         ("eagle", {"vocab_size": None}, "how large the vocabulary is.*--target NAME"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": None}, "which ones the drafter reads.*--target NAME"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2]}, r"must list 3 hidden states.*it is \[1, 2\]"),
+        (
+            "eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [1, 2]},
+            r"must list 3 different hidden states.*it is \[1, 2\]",
+        ),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2, 2]}, r"must list 3 different hidden states"),
         ("eagle3", {"target_hidden_size": 32}, "has 64 and `target_hidden_size` 32: it has embeddings of its own"),
         ("speculators", {"embed_requires_grad": True}, "trained some of its own"),
         ("speculators", {"transformer_layer_config": {"model_type": "qwen3"}}, "`model_type` 'llama', but .* 'qwen3'"),

@@ -38,7 +38,11 @@ MIDLAYER: dict[str, dict[str, Any]] = {
         },
     },
     "wide heads": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS, "head_dim": 24},
-    "3.1": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, "fc_norm": True, "norm_output": True},
+    "3.1": {
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS},
+        "fc_norm": True,
+        "norm_output": True,
+    },
 }
 SPECULATORS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -105,6 +109,7 @@ def test_the_third_forward_is_the_published_one(layer: str, variant: str, tmp_pa
     torch.testing.assert_close(found.states[0, 0], states, atol=1e-5, rtol=1e-5)
     logits = reference_eagle.third_logits(weights, sizes, states)
     torch.testing.assert_close(found.logits, logits, atol=1e-5, rtol=1e-5)
+    assert drafter.feature_layers == tuple(foreign.LAYER_IDS)  # in the order in which `fc` reads them
 
 
 @pytest.mark.parametrize(("layer", "variant"), THIRD)

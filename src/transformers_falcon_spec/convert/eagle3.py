@@ -140,9 +140,9 @@ def _feature_layers(layer_ids: Any, target: TargetFacts | None, name: str) -> tu
             )
         return eagle3_feature_layers(target.num_layers)
     is_list = isinstance(layer_ids, list) and all(type(each) is int and each >= 0 for each in layer_ids)
-    if not is_list or len(layer_ids) != NUM_LAYERS_READ:
+    if not is_list or len(layer_ids) != NUM_LAYERS_READ or len(set(layer_ids)) != NUM_LAYERS_READ:
         raise CheckpointError(
-            f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} hidden states, counted from 0, but in `{name}` it is {layer_ids!r}."
+            f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} different hidden states, counted from 0, but in `{name}` it is {layer_ids!r}."
         )
     if target is not None and max(layer_ids) >= target.num_layers:
         raise CheckpointError(

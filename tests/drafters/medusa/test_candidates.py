@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.drafters.falcon.trees import Lists, random_tree
 from tests.drafters.medusa.makers import make_medusa
 from tests.drafters.medusa.twin import naive_draft, naive_head
+from tests.drafters.trees import Lists, random_tree
 from tests.reference import path_to
 from tests.tiny import VOCAB_SIZE, make_target
 from transformers_falcon_spec import Draft, MedusaDrafter

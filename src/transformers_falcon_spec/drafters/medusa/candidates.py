@@ -70,13 +70,7 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         heads = plan.heads_of_parents
         children = draw_children(probs[:, heads], (heads + 1).tolist(), plan.num_children, budget, self.rng)
         token_ids[:, 1:] = children[(slice(None), *plan.siblings)].to(token_ids.device)
-        is_asked = budget.noise is None  # from what the tokens were drawn
-        return Draft(
-            token_ids,
-            parents,
-            draft_probs=probs if is_asked else None,
-            dist_index=plan.dist_index if is_asked else None,
-        )
+        return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index)
 
     def _logits(self, features: Tensor, num_heads: int) -> Tensor:
         """What the first heads say `[rows, heads, vocab]` of features `[rows, hidden]`."""
