@@ -62,13 +62,15 @@ def test_a_config_without_sizes_is_refused(tmp_path: Path) -> None:
     refused(foreign.written(tmp_path / "source", {"k_mask": config["k_mask"]}, weights), r"it lacks \['hidden_size', ")
 
 
-@pytest.mark.parametrize("kind", ["out of range", "twice", "another t2d", "missing"])
+@pytest.mark.parametrize("kind", ["out of range", "twice", "no whole numbers", "another t2d", "missing"])
 def test_a_draft_vocabulary_that_cannot_be_is_refused(kind: str, tmp_path: Path) -> None:
     config, weights = MAKERS["eagle3"]()
     if kind == "out of range":
         weights["d2t"][-1] = VOCAB_SIZE
     elif kind == "twice":
         weights["d2t"][1] = weights["d2t"][0] - 1
+    elif kind == "no whole numbers":
+        weights["d2t"] = weights["d2t"].float()
     elif kind == "another t2d":
         weights["t2d"] = ~weights["t2d"]
     else:

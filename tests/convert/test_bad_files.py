@@ -65,6 +65,16 @@ def test_weights_that_are_not_finite_are_refused(bad: float, file: str, tmp_path
     refused(foreign.written(tmp_path / "source", config, weights, file), r"\['fc.weight'\] hold NaN or infinity")
 
 
+def test_whole_numbers_in_place_of_weights_are_refused(tmp_path: Path) -> None:
+    config, weights = foreign.eagle()
+    weights["fc.bias"] = torch.ones(foreign.HIDDEN, dtype=torch.int64)
+
+    refused(
+        foreign.written(tmp_path / "source", config, weights),
+        r"'fc.bias': '\(64,\) of torch.int64 instead of \(64,\)'",
+    )
+
+
 def test_quantised_weights_are_refused(tmp_path: Path) -> None:
     config, weights = foreign.eagle()
     weights["fc.weight"] = weights["fc.weight"].to(torch.int8)

@@ -41,6 +41,21 @@ def test_the_forward_is_the_published_one(variant: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected.transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_a_block_stored_under_several_names_is_several_blocks(tmp_path: Path) -> None:
+    config, weights = foreign.medusa(num_layers=2)
+    for part in ("weight", "bias"):
+        weights[f"0.1.linear.{part}"] = weights[f"0.0.linear.{part}"]  # one module object, as in the published code
+    features = torch.randn(LENGTH, foreign.HIDDEN)
+
+    drafter = converted(MedusaDrafter, foreign.written(tmp_path / "source", config, weights, "medusa_lm_head.pt"))
+
+    expected = reference_medusa.outputs(weights, 3, 2, features)
+    torch.testing.assert_close(
+        drafter(features[:, None].expand(-1, 3, -1)), expected.transpose(0, 1), atol=1e-5, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_head_i_drafts_the_token_i_places_behind_the_root(variant: str, tmp_path: Path) -> None:

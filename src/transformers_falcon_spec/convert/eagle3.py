@@ -160,9 +160,10 @@ def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor
         )
     check_shape(checkpoint, "d2t", (config.num_draft_tokens,))
     check_shape(checkpoint, "t2d", (config.vocab_size,))
-    offsets = checkpoint.tensors["d2t"].long()
+    offsets = checkpoint.tensors["d2t"]
     ids = offsets + torch.arange(len(offsets))
-    is_valid = bool((ids >= 0).all() and (ids < config.vocab_size).all()) and len(ids.unique()) == len(ids)
+    is_inside = not offsets.is_floating_point() and bool(((ids >= 0) & (ids < config.vocab_size)).all())
+    is_valid = is_inside and len(ids.unique()) == len(ids)
     can_draft = torch.zeros(config.vocab_size, dtype=torch.bool)
     if is_valid:
         can_draft[ids] = True
@@ -171,4 +172,4 @@ def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor
             f"`d2t` must lead to different tokens of the target's {config.vocab_size}, those that `t2d` marks, but in "
             f"`{checkpoint.name}` it does not. An offset is added to the drafter's id: target = draft + d2t[draft]."
         )
-    return {"d2t": offsets, "t2d": can_draft}
+    return {"d2t": offsets.long(), "t2d": can_draft}

@@ -82,15 +82,15 @@ def whole_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterMode
     assert set(expected) == set(conversion.weights)  # else a converter and its drafter disagree
     foreign = {id(weight): name for name, weight in checkpoint.tensors.items()}
     wrong = {
-        foreign[id(weight)]: f"{tuple(weight.shape)} instead of {tuple(expected[key].shape)}"
+        foreign[id(weight)]: f"{_form(weight)} instead of {_form(expected[key])}"
         for key, weight in conversion.weights.items()
-        if weight.shape != expected[key].shape
+        if _form(weight) != _form(expected[key])
     }
     if wrong:
         raise _wrong_shapes(checkpoint.name, wrong)
     dtype = common_dtype(conversion.weights)
-    weights = {
-        key: (value.to(dtype) if value.is_floating_point() else value.to(expected[key].dtype)).contiguous()
+    weights = {  # copies, for Medusa files hold one weight under several names
+        key: value.to(dtype if value.is_floating_point() else value.dtype, copy=True).contiguous()
         for key, value in conversion.weights.items()
     }
     drafter.load_state_dict(weights, assign=True)
@@ -102,6 +102,11 @@ def common_dtype(weights: dict[str, Tensor]) -> torch.dtype:
     """The smallest floating point type that holds all of them."""
     found = {value.dtype for value in weights.values() if value.is_floating_point()}
     return reduce(torch.promote_types, found)
+
+
+def _form(weight: Tensor) -> str:
+    """Its shape, and its type unless that is a floating point one."""
+    return f"{tuple(weight.shape)}" + ("" if weight.is_floating_point() else f" of {weight.dtype}")
 
 
 def _wrong_shapes(name: str, wrong: dict[str, Any]) -> CheckpointError:
