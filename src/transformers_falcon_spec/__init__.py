@@ -5,8 +5,10 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
+from .drafters.eagle import EagleConfig, EagleDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
+from .drafters.medusa import MedusaConfig, MedusaDrafter
 from .errors import (
     BenchmarkError,
     CheckpointError,
@@ -36,6 +38,8 @@ __all__ = [
     "DraftTree",
     "DraftTreeError",
     "DrafterMismatchError",
+    "EagleConfig",
+    "EagleDrafter",
     "FalconSpecConfig",
     "FalconSpecDrafter",
     "FalconSpecError",
@@ -43,6 +47,8 @@ __all__ = [
     "GenerationStats",
     "LookaheadConfig",
     "LookaheadDrafter",
+    "MedusaConfig",
+    "MedusaDrafter",
     "OptionError",
     "ParityError",
     "SandboxError",

@@ -3,8 +3,9 @@
 import importlib
 import logging
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from dataclasses import dataclass
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
+from dataclasses import Field, dataclass
+from typing import Any
 
 from transformers.hf_argparser import DataClassType, HfArgumentParser
 
@@ -39,6 +40,9 @@ COMMANDS = {
         ("commands.train:TrainCommand", "training.arguments:DrafterTrainingArguments"),
         "distil a drafter from a target",
     ),
+    "convert": Command(
+        "convert", ("commands.convert:ConvertCommand",), "make a drafter from a checkpoint of other software"
+    ),
 }
 
 
@@ -51,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     command = COMMANDS[argv[0]]
     module = importlib.import_module(f".commands.{command.module}", __package__)
-    parser = HfArgumentParser(
+    parser = _Parser(
         [_load(name) for name in command.options],
         prog=f"falcon-spec {argv[0]}",
         description=module.__doc__,
@@ -68,6 +72,17 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+class _Parser(HfArgumentParser):
+    """Takes fields with `positional` in their metadata by place, without a name."""
+
+    @staticmethod
+    def _parse_dataclass_field(parser: ArgumentParser, field: "Field[Any]") -> None:
+        if field.metadata.get("positional"):
+            parser.add_argument(field.name, type=field.type, help=field.metadata["help"], metavar=field.name.upper())
+        else:
+            HfArgumentParser._parse_dataclass_field(parser, field)
 
 
 class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):

@@ -3,17 +3,21 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.base import DrafterModel
+from ..drafters.base import DrafterModel, check_is_drafter
+from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
+from ..drafters.medusa import MedusaConfig, MedusaDrafter
 from ..errors import OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DRAFTERS: dict[str, type[DrafterModel]] = {
+    EagleConfig.model_type: EagleDrafter,
     FalconSpecConfig.model_type: FalconSpecDrafter,
     LookaheadConfig.model_type: LookaheadDrafter,
+    MedusaConfig.model_type: MedusaDrafter,
 }
 
 
@@ -34,14 +38,9 @@ def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
     """A drafter of the kind that its config names, in the target's type and on its device.
 
     Raises:
-        [`OptionError`]: the config names no drafter.
+        [`CheckpointError`]: the config names no drafter of this package.
     """
-    kind = AutoConfig.from_pretrained(name).model_type
-    if kind not in DRAFTERS:
-        raise OptionError(
-            f"A drafter's `model_type` must be one of {sorted(DRAFTERS)}, but that of `{name}` is `{kind}`."
-        )
-    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
+    drafter = DRAFTERS[check_is_drafter(name, DRAFTERS)].from_pretrained(name, dtype=target.dtype).eval()
     return drafter.to(target.device)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import set_seed
 
 from ..drafters.base import DrafterModel
+from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import FalconSpecDrafter
 from ..errors import OptionError
 from ..provenance import provenance
@@ -25,7 +26,10 @@ from .loading import load_target
 
 logger = logging.getLogger(__name__)
 
-METHODS: dict[str, Callable[..., DrafterModel]] = {"falcon": FalconSpecDrafter.from_target}
+METHODS: dict[str, Callable[..., DrafterModel]] = {
+    "eagle": EagleDrafter.from_target,
+    "falcon": FalconSpecDrafter.from_target,
+}
 
 
 @dataclass

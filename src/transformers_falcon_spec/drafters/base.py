@@ -1,13 +1,15 @@
 """What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
 
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
-from ..errors import CheckpointError, DrafterMismatchError, GenerationError
+from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width
@@ -23,6 +25,17 @@ def target_fields(target: PreTrainedModel) -> dict[str, Any]:
     fields["vocab_size"] = config.vocab_size
     fields["target_name_or_path"] = target.config._name_or_path
     return fields
+
+
+def check_fields(config_class: type, options: dict[str, Any]) -> None:
+    """Refuse options that are no fields of a configuration.
+
+    Raises:
+        [`OptionError`]: at least one is none.
+    """
+    unknown = sorted(set(options) - {field.name for field in fields(config_class)})
+    if unknown:
+        raise OptionError(f"`{config_class.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
 
 
 class DrafterModel(PreTrainedModel):
@@ -70,19 +83,21 @@ class DrafterModel(PreTrainedModel):
             [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for.
             [`GenerationError`]: the drafter is on another device than `model`.
         """
-        config = model.config.get_text_config(decoder=True)
-        sizes = {
-            "a vocabulary": (self.config.vocab_size, config.vocab_size),
-            "features": (self.config.feature_size, feature_width(model, self.feature_layers)),
-            "embeddings": (self.config.embedding_size, embedding_width(model)),
-        }
-        for what, (expected, given) in sizes.items():
+        for what, (expected, given) in self.sizes_beside(model).items():
             if expected != given:
                 raise DrafterMismatchError(
                     f"This drafter expects {what} of size {expected}, but the target `{model.config._name_or_path}` "
                     f"gives {given}. Load the target it was trained for: `{self.config.target_name_or_path}`."
                 )
         _check_device(self.device, model)
+
+    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """By name each size that the drafter was made for, beside that of a target."""
+        return {
+            "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
+            "features": (self.config.feature_size, feature_width(model, self.feature_layers)),
+            "embeddings": (self.config.embedding_size, embedding_width(model)),
+        }
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config and options; the arguments are those of `PreTrainedModel.save_pretrained`."""
@@ -94,8 +109,11 @@ class DrafterModel(PreTrainedModel):
         """Load a drafter; the arguments are those of `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: weights are missing, left over or of another shape.
+            [`CheckpointError`]: a checkpoint of other software; weights are missing, left over or of another shape.
         """
+        if pretrained_model_name_or_path is not None and "config" not in kwargs:
+            assert cls.config_class is not None  # every drafter has one
+            check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **_hub_options(kwargs))
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
         loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
@@ -131,10 +149,27 @@ def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfi
     """Options stored beside the weights; the defaults where there are none."""
     if Path(name_or_path).is_dir() and not (Path(name_or_path) / _GENERATION_FILE).is_file():
         return SpeculationConfig()
-    hub = {
-        key: kwargs[key]
-        for key in ("revision", "token", "cache_dir", "local_files_only", "subfolder")
-        if key in kwargs
-    }
-    options = SpeculationConfig.from_pretrained(name_or_path, **hub)
+    options = SpeculationConfig.from_pretrained(name_or_path, **_hub_options(kwargs))
     return cast(SpeculationConfig, options)  # Transformers declares the base class
+
+
+def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
+    """The `model_type` of a drafter's config; refuses others, such as those of foreign checkpoints.
+
+    Raises:
+        [`CheckpointError`]: it is none of `model_types`.
+    """
+    config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
+    kind = config.get("model_type")
+    if kind not in model_types:
+        raise CheckpointError(
+            f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A checkpoint "
+            f"of other software must be converted first: `falcon-spec convert {name_or_path} DEST`."
+        )
+    return str(kind)
+
+
+def _hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that say where to look."""
+    names = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+    return {name: kwargs[name] for name in names if name in kwargs}

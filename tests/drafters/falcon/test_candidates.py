@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.drafters.falcon.trees import Lists, random_tree
+from tests.drafters.texts import Text, cut, drafted, merged
+from tests.drafters.trees import Lists, random_tree
 from tests.reference import NaiveFalcon, path_to
-from tests.tiny import VOCAB_SIZE, make_drafter, make_target
-from transformers_falcon_spec import Draft, DraftTree, FalconSpecDrafter
+from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
@@ -39,22 +40,6 @@ def small_drafter(target: Target, tree: Lists | None = None, **options: Any) -> 
     return drafter
 
 
-class Text:
-    """Random text with random features, told to both twins in pieces."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-        self.ids = torch.randint(3, VOCAB_SIZE, (1, 200), generator=self.generator)
-        self.features = torch.randn(1, 199, WIDTH, dtype=torch.double, generator=self.generator)
-        self.num_pairs = 0
-
-    def more(self, num_new: int) -> Committed:
-        """The next pairs: token p + 1 with feature p; later tokens stand in the buffer already."""
-        start, self.num_pairs = self.num_pairs, self.num_pairs + num_new
-        features = self.features[:, start : self.num_pairs]
-        return Committed(self.ids, (self.num_pairs + 1,), (num_new,), features)
-
-
 def start(drafter: FalconSpecDrafter, target: Target) -> Any:
     return drafter.candidate_generator(target, 1000, torch.Generator().manual_seed(0))
 
@@ -64,22 +49,6 @@ def tell(committed: Committed, generator: Any, twin: NaiveFalcon | None = None) 
     if twin is not None:
         (length,), (num_new,) = committed.lengths, committed.num_new
         twin.commit(committed.sequence_ids[0, length - num_new : length].tolist(), committed.features[0])
-
-
-def cut(tree: Lists, budget: DraftBudget, block_size: int) -> Lists:
-    """The part of a tree that a budget allows, node by node."""
-    max_depth = min(budget.depths[0], (budget.num_passes or 100) * block_size)
-    kept: list[int] = []
-    for node, parent in enumerate(tree[0]):
-        has_sibling = any(tree[0][other] == parent for other in kept)
-        is_open = parent == -1 or (parent in kept and not (budget.is_chain and has_sibling))
-        if is_open and len(path_to(tree[0], node)) - 1 <= max_depth and len(kept) < budget.num_nodes:
-            kept.append(node)
-    return [kept.index(tree[0][node]) if node else -1 for node in kept], [tree[1][node] for node in kept]
-
-
-def drafted(draft: Draft) -> dict[int, int]:
-    return dict(list(enumerate(draft.token_ids[0].tolist()))[1:])
 
 
 def record_calls(drafter: FalconSpecDrafter, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Any]]:
@@ -339,16 +308,6 @@ def test_two_generators_of_one_drafter_do_not_disturb_each_other(target: Target)
     assert isinstance(drafter.draft_tree, DraftTree)
 
 
-def _merged(pieces: list[Committed]) -> Committed:
-    """Commits of single rows as one of a batch; shorter rows are filled with what must never be read."""
-    num_new = tuple(piece.num_new[0] for piece in pieces)
-    features = torch.full((len(pieces), max(num_new), WIDTH), torch.nan, dtype=torch.double)
-    for row, piece in enumerate(pieces):
-        features[row, : num_new[row]] = piece.features[0]
-    ids = torch.cat([piece.sequence_ids for piece in pieces])
-    return Committed(ids, tuple(piece.lengths[0] for piece in pieces), num_new, features.nan_to_num(1e3))
-
-
 @pytest.mark.parametrize("recurrence", ["sequence", "token"])
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 def test_rows_of_a_batch_draft_what_each_would_alone(target: Target, block_size: int, recurrence: str) -> None:
@@ -361,7 +320,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Target, block_size:
 
     for number, num_new in enumerate(rounds):
         pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
-        together.commit(_merged(pieces))
+        together.commit(merged(pieces))
         depths = tuple(100 - 96 * (number % 3 == row) for row in range(3))
         draft = together.propose(DraftBudget(depths, 512))
         for row, generator in enumerate(alone):

@@ -60,7 +60,7 @@ def test_options_and_a_config_can_be_given_when_loading(saved: Path) -> None:
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     make_drafter(make_target()).save_pretrained(tmp_path)
 
-    with pytest.raises(CheckpointError, match="`model_type` `lookahead_spec`, but its `model_type` is `falcon_spec`"):
+    with pytest.raises(CheckpointError, match=r"must be one of .*lookahead_spec.*, but it is .falcon_spec"):
         LookaheadDrafter.from_pretrained(tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_the_commands_load_each_kind_by_its_config(saved: Path, tmp_path: Path) 
 
     assert type(load_drafter(str(saved), target)) is LookaheadDrafter
     assert type(load_drafter(str(tmp_path / "falcon"), target)).__name__ == "FalconSpecDrafter"
-    with pytest.raises(OptionError, match=r"must be one of \['falcon_spec', 'lookahead_spec'\], but .* is `llama`"):
+    with pytest.raises(CheckpointError, match=r"must be one of .*'lookahead_spec'.*, but it is 'llama'.* convert"):
         load_drafter(str(tmp_path / "target"), target)
 
 

@@ -1,6 +1,5 @@
 """The configuration of a Falcon drafter: sizes taken from its target, the block, the recurrence and the draft tree."""
 
-from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -9,7 +8,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import embedding_width, feature_width, head_width
-from ..base import target_fields
+from ..base import check_fields, target_fields
 
 RECURRENCES = ("sequence", "token")
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
@@ -90,9 +89,7 @@ class FalconSpecConfig(LlamaConfig):
         Raises:
             [`OptionError`]: an option that is no field.
         """
-        unknown = sorted(set(options) - {field.name for field in fields(cls)})
-        if unknown:
-            raise OptionError(f"`{cls.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+        check_fields(cls, options)
         text = target.config.get_text_config(decoder=True)
         hidden, heads = head_width(target), text.num_attention_heads  # what it drafts is read by the target's head
         heads = heads if hidden % heads == 0 else max(hidden // 64, 1)

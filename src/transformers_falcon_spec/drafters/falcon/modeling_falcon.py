@@ -4,9 +4,7 @@ Holds neither embedding nor head: both are the target's, and come in and go out 
 section 3.1.
 """
 
-import json
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from ...core.masks import additive, block_causal_mask, block_ends
 from ...core.tree import DraftTree
 from ...generation.candidates import TargetView
 from ..base import DrafterModel
+from ..static_tree import tree_from_json
 from .candidates import FalconCandidateGenerator
 from .configuration_falcon import FalconSpecConfig
 
@@ -201,7 +200,7 @@ class FalconSpecDrafter(DrafterModel):
     @property
     def draft_tree(self) -> DraftTree:
         """The tree to draft: that of `generation_config`, else of the config, else a chain of one block."""
-        return _tree(json.dumps(self.stored_tree or DraftTree.chain(self.config.block_size).to_json()))
+        return tree_from_json(self.stored_tree or DraftTree.chain(self.config.block_size).to_json())
 
     @property
     def block_size(self) -> int:
@@ -218,9 +217,3 @@ class FalconSpecDrafter(DrafterModel):
     ) -> FalconCandidateGenerator:
         """A generator that drafts with this model for one call."""
         return FalconCandidateGenerator(self, target, max_length, rng)
-
-
-@lru_cache(maxsize=64)
-def _tree(text: str) -> DraftTree:
-    """A stored tree; the same object for the same tree, so that its plan is made once and not for every call."""
-    return DraftTree.from_json(json.loads(text))

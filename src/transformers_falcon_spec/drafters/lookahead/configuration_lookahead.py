@@ -1,13 +1,12 @@
 """The configuration of a Lookahead drafter: the Jacobi window, the n-grams, and how many of them are kept and guessed."""
 
-from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
-from ..base import target_fields
+from ..base import check_fields, target_fields
 
 SMALLEST = {"window_size": 1, "ngram_len": 2, "num_guesses": 1, "pool_size": 1}
 
@@ -72,7 +71,5 @@ class LookaheadConfig(PreTrainedConfig):
         Raises:
             [`OptionError`]: an option that is no field.
         """
-        unknown = sorted(set(options) - {field.name for field in fields(cls)})
-        if unknown:
-            raise OptionError(f"`{cls.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+        check_fields(cls, options)
         return cls(**{**target_fields(target), **options})

@@ -1,0 +1,6 @@
+"""Checkpoints of other software become drafters of this package; `docs/convert.md` lists the formats."""
+
+from .conversion import convert_checkpoint
+from .formats import Format, detect
+
+__all__ = ["Format", "convert_checkpoint", "detect"]

@@ -1,0 +1,58 @@
+"""The way of a conversion: read, detect, convert, write."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .eagle import convert_eagle
+from .eagle3 import convert_eagle3, convert_eagle3_speculators
+from .exact import Conversion
+from .falcon import convert_falcon
+from .formats import Format, detect
+from .medusa import convert_medusa, convert_medusa_v2
+from .source import Checkpoint, read_checkpoint
+from .target_facts import TargetFacts, read_target
+from .writer import check_free, write
+
+CONVERTERS: dict[Format, Callable[[Checkpoint, TargetFacts | None], Conversion]] = {
+    Format.FALCON: convert_falcon,
+    Format.EAGLE: convert_eagle,
+    Format.EAGLE3: convert_eagle3,
+    Format.EAGLE3_SPECULATORS: convert_eagle3_speculators,
+    Format.MEDUSA: convert_medusa,
+    Format.MEDUSA_V2: convert_medusa_v2,
+}
+
+
+def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None = None) -> Format:
+    """Write a foreign checkpoint as a drafter that `from_pretrained` loads.
+
+    Args:
+        source (`str` or `Path`): A folder, or the id of a Hub repository.
+        dest (`str` or `Path`): The folder to write; new or empty.
+        target (`str`, *optional*):
+            Folder or Hub id of the target that the drafter was trained for. Its config is read; sizes must fit.
+
+    Returns:
+        [`Format`]: what the source was.
+
+    Raises:
+        [`CheckpointError`]: the source is no whole checkpoint of a format that can be converted.
+        [`DrafterMismatchError`]: `target` has other sizes than the drafter was made for.
+        [`OptionError`]: `dest` is taken, or `target` is no language model.
+
+    Example:
+
+    ```python
+    >>> convert_checkpoint("models/falcon-reference", "unused")
+    Traceback (most recent call last):
+        ...
+    transformers_falcon_spec.errors.CheckpointError: `SOURCE` must be a checkpoint of other software, ...
+
+    ```
+    """
+    check_free(Path(dest))
+    facts = None if target is None else read_target(target)
+    checkpoint = read_checkpoint(str(source))
+    kind = detect(checkpoint.config, checkpoint.tensors)
+    write(CONVERTERS[kind](checkpoint, facts), Path(dest), checkpoint, kind)
+    return kind

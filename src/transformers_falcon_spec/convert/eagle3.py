@@ -1,0 +1,175 @@
+"""Eagle-3 checkpoints, in the published form (`midlayer.*`) and that of speculators (`layers.0.*`), become an [`EagleDrafter`].
+
+Facts: SafeAILab/EAGLE, `eagle/model/cnets.py`; vllm-project/speculators, `models/eagle3`. Eagle-3.1 adds a norm for each feature and
+feeds back the normed output.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from ..drafters.eagle import EagleConfig, EagleDrafter
+from ..drafters.eagle.configuration_eagle import MIN_LAYERS_AS_PUBLISHED, eagle3_feature_layers
+from ..errors import CheckpointError
+from .eagle import EMBEDDINGS, one_layer
+from .exact import Conversion, check_shape, renamed
+from .layers import flag, layer_fields, layer_names
+from .source import Checkpoint
+from .target_facts import TargetFacts, check_size, fields_of, needs_target
+
+NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+VOCABULARY = ("d2t", "t2d")
+TARGETS_OWN = (EMBEDDINGS, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen copies
+NUM_LAYERS_READ = 3
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def convert_eagle3(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+    """The drafter of a checkpoint in the form published with Eagle-3.
+
+    Raises:
+        [`CheckpointError`]: config or weights are not those of a whole drafter, or leave open which layers it reads.
+        [`DrafterMismatchError`]: `target` has other sizes.
+    """
+    config = checkpoint.config
+    fields = layer_fields(config, checkpoint.name)
+    fields["head_dim"] = config.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    options = {
+        **fields_of(config, target, config.get("_name_or_path")),
+        "norm_output": flag(config, "norm_output", False, checkpoint.name),
+        "fc_norm": flag(config, "fc_norm", False, checkpoint.name),
+    }
+    inner = config.get("eagle_config") or {}
+    layer_ids = config.get(LAYER_IDS) or (inner.get(LAYER_IDS) if isinstance(inner, dict) else None)
+    return _convert(checkpoint, target, {**fields, **options}, layer_ids, "midlayer")
+
+
+def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+    """The drafter of a checkpoint in the form of speculators, whose layer has a config of its own.
+
+    Raises:
+        [`CheckpointError`]: config or weights are not those of a whole drafter, or leave open which layers it reads.
+        [`DrafterMismatchError`]: `target` has other sizes.
+    """
+    config, name = checkpoint.config, checkpoint.name
+    inner = config.get("transformer_layer_config")
+    if not isinstance(inner, dict) or inner.get("model_type", "llama") != "llama":
+        raise CheckpointError(
+            f"`transformer_layer_config` must describe a layer of `model_type` 'llama', but in `{name}` it is "
+            f"{inner.get('model_type') if isinstance(inner, dict) else inner!r}."
+        )
+    if flag(config, "embed_requires_grad", False, name):
+        raise CheckpointError(
+            f"An Eagle drafter must read the target's own embeddings, but `{name}` trained some of its own "
+            f"(`embed_requires_grad`), and this package would drop them."
+        )
+    whole = {
+        **LlamaConfig().to_dict(),
+        "rope_parameters": None,
+        "head_dim": None,
+        "num_key_value_heads": None,
+        **inner,
+    }
+    ids = {field: inner.get(field) for field in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    fields = layer_fields(whole, name)
+    options = {
+        **fields_of({"vocab_size": whole["vocab_size"], **ids}, target, _verifier(config)),
+        "head_dim": whole["head_dim"] or fields["hidden_size"] // fields["num_attention_heads"],
+        "attention_bias": flag(whole, "attention_bias", False, name),
+        "norm_before_residual": flag(config, "norm_before_residual", False, name),
+        "norm_before_fc": flag(config, "norm_before_fc", False, name),
+    }
+    return _convert(checkpoint, target, {**fields, **options}, config.get(LAYER_IDS), "layers.0")
+
+
+def _verifier(config: dict[str, Any]) -> str | None:
+    """The target's name in a config of speculators."""
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    return verifier.get("name_or_path")
+
+
+def _convert(
+    checkpoint: Checkpoint, target: TargetFacts | None, options: dict[str, Any], layer_ids: Any, layer: str
+) -> Conversion:
+    hidden = options["hidden_size"]
+    if (checkpoint.config.get("target_hidden_size") or hidden) != hidden:
+        raise CheckpointError(
+            f"An Eagle drafter must be as wide as its target, whose embeddings it reads, but `{checkpoint.name}` has {hidden} and "
+            f"`target_hidden_size` {checkpoint.config['target_hidden_size']}: it has embeddings of its own, which are not converted."
+        )
+    if target is not None:
+        check_size("features", hidden, target.hidden_size, target)
+        check_size("embeddings", hidden, target.embedding_size, target)
+    layers = _feature_layers(layer_ids, target, checkpoint.name)
+    config = EagleConfig(
+        **one_layer(options, checkpoint.name),
+        version=3,
+        draft_vocab_size=checkpoint.config.get("draft_vocab_size"),
+        feature_layers=layers,
+    )
+    check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, hidden))
+    weights, dropped = renamed(checkpoint, _names(config, layer), [*TARGETS_OWN, *VOCABULARY])
+    if config.has_own_vocabulary:
+        weights |= _vocabulary(checkpoint, config)
+        dropped = [name for name in dropped if name not in VOCABULARY]
+    return Conversion(EagleDrafter, config, weights, dropped)
+
+
+def _names(config: EagleConfig, layer: str) -> dict[str, str]:
+    names = {name: name for name in ("fc.weight", "norm.weight", "lm_head.weight")}
+    names |= {"input_norm.weight": "input_norm.weight"} if config.norm_before_fc else {}
+    if config.fc_norm:
+        names |= {f"fc_norm.{index}.weight": f"fc_norm.{index}.weight" for index in range(len(config.feature_layers))}
+    names |= layer_names(layer, "layer", NORMS, config.attention_bias)
+    if config.attention_bias:
+        names[f"{layer}.self_attn.o_proj.bias"] = "layer.self_attn.o_proj.bias"
+    return names
+
+
+def _feature_layers(layer_ids: Any, target: TargetFacts | None, name: str) -> tuple[int, ...]:
+    """The hidden states that the drafter reads: those that the config names, else the published ones of the target's depth."""
+    if layer_ids is None:
+        if target is None:
+            raise needs_target("how many layers the target has, for from them follows which ones the drafter reads")
+        if target.num_layers < MIN_LAYERS_AS_PUBLISHED:
+            raise CheckpointError(
+                f"`{name}` must say which layers it reads (`{LAYER_IDS}`), for the published rule needs a target of at least "
+                f"{MIN_LAYERS_AS_PUBLISHED} layers, and `{target.fields['target_name_or_path']}` has {target.num_layers}."
+            )
+        return eagle3_feature_layers(target.num_layers)
+    is_list = isinstance(layer_ids, list) and all(type(each) is int and each >= 0 for each in layer_ids)
+    if not is_list or len(layer_ids) != NUM_LAYERS_READ or len(set(layer_ids)) != NUM_LAYERS_READ:
+        raise CheckpointError(
+            f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} different hidden states, counted from 0, but in `{name}` it is {layer_ids!r}."
+        )
+    if target is not None and max(layer_ids) >= target.num_layers:
+        raise CheckpointError(
+            f"`{LAYER_IDS}` must lie in 0..{target.num_layers - 1}, the inputs of the target's layers, but in `{name}` it is {layer_ids}."
+        )
+    return tuple(layer_ids)
+
+
+def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor]:
+    """`d2t` (what to add to an id of the drafter's) and `t2d` (which ids of the target's can be drafted), which must agree."""
+    if "d2t" not in checkpoint.tensors:
+        raise CheckpointError(
+            f"`{checkpoint.name}` must hold `d2t`, which tells its {config.num_draft_tokens} tokens from the target's "
+            f"{config.vocab_size}, but it does not. Fetch the whole checkpoint."
+        )
+    check_shape(checkpoint, "d2t", (config.num_draft_tokens,))
+    check_shape(checkpoint, "t2d", (config.vocab_size,))
+    offsets = checkpoint.tensors["d2t"]
+    ids = offsets + torch.arange(len(offsets))
+    is_inside = not offsets.is_floating_point() and bool(((ids >= 0) & (ids < config.vocab_size)).all())
+    is_valid = is_inside and len(ids.unique()) == len(ids)
+    can_draft = torch.zeros(config.vocab_size, dtype=torch.bool)
+    if is_valid:
+        can_draft[ids] = True
+    if not is_valid or not can_draft.equal(checkpoint.tensors.get("t2d", can_draft).bool()):
+        raise CheckpointError(
+            f"`d2t` must lead to different tokens of the target's {config.vocab_size}, those that `t2d` marks, but in "
+            f"`{checkpoint.name}` it does not. An offset is added to the drafter's id: target = draft + d2t[draft]."
+        )
+    return {"d2t": offsets.long(), "t2d": can_draft}

@@ -1,0 +1,80 @@
+"""Llama-style layers of foreign configs: their sizes and rotary positions, and the names of their weights."""
+
+from typing import Any
+
+from ..errors import CheckpointError
+
+# What the configs of Eagle and Falcon mean where they say nothing.
+DEFAULTS = {"hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
+REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+DEFAULT_THETA = 10000.0
+MLP = ("gate_proj", "up_proj", "down_proj")
+# Scalings with one meaning everywhere; in the published Eagle code `linear` and `dynamic` forget `rope_theta`.
+SCALINGS = ("default", "llama3")
+
+
+def layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The fields of `LlamaConfig` that a foreign config of Eagle's or Falcon's kind gives.
+
+    Raises:
+        [`CheckpointError`]: a size is missing, is no positive whole number, or contradicts another.
+    """
+    missing = [field for field in REQUIRED if field not in config]
+    wrong = {
+        field: config[field]
+        for field in REQUIRED
+        if field in config and (type(config[field]) is not int or config[field] < 1)
+    }
+    if missing or wrong:
+        raise CheckpointError(
+            f"The config of `{name}` must give {REQUIRED} as positive whole numbers, but "
+            f"{f'it lacks {missing}' if missing else f'some are {wrong}'}. Fetch the `config.json` of the drafter itself."
+        )
+    fields = {field: config[field] for field in REQUIRED}
+    fields |= {field: config.get(field, default) for field, default in DEFAULTS.items()}
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise CheckpointError(
+            f"`hidden_size` must be a multiple of `num_attention_heads`, but the config of `{name}` has "
+            f"{config['hidden_size']} and {config['num_attention_heads']}."
+        )
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    return {**fields, "num_key_value_heads": heads, "rope_parameters": rope_parameters(config, name)}
+
+
+def rope_parameters(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Rotary parameters as Transformers 5 writes them, from a config of any age.
+
+    Raises:
+        [`CheckpointError`]: a scaling that software reads in different ways, or that is not known.
+    """
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    theta = scaling.get("rope_theta", config.get("rope_theta", DEFAULT_THETA))
+    is_plain_linear = kind == "linear" and theta == DEFAULT_THETA
+    if kind not in SCALINGS and not is_plain_linear:
+        raise CheckpointError(
+            f"Rotary positions must be of a kind in {SCALINGS}, or 'linear' with a `rope_theta` of {DEFAULT_THETA:.0f}, but "
+            f"the config of `{name}` says {scaling} with {theta}. Other kinds are not converted: software reads them in different ways."
+        )
+    rest = {field: value for field, value in scaling.items() if field not in ("type", "rope_type", "rope_theta")}
+    return {"rope_type": kind, "rope_theta": float(theta), **rest}
+
+
+def layer_names(foreign: str, ours: str, norms: tuple[str, ...], qkv_bias: bool = False) -> dict[str, str]:
+    """Names of the weights of one layer: attention, MLP and the norms named, from below `foreign` to below `ours`."""
+    parts = [f"self_attn.{each}_proj.weight" for each in "qkvo"]
+    parts += [f"self_attn.{each}_proj.bias" for each in "qkv"] if qkv_bias else []
+    parts += [f"mlp.{each}.weight" for each in MLP] + [f"{norm}.weight" for norm in norms]
+    return {f"{foreign}.{part}": f"{ours}.{part}" for part in parts}
+
+
+def flag(config: dict[str, Any], field: str, default: bool, name: str) -> bool:
+    """A yes or no of a foreign config.
+
+    Raises:
+        [`CheckpointError`]: it is neither.
+    """
+    value = config.get(field, default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"`{field}` must be true or false, but the config of `{name}` says {value!r}.")
+    return value

@@ -1,0 +1,146 @@
+"""A foreign checkpoint as it lies on disk or on the Hub: its config and its files. Reads nothing of what is not converted."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .formats import refuse_by_config, refuse_by_keys
+from .weights import check_values, read_tensors
+
+CONFIG_FILE = "config.json"
+# In order of preference: files that cannot hold code come before pickles.
+WEIGHT_FILES = (
+    "medusa_lm_head.safetensors",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "medusa_lm_head.pt",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+INDEX_FILES = tuple(name for name in WEIGHT_FILES if name.endswith(".json"))
+SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
+_BYTES_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a foreign checkpoint holds.
+
+    Args:
+        name (`str`): The folder or Hub id, as it was given.
+        folder (`Path`): Where its files lie.
+        config (`dict`): Its `config.json`.
+        tensors (`dict`): Its weights by their foreign names, all finite.
+        files (`dict`): SHA-256 of every file that was read, by name.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    files: dict[str, str]
+
+
+def read_checkpoint(source: str) -> Checkpoint:
+    """Config and weights of a folder, or of a Hub repository, which is fetched without any code in it.
+
+    Config and index come first: where they tell that nothing can be converted, weights are neither fetched nor read.
+
+    Raises:
+        [`CheckpointError`]: nothing is there, or a format that is not converted; files are missing or damaged, or hold anything
+            but finite numbers.
+    """
+    is_local = Path(source).exists()
+    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES])
+    if not folder.is_dir():
+        raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
+    config = read_json(folder / CONFIG_FILE)
+    refuse_by_config(config)
+    for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
+        refuse_by_keys(_weight_map(index))
+    if not is_local:
+        folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS])
+    paths = _weight_paths(folder)
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        tensors |= read_tensors(path)
+    check_values(tensors, str(source))
+    files = {path.name: _sha256(path) for path in [folder / CONFIG_FILE, *paths]}
+    return Checkpoint(source, folder, config, tensors, files)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        [`CheckpointError`]: there is no such file, or no JSON object in it.
+    """
+    if not path.is_file():
+        raise CheckpointError(
+            f"`{path.parent}` must hold a `{path.name}`, which says what the weights are, but it does not. "
+            f"Take it from where the weights come from."
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also what is no UTF-8
+        raise CheckpointError(f"`{path}` must hold JSON, but it does not ({error}). Fetch it again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` must hold a JSON object, but it holds a {type(content).__name__}.")
+    return content
+
+
+def _fetched(name: str, patterns: list[str]) -> Path:
+    """The folder of a Hub snapshot with the files of these names."""
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"`SOURCE` must be a folder or a Hub id, but `{name}` is neither: there is no such folder, and {error}"
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"`SOURCE` must be a folder or a Hub id, but there is no folder `{name}`, and the Hub gives nothing for "
+            f"that id: {error} Check the name and the connection."
+        ) from error
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    """The files that hold the weights; of several kinds the first in `WEIGHT_FILES`."""
+    found = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if found is None:
+        seen = sorted(path.name for path in folder.iterdir())
+        raise CheckpointError(f"`{folder}` must hold weights in one of {WEIGHT_FILES}, but it holds {seen}.")
+    if found.suffix != ".json":
+        return [found]
+    names = sorted(set(_weight_map(found).values()))
+    outside = [name for name in names if Path(name).name != name]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if outside or missing:
+        raise CheckpointError(
+            f"`{found}` must name files beside it, but {outside or missing} "
+            f"{'lie elsewhere' if outside else 'are not there'}. Fetch the whole checkpoint."
+        )
+    return [folder / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of every weight."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"`{index}` must name the file of every weight under `weight_map`, but it does not.")
+    return {str(name): str(file) for name, file in weight_map.items()}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_BYTES_AT_ONCE):
+            digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,187 @@
+"""The configuration of an Eagle drafter: its version, sizes taken from its target, its vocabulary and how its tree grows."""
+
+from dataclasses import fields
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig, PreTrainedModel
+
+from ...core.tree import DraftTree
+from ...errors import OptionError
+from ...generation.parts import embedding_width, feature_width, head_width
+from ..base import target_fields
+
+VERSIONS = (1, 3)
+OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+MIN_TREE_NODES = 2  # the root and one draft
+MIN_LAYERS_AS_PUBLISHED = 7  # with fewer, two of the published three layers are one
+DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
+
+
+@strict
+class EagleConfig(LlamaConfig):
+    """Configuration of [`EagleDrafter`]; fields of its one decoder layer are those of `LlamaConfig`.
+
+    Args:
+        version (`int`, *optional*, defaults to 1):
+            1 predicts the target's next feature and takes the target's head, for Eagle-1 and Eagle-2, whose weights are alike; 3
+            reads several layers of the target, feeds itself its own states, and has a head.
+        qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as in drafters for Qwen2.
+        fc_bias (`bool`, *optional*): A bias on `fc`; None is True in version 1 and False in version 3.
+        draft_vocab_size (`int`, *optional*): Version 3: tokens that can be drafted; None is the whole vocabulary.
+        norm_before_residual (`bool`, *optional*, defaults to `False`):
+            Version 3: the residual is the normed state, as in checkpoints of speculators.
+        norm_before_fc (`bool`, *optional*, defaults to `False`): Version 3: one norm over all features before `fc`.
+        fc_norm (`bool`, *optional*, defaults to `False`): Version 3: a norm for each layer's feature before `fc` (Eagle-3.1).
+        norm_output (`bool`, *optional*, defaults to `False`): Version 3: the state fed back is the normed one (Eagle-3.1).
+        feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
+            Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head, and all that
+            version 1 reads.
+        feature_size (`int`, *optional*): Width of those together.
+        embedding_size (`int`, *optional*): Width of the target's token embeddings.
+        dynamic_tree (`bool`, *optional*, defaults to `True`):
+            Grow a tree from the drafter's probabilities in every step. Drawn drafts always take `draft_tree`: a shape chosen
+            by looking at draws would bias the text.
+        num_tree_nodes (`int`, *optional*, defaults to 16): Nodes that are kept of a grown tree, root included.
+        tree_depth (`int`, *optional*, defaults to 4): How deep it grows; also its passes.
+        tree_top_k (`int`, *optional*, defaults to 4): Nodes expanded in each pass, and children of each.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None is a chain of `tree_depth` tokens.
+        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+
+    Example:
+
+    ```python
+    >>> config = EagleConfig(version=3, hidden_size=64, num_attention_heads=4, feature_layers=[1, 2, 3])
+    >>> config.feature_size, config.fc_bias
+    (192, False)
+
+    ```
+    """
+
+    model_type = "eagle_spec"
+
+    num_hidden_layers: int = 1
+    version: int = 1
+    qkv_bias: bool = False
+    fc_bias: bool | None = None
+    draft_vocab_size: int | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    feature_layers: list[int] | tuple[int, ...] = (-1,)
+    feature_size: int | None = None
+    embedding_size: int | None = None
+    dynamic_tree: bool = True
+    num_tree_nodes: int = 16
+    tree_depth: int = 4
+    tree_top_k: int = 4
+    draft_tree: dict[str, Any] | None = None
+    target_name_or_path: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in what follows from other fields."""
+        if self.feature_size is None:
+            self.feature_size = self.hidden_size * len(self.feature_layers)
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        if self.fc_bias is None:
+            self.fc_bias = self.version == 1
+        super().__post_init__(**kwargs)
+        self.check()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that can be drafted."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether only some of the target's tokens can be drafted."""
+        return self.num_draft_tokens != self.vocab_size
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another.
+
+        Raises:
+            [`OptionError`]: an option is one of those.
+        """
+        if self.version not in VERSIONS:
+            raise OptionError(
+                f"`version` must be one of {VERSIONS}, but it is {self.version}. Eagle-2 has the weights of version 1."
+            )
+        if self.num_hidden_layers != 1:
+            raise OptionError(f"`num_hidden_layers` must be 1, but it is {self.num_hidden_layers}.")
+        if not self.feature_layers:
+            raise OptionError("`feature_layers` must name at least one hidden state, but it is empty.")
+        if self.version == 1:
+            self._check_version_1()
+        else:
+            self._check_version_3()
+        self._check_drafts()
+
+    def _check_drafts(self) -> None:
+        for name, least in (("num_tree_nodes", MIN_TREE_NODES), ("tree_depth", 1), ("tree_top_k", 1)):
+            if getattr(self, name) < least:
+                raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
+        if not self.tree_top_k <= self.num_draft_tokens <= self.vocab_size:
+            raise OptionError(
+                "The tokens that can be drafted, `draft_vocab_size` or all, must be at least `tree_top_k` and at most the target's "
+                f"vocabulary, {self.tree_top_k}..{self.vocab_size}, but they are {self.num_draft_tokens}."
+            )
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+
+    def _check_version_1(self) -> None:
+        given = [name for name in OF_VERSION_3 if getattr(self, name)]
+        if given:
+            raise OptionError(f"{', '.join(f'`{name}`' for name in given)} must be left out unless `version` is 3.")
+        if self.feature_size != self.hidden_size:
+            raise OptionError(
+                "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the hidden size, "
+                f"{self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. Version 3 reads others."
+            )
+
+    def _check_version_3(self) -> None:
+        assert self.feature_size is not None  # filled in
+        if self.fc_norm and self.feature_size % len(self.feature_layers):
+            raise OptionError(
+                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make {self.feature_size} together."
+            )
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "EagleConfig":
+        """A configuration whose sizes fit `target`; `options` overrides any field.
+
+        Raises:
+            [`OptionError`]: an option that is no field.
+        """
+        unknown = sorted(set(options) - {field.name for field in fields(cls)})
+        if unknown:
+            raise OptionError(f"`{cls.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+        text = target.config.get_text_config(decoder=True)
+        hidden, heads = head_width(target), text.num_attention_heads
+        published = eagle3_feature_layers(text.num_hidden_layers) if options.get("version") == VERSIONS[1] else (-1,)
+        layers = tuple(options.get("feature_layers", published))
+        sizes = {
+            "hidden_size": hidden,
+            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * hidden,
+            "num_attention_heads": heads if hidden % heads == 0 else max(hidden // 64, 1),
+            "initializer_range": hidden**-0.5,
+            "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
+            "embedding_size": embedding_width(target),
+            "feature_layers": layers,
+            "feature_size": feature_width(target, layers),
+            **target_fields(target),
+        }
+        return cls(**{**sizes, **options})
+
+
+def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:
+    """The hidden states that Eagle-3 reads, early, middle and late; fewer of a target with fewer than four layers.
+
+    Source: the code published with arXiv 2503.01840: 2, n // 2 and n - 3.
+    """
+    if num_layers >= MIN_LAYERS_AS_PUBLISHED:
+        return (2, num_layers // 2, num_layers - 3)
+    return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))

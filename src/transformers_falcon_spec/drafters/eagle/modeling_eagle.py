@@ -1,0 +1,250 @@
+"""The Eagle drafter: one decoder layer over pairs of token embedding and feature, or of embedding and its own state.
+
+The embedding is the target's; in version 1 the head is, too. Sources: arXiv 2401.15077 (version 1), arXiv 2503.01840
+(version 3).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.utils.generic import ModelOutput
+
+from ...core.masks import additive
+from ...core.tree import DraftTree
+from ...errors import OptionError
+from ...generation.candidates import TargetView
+from ..base import DrafterModel
+from .candidates import EagleCandidateGenerator
+from .configuration_eagle import EagleConfig
+from .layers import FeatureLayer, StateLayer
+
+
+@dataclass
+class EagleOutput(ModelOutput):
+    """What [`EagleDrafter`] says of whole sequences.
+
+    Args:
+        states (`torch.Tensor` of shape `(rows, steps, tokens, hidden)`):
+            Version 1: the feature expected at token p + 1 + step. Version 3: the state that it comes from.
+        logits (`torch.Tensor` of shape `(counted, draft_vocab)`, *optional*): Version 3: of the rows that count, in their order.
+    """
+
+    states: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class EagleDrafter(DrafterModel):
+    """Drafts one token a pass from the target's features, then from what it said itself.
+
+    Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is what token p + 2
+    follows from.
+
+    Example:
+
+    ```python
+    >>> config = EagleConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4)
+    >>> EagleDrafter(config)(torch.zeros(1, 5, 32), torch.zeros(1, 5, 32)).states.shape
+    torch.Size([1, 1, 5, 32])
+
+    ```
+    """
+
+    config: EagleConfig
+    config_class = EagleConfig
+    base_model_prefix = "drafter"
+    main_input_name = "token_embeds"
+    d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
+    t2d: Tensor  # [vocab] whether a token can be drafted
+    _supports_sdpa = True
+    _no_split_modules = ["FeatureLayer", "StateLayer"]  # noqa: RUF012  Transformers reads a plain list
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__(config)
+        assert config.embedding_size is not None  # the configuration fills these in
+        assert config.feature_size is not None
+        assert config.fc_bias is not None
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        is_first = config.version == 1
+        read_size = config.feature_size + (config.embedding_size if is_first else 0)
+        self.fc = nn.Linear(read_size, hidden, bias=config.fc_bias)
+        self.layer = FeatureLayer(config) if is_first else StateLayer(config)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        if not is_first:
+            self.norm = LlamaRMSNorm(hidden, eps=eps)
+            self.lm_head = nn.Linear(hidden, config.num_draft_tokens, bias=False)
+        if config.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(config.feature_size, eps=eps)
+        if config.fc_norm:
+            width = config.feature_size // len(config.feature_layers)
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in config.feature_layers)
+        if config.has_own_vocabulary:
+            self.register_buffer("d2t", torch.zeros(config.num_draft_tokens, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.num_draft_tokens)
+        self.post_init()
+
+    @classmethod
+    def from_target(
+        cls, target: PreTrainedModel, draft_token_ids: Sequence[int] | None = None, **options: Any
+    ) -> "EagleDrafter":
+        """A fresh drafter whose sizes fit `target`, on its device.
+
+        Args:
+            target ([`~transformers.PreTrainedModel`]): The target.
+            draft_token_ids (`Sequence[int]`, *optional*):
+                Version 3: the tokens that can be drafted; see [`~EagleDrafter.set_draft_vocabulary`].
+            options: Fields of [`EagleConfig`].
+        """
+        if draft_token_ids is not None:
+            options = {"draft_vocab_size": len(draft_token_ids), **options}
+        drafter = cls(EagleConfig.from_target(target, **options))
+        if draft_token_ids is not None:
+            drafter.set_draft_vocabulary(draft_token_ids)
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+    def set_draft_vocabulary(self, token_ids: Sequence[int]) -> None:
+        """Which of the target's tokens can be drafted; until then the first ones. The head's rows follow ascending ids.
+
+        Raises:
+            [`OptionError`]: not as many different ids of the target as the head has rows.
+        """
+        config, chosen = self.config, sorted(set(token_ids))
+        is_whole = config.draft_vocab_size is not None and len(chosen) == len(token_ids) == config.draft_vocab_size
+        if not is_whole or chosen[0] < 0 or chosen[-1] >= config.vocab_size:
+            raise OptionError(
+                f"`token_ids` must be `draft_vocab_size` = {config.draft_vocab_size} different ids in 0..{config.vocab_size - 1}, "
+                f"but they are {len(token_ids)}, {len(chosen)} of them different."
+            )
+        if config.has_own_vocabulary:
+            ids = torch.tensor(chosen, device=self.device)
+            self.d2t.copy_(ids - torch.arange(len(ids), device=self.device))
+            self.t2d.zero_()[ids] = True
+
+    @property
+    def draft_token_ids(self) -> Tensor | None:
+        """The target's id of each token that can be drafted; None where all of them can, as they are."""
+        if not self.config.has_own_vocabulary:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def forward(
+        self,
+        token_embeds: Float[Tensor, "rows tokens embed"],
+        features: Float[Tensor, "rows tokens feature"],
+        is_token: Bool[Tensor, "rows tokens"] | None = None,
+        num_steps: int = 1,
+        is_counted: Bool[Tensor, "rows steps tokens"] | None = None,
+        **_: Any,
+    ) -> EagleOutput:
+        """Read whole sequences and draft on from every place of them, as in training: the training-time test.
+
+        Step 0 is the pass over true features. In step j the chain that starts at place p reads the embedding of token p + 1 + j
+        beside its own state of step j - 1, at position p + j; it sees the true rows up to p and its own steps.
+
+        Args:
+            token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
+            features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
+            is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must be on the right.
+            num_steps (`int`, *optional*, defaults to 1): Steps of every chain.
+            is_counted (`torch.Tensor` of shape `(rows, steps, tokens)`, *optional*): Where logits are wanted; None: everywhere.
+
+        Returns:
+            [`EagleOutput`]: states, and logits where the drafter has a head.
+        """
+        length = token_embeds.shape[1]
+        positions = torch.arange(length, device=token_embeds.device)
+        causal = (positions <= positions[:, None])[None]
+        causal = causal if is_token is None else causal & is_token[:, None, :]
+        own = torch.eye(length, dtype=torch.bool, device=token_embeds.device)[None]
+        embeds = token_embeds.to(self.dtype)
+        states, cache, found = self.fuse(features.to(self.dtype)), DynamicCache(), []
+        for step in range(num_steps):
+            if step:
+                embeds = torch.cat([embeds[:, 1:], torch.zeros_like(embeds[:, :1])], dim=1)
+                causal = torch.cat([causal, own.expand(len(causal), -1, -1)], dim=-1)
+            found.append(self.attend(embeds, states, causal, positions[None] + step, cache))
+            states = self.fed_back(found[-1])
+        outputs = torch.stack(found, dim=1)
+        if self.config.version == 1:
+            return EagleOutput(outputs)
+        rows = outputs.flatten(0, 2) if is_counted is None else outputs[is_counted]
+        return EagleOutput(outputs, self.draft_logits(rows))
+
+    def fuse(self, features: Float[Tensor, "... feature"]) -> Float[Tensor, "... hidden"]:
+        """The state that a row reads beside its embedding, of the target's features. Version 1 reads them as they are."""
+        if self.config.version == 1:
+            return features
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
+        if self.config.fc_norm:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(features)
+
+    def attend(
+        self,
+        token_embeds: Float[Tensor, "rows tokens embed"],
+        states: Float[Tensor, "rows tokens hidden"],
+        mask: Bool[Tensor, "masks tokens keys"],
+        positions: Int[Tensor, "_ tokens"],
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "rows tokens hidden"]:
+        """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
+        rotary = self.rotary_emb(states, positions)
+        inputs = {
+            "attention_mask": additive(mask, states.dtype),
+            "past_key_values": cache,
+            "position_embeddings": rotary,
+        }
+        if self.config.version == 1:
+            return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)
+        return self.layer(states, token_embeds, **inputs)
+
+    def fed_back(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:
+        """What the next row of a chain reads in place of a feature."""
+        return self.norm(states) if self.config.norm_output else states
+
+    def draft_logits(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+        """Version 3: logits over the tokens that can be drafted, in float32."""
+        return self.lm_head(self.norm(states)).float()
+
+    @property
+    def draft_tree(self) -> DraftTree:
+        """The static tree: that of `generation_config`, else of the config, else a chain of `tree_depth` tokens."""
+        return _tree(json.dumps(self.stored_tree or DraftTree.chain(self.config.tree_depth).to_json()))
+
+    @property
+    def is_tree_dynamic(self) -> bool:
+        """Whether trees grow; a tree in `generation_config` says no."""
+        return self.config.dynamic_tree and self.generation_config.draft_tree is None
+
+    @property
+    def draft_settings(self) -> dict[str, Any]:
+        """What decides its drafts besides weights."""
+        names = ("num_tree_nodes", "tree_depth", "tree_top_k") if self.is_tree_dynamic else ()
+        return {"draft_tree": self.draft_tree.to_json(), **{name: getattr(self.config, name) for name in names}}
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root included."""
+        return max(self.config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
+
+    def candidate_generator(
+        self, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> EagleCandidateGenerator:
+        """A generator that drafts with this model for one call."""
+        self.config.check()  # fields may have been set since
+        return EagleCandidateGenerator(self, target, max_length, rng)
+
+
+@lru_cache(maxsize=64)
+def _tree(text: str) -> DraftTree:
+    """A stored tree; the same object for the same tree, so that its plan is made once and not for every call."""
+    return DraftTree.from_json(json.loads(text))

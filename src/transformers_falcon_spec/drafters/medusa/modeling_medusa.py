@@ -1,0 +1,156 @@
+"""The Medusa drafter: heads that all read the target's newest feature, each to draft one token further ahead.
+
+Source: arXiv 2401.10774, section 2.1.1. Weights stand one to one as in the published files, `{head}.{block}.linear` and
+`{head}.{num_layers}` behind the prefix `heads.`. Typical acceptance (section 2.3.1) changes what is written, so it is not offered:
+drafts are judged by the same verifiers as those of every other drafter.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ...core.tree import DraftTree
+from ...generation.candidates import TargetView
+from ...generation.parts import apply_head, feature_width
+from ..base import DrafterModel
+from ..static_tree import tree_from_json
+from .candidates import MedusaCandidateGenerator
+from .configuration_medusa import MedusaConfig
+
+DEFAULT_NODES = 16  # of the tree of a drafter without one, root included
+DEFAULT_RANKS = 10
+
+
+class ResidualBlock(nn.Module):
+    """`x + SiLU(linear(x))`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The block's output, as wide as its input."""
+        return states + functional.silu(self.linear(states))
+
+
+class MedusaDrafter(DrafterModel):
+    """Drafts `num_heads` tokens in one pass over one feature: head i drafts the token i + 2 places after the feature's own.
+
+    The token right after it is known by then, for the target's own head chose it. Heads see nothing of one another, so all
+    nodes of a depth share one list of candidates.
+
+    Example:
+
+    ```python
+    >>> drafter = MedusaDrafter(MedusaConfig(hidden_size=32, vocab_size=100, num_heads=3))
+    >>> drafter(torch.zeros(2, 3, 32)).shape, drafter.num_nodes
+    (torch.Size([2, 3, 100]), 16)
+
+    ```
+    """
+
+    config: MedusaConfig
+    config_class = MedusaConfig
+    base_model_prefix = "drafter"
+    main_input_name = "features"
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config)
+        self.heads = nn.ModuleList(_head(config) for _ in range(config.num_heads))
+        self.post_init()
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "MedusaDrafter":
+        """A fresh drafter for `target`, on its device; `options` are fields of [`MedusaConfig`].
+
+        Every head starts out as the target's own: its blocks add nothing, and an LM head of its own is a copy.
+        """
+        drafter = cls(MedusaConfig.from_target(target, **options))
+        drafter._start_as(target)
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+    @torch.no_grad()
+    def _start_as(self, target: PreTrainedModel) -> None:
+        for block in (part for part in self.modules() if isinstance(part, ResidualBlock)):
+            block.linear.weight.zero_()
+            block.linear.bias.zero_()
+        if self.config.has_lm_heads:
+            weight = _lm_head_weight(target, self.config.hidden_size)
+            for head in self.heads:
+                head[-1].weight.copy_(weight)
+
+    def forward(
+        self, features: Float[Tensor, "*tokens heads hidden"], **_: Any
+    ) -> Float[Tensor, "*tokens heads width"]:
+        """What each head makes of its feature.
+
+        Args:
+            features (`torch.Tensor` of shape `(..., heads, hidden)`): The feature that each head reads; fewer than all heads
+                will do, the first ones.
+
+        Returns:
+            `torch.Tensor` of shape `(..., heads, vocab)` or `(..., heads, hidden)`: logits where the heads have LM heads of
+            their own, else what the target's head reads.
+        """
+        parts = features.to(self.dtype).unbind(-2)
+        outputs = [head(part) for head, part in zip(self.heads, parts, strict=False)]
+        return torch.stack(outputs, dim=-2)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The input of the target's head."""
+        return (-1,)
+
+    @property
+    def draft_tree(self) -> DraftTree:
+        """The tree to draft: that of `generation_config`, else of the config, else one for heads nobody has measured."""
+        return tree_from_json(self.stored_tree or _default_tree(self.config.num_heads).to_json())
+
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass: one for each head."""
+        return self.config.num_heads
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the draft tree, root included."""
+        return len(self.draft_tree)
+
+    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """By name each size that the drafter was made for, beside that of a target; embeddings are not read."""
+        return {
+            "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
+            "features": (self.config.hidden_size, feature_width(model, self.feature_layers)),
+        }
+
+    def candidate_generator(
+        self, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> MedusaCandidateGenerator:
+        """A generator that drafts with this model for one call.
+
+        Raises:
+            [`OptionError`]: the draft tree is deeper than there are heads.
+        """
+        return MedusaCandidateGenerator(self, target, max_length, rng)
+
+
+def _head(config: MedusaConfig) -> nn.Sequential:
+    blocks: list[nn.Module] = [ResidualBlock(config.hidden_size) for _ in range(config.num_layers)]
+    last = [nn.Linear(config.hidden_size, config.vocab_size, bias=False)] if config.has_lm_heads else []
+    return nn.Sequential(*blocks, *last)
+
+
+def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
+    """The matrix of the target's head, scaling included, by asking for each unit vector: weights may be packed or elsewhere."""
+    place = {"device": target.device, "dtype": target.dtype}
+    return (apply_head(target, torch.eye(width, **place)) - apply_head(target, torch.zeros(1, width, **place))).T
+
+
+def _default_tree(num_heads: int) -> DraftTree:
+    return DraftTree.best_first(
+        torch.tensor([[0.5**rank for rank in range(1, DEFAULT_RANKS + 1)]] * num_heads), DEFAULT_NODES
+    )

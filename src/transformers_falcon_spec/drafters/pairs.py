@@ -1,0 +1,86 @@
+"""What generators share that read pairs of feature and token: the pairs not read yet, and the slots of the drafter's cache."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
+
+from ..generation.cache import RowSlots
+from ..generation.candidates import Committed, TargetView, TreeCandidateGenerator
+
+
+class PendingPairs:
+    """Pairs of one row that the drafter has not read yet."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[Tensor] = []
+        self.features: list[Tensor] = []
+        self.root = torch.empty(0)  # [1] newest committed token
+        self.num_taken = 0
+
+    def add(self, token_ids: Tensor, features: Tensor, root: Tensor) -> None:
+        """Pairs of a commit; maybe none."""
+        self.token_ids.append(token_ids)
+        self.features.append(features)
+        self.root = root
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """All of them, in order."""
+        token_ids, features = torch.cat(self.token_ids), torch.cat(self.features)
+        self.token_ids, self.features, self.num_taken = [], [], len(token_ids)
+        return token_ids, features
+
+
+class PairGenerator(TreeCandidateGenerator):
+    """A generator whose drafter keeps keys and values of committed pairs, each row its own.
+
+    Args:
+        drafter (`Any`): The drafter model.
+        target ([`TargetView`]): What embeds tokens and makes logits of features.
+        max_length (`int`): Tokens of the longest text.
+        rng (`torch.Generator`): Where draws come from.
+    """
+
+    def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(target, max_length, rng)
+        self.drafter = drafter
+        self.feature_layers = drafter.feature_layers
+        self.pending: list[PendingPairs] = []  # of each row
+        self.num_read: list[int] = []  # of each row the committed pairs read so far
+        self.slots = RowSlots(DynamicCache(), torch.zeros(1, 0, dtype=torch.long))
+
+    def commit(self, committed: Committed) -> None:
+        """Keep the new pairs for the next proposal."""
+        assert committed.features is not None  # a drafter of this kind reads at least one layer
+        if not self.pending:
+            num_rows, device = len(committed.lengths), committed.sequence_ids.device
+            self.pending = [PendingPairs() for _ in range(num_rows)]
+            self.num_read = [0] * num_rows
+            no_places = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
+            self.slots = RowSlots(self.slots.cache, no_places)
+        for row, (length, num_new) in enumerate(zip(committed.lengths, committed.num_new, strict=True)):
+            ids = committed.sequence_ids[row, :length]
+            self.pending[row].add(ids[length - num_new :], committed.features[row, :num_new], ids[-1:])
+
+    @property
+    def roots(self) -> Tensor:
+        """The newest committed token of each row, `[rows, 1]`, on the drafter's device."""
+        return torch.stack([pending.root for pending in self.pending]).to(self.drafter.device)
+
+    def take_pending(self, padding_side: str = "right") -> tuple[Tensor, Tensor, list[int]]:
+        """Ids `[rows, pairs]` and features `[rows, pairs, feature]` of all pairs not read yet, and how many each row has."""
+        rows = zip(*(pending.take() for pending in self.pending), strict=True)
+        ids, features = (pad_sequence(list(part), batch_first=True, padding_side=padding_side) for part in rows)
+        num_new = [pending.num_taken for pending in self.pending]
+        self.num_read = [num + new for num, new in zip(self.num_read, num_new, strict=True)]
+        return ids, features, num_new
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The target's embeddings in the drafter's type and place."""
+        return self.in_place(self.target.embed(token_ids))
+
+    def in_place(self, states: Tensor) -> Tensor:
+        """`states` in the drafter's type and place."""
+        return states.to(self.drafter.device, self.drafter.dtype)

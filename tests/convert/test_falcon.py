@@ -1,0 +1,77 @@
+"""Falcon checkpoints, converted: the same numbers as the published forward, and the target's own text."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.families import VOCAB_SIZE
+from tests.tiny import make_target
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter
+
+from . import foreign, reference_falcon
+from .drafting import View, chain, commits, converted, random_ids
+
+LENGTH = 60
+NUM_PASSES = 3
+VARIANTS: dict[str, dict[str, Any]] = {
+    "two layers": {},
+    "one layer": {"num_layers": 1},
+    "qwen": {"num_layers": 1, "qkv_bias": True, "rope_theta": 1e6, "k_mask": 3},
+    "without biases": {"bias": False, "k_mask": 4},
+    "block of one": {"k_mask": 1, "num_key_value_heads": 4},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_the_forward_is_the_published_one(variant: str, tmp_path: Path) -> None:
+    config, weights = foreign.falcon(**VARIANTS[variant])
+    drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights))
+    embeds, features = torch.randn(2, LENGTH, foreign.HIDDEN)
+
+    for phase in range(config["k_mask"]):
+        expected = reference_falcon.features_of(weights, config, embeds, features, phase)
+        found = drafter(embeds[None], features[None], torch.tensor([phase]))[0]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_blocks_drafted_from_predicted_features_are_those_of_the_reference(variant: str, tmp_path: Path) -> None:
+    config, weights = foreign.falcon(**VARIANTS[variant])
+    drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights))
+    size = config["k_mask"]
+    depth = NUM_PASSES * size
+    drafter.generation_config.draft_tree = DraftTree.chain(depth).to_json()
+    ids, features, head = (
+        random_ids(LENGTH),
+        torch.randn(LENGTH - 1, foreign.HIDDEN),
+        torch.randn(VOCAB_SIZE, foreign.HIDDEN),
+    )
+    view = View(weights["embed_tokens.weight"], head, foreign.HIDDEN)
+    # With one layer it does not matter when a row was read; with two, its block at that time shapes what others read of it.
+    ends = (LENGTH - 4, LENGTH - 1, LENGTH) if config["num_hidden_layers"] == 1 else (LENGTH,)
+    expected, predicted = reference_falcon.drafted(
+        weights, config, ids.tolist(), features, lambda rows: rows @ head.T, num_passes=NUM_PASSES
+    )
+
+    found = chain(drafter, view, commits(ids, features, ends), depth)
+
+    assert found == expected
+    torch.testing.assert_close(torch.cat(view.read), predicted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [{"do_sample": False}, runs.SAMPLING], ids=["greedy", "sampling"])
+def test_the_text_is_the_targets_own(mode: dict[str, Any], tmp_path: Path) -> None:
+    target = make_target("llama").double()
+    config, weights = foreign.falcon()
+    drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights)).double()
+    drafter.generation_config.draft_tree = DraftTree.from_lists(runs.BUSHY).to_json()
+
+    pair = runs.both(target, drafter, **mode)
+
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0

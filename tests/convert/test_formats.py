@@ -1,0 +1,102 @@
+"""What a checkpoint is, told by its config and the names of its weights alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transformers_falcon_spec.convert import Format, convert_checkpoint, detect
+from transformers_falcon_spec.convert.formats import refuse_by_config
+from transformers_falcon_spec.errors import CheckpointError
+
+from . import foreign
+
+CONVERTED: dict[str, tuple[Any, Format]] = {
+    "falcon": (foreign.falcon(), Format.FALCON),
+    "eagle": (foreign.eagle(), Format.EAGLE),
+    "eagle without bias": (foreign.eagle(bias=False), Format.EAGLE),
+    "eagle3": (foreign.eagle3(), Format.EAGLE3),
+    "eagle3 speculators": (foreign.eagle3_speculators(), Format.EAGLE3_SPECULATORS),
+    "medusa": (foreign.medusa(), Format.MEDUSA),
+    "medusa v2": (foreign.medusa(has_lm_heads=False), Format.MEDUSA_V2),
+}
+BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
+    "P-EAGLE": ({"draft_vocab_size": 9, "parallel_drafting": True}, "`parallel_drafting` is True"),
+    "DFlash": ({"architectures": ["DFlashDraftModel"]}, "`architectures` names 'DFlashDraftModel'"),
+    "DFlash2": ({"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 2}}, "DFlash2DraftModel"),
+    "DSpark": ({"block_size": 4, "markov_rank": 8}, "`markov_rank` is 8"),
+    "JetSpec": ({"dflash_config": {"causal_head": True}}, "`dflash_config` asks for a causal head"),
+    "DeepSpec's Eagle-3": ({"architectures": ["Qwen3Eagle3Model"]}, "embeddings of its own"),
+    "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, "`hydra_num_heads` is 4"),
+    "SpecBlock": ({"architectures": ["LlamaForCausalLMSpecBlock"], "draft_vocab_size": 9}, "rank heads"),
+    "Domino": ({"gru_hidden_dim": 8}, "`gru_hidden_dim` is 8"),
+    "speculators' form of Eagle-1": ({"speculators_model_type": "eagle"}, "`speculators_model_type` is 'eagle'"),
+    "Transformers' own DFlash": ({"model_type": "muse_glimmer_assistant"}, "as `assistant_model`"),
+    "A quantised checkpoint": ({"quantization_config": {"bits": 4}}, "Take the original"),
+}
+BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {
+    "Medusa-2": ({"medusa_num_heads": 3}, "medusa_head.0.0.linear.weight"),
+    "Hydra": ({}, "hydra_mlp.0.weight"),
+    "Domino": ({}, "prefix_gru.weight_ih_l0"),
+    "DSpark": ({"draft_vocab_size": 9}, "markov_head.markov_w1.weight"),
+    "DFlash2": ({}, "candidate_selector.predecessor_codebook"),
+    "SpecBlock": ({"draft_vocab_size": 9}, "rank_head.0.weight"),
+    "P-EAGLE": ({"draft_vocab_size": 9}, "mask_hidden"),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_format_is_told_by_config_and_weights(name: str) -> None:
+    (config, weights), expected = CONVERTED[name]
+
+    assert detect(config, weights) is expected
+
+
+def test_a_format_does_not_depend_on_names_of_folders_or_on_a_vocabulary_that_is_whole(tmp_path: Path) -> None:
+    config, weights = foreign.eagle3(eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    config["draft_vocab_size"] = config["vocab_size"]
+    weights = {name: value for name, value in weights.items() if name not in ("d2t", "t2d")}
+    weights["lm_head.weight"] = torch.randn(config["vocab_size"], foreign.HIDDEN)
+    without = {name: value for name, value in config.items() if name != "draft_vocab_size"}
+    source = foreign.written(tmp_path / "medusa-of-falcon-by-eagle-1", without, weights)
+
+    assert detect(config, weights) is Format.EAGLE3
+    assert convert_checkpoint(source, tmp_path / "dest") is Format.EAGLE3
+
+
+@pytest.mark.parametrize("name", BY_CONFIG)
+def test_formats_that_are_known_but_not_converted_are_refused_by_name_before_weights_are_read(name: str) -> None:
+    config, evidence = BY_CONFIG[name]
+
+    with pytest.raises(CheckpointError, match="cannot be converted") as error:
+        refuse_by_config({"model_type": "llama", **config})
+
+    assert f"This is {name} (" in str(error.value)
+    assert evidence in str(error.value)
+
+
+@pytest.mark.parametrize("name", BY_KEYS)
+def test_formats_that_only_their_weights_tell_are_refused_by_name(name: str) -> None:
+    config, key = BY_KEYS[name]
+
+    with pytest.raises(CheckpointError, match="cannot be converted") as error:
+        detect(config, [key, "fc.weight", "layers.0.self_attn.q_proj.weight"])
+
+    assert f"This is {name} (" in str(error.value)
+    assert key in str(error.value)
+
+
+def test_an_unknown_format_is_refused_with_what_was_seen() -> None:
+    config = {"architectures": ["NewModel"], "new_field": 3}
+
+    with pytest.raises(CheckpointError, match=r"fields \['architectures', 'new_field'\].*NewModel.*'body.weight'"):
+        detect(config, ["body.weight"])
+    with pytest.raises(CheckpointError, match="must be 'eagle3' to be converted, but it is 'brand_new'"):
+        detect({"speculators_model_type": "brand_new"}, ["fc.weight"])
+
+
+@pytest.mark.parametrize("kind", ["falcon_spec", "eagle_spec", "medusa_spec", "lookahead_spec"])
+def test_a_drafter_of_this_package_needs_no_conversion(kind: str) -> None:
+    with pytest.raises(CheckpointError, match=f"'{kind}': a drafter of this package. Load it"):
+        refuse_by_config({"model_type": kind})

@@ -1,0 +1,121 @@
+"""Growing trees: the tensors against a naive twin that remembers paths, and what must hold of every grown tree."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.reference import grown_paths, path_to
+from transformers_falcon_spec.core.growth import TreeGrowth
+
+VOCAB = 5
+
+
+class RandomModel:
+    """A distribution over `VOCAB` tokens after each path, drawn when it is asked for first; coarse ones have ties."""
+
+    def __init__(self, seed: int, is_coarse: bool) -> None:
+        self.chance, self.is_coarse = random.Random(seed), is_coarse
+        self.known: dict[tuple[int, ...], list[float]] = {}
+
+    def __call__(self, path: tuple[int, ...]) -> list[float]:
+        if path not in self.known:
+            draws = range(1, 3) if self.is_coarse else range(1, 10**6)
+            weights = [self.chance.choice(draws) for _ in range(VOCAB)]
+            self.known[path] = [weight / sum(weights) for weight in weights]
+        return self.known[path]
+
+
+def grow(
+    models: Sequence[RandomModel], max_depths: Sequence[int], num_passes: int, top_k: int, num_nodes: int
+) -> tuple[list[list[tuple[int, ...]]], TreeGrowth]:
+    """Paths of tokens of each row's tree, grown with tensors; and what they were grown in."""
+    growth = TreeGrowth(torch.full((len(models), 1), 99), torch.tensor(max_depths))
+    frontier = torch.zeros(len(models), 1, dtype=torch.long)
+    for number in range(num_passes):
+        if number:
+            frontier = growth.best_newest(top_k)
+        probs = torch.tensor(
+            [
+                [
+                    model(tuple(int(growth.token_ids[row, above]) for above in path_to(parents, node)[1:]))
+                    for node in frontier[row].tolist()
+                ]
+                for row, (model, parents) in enumerate(zip(models, growth.parents.tolist(), strict=True))
+            ],
+            dtype=torch.double,
+        )
+        order = probs.sort(dim=-1, descending=True, stable=True)
+        growth.expand(frontier, order.indices[..., :top_k], order.values[..., :top_k].log().float())
+    token_ids, tree = growth.best(num_nodes)
+    found = []
+    for ids, parents in zip(token_ids.tolist(), tree.parents.tolist(), strict=True):
+        nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
+        assert nodes == list(range(len(nodes)))  # fillers come last
+        found.append([tuple(ids[above] for above in path_to(parents, node)[1:]) for node in nodes])
+    return found, growth
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_tree_is_that_of_the_naive_twin(seed: int) -> None:
+    chance = random.Random(seed)
+    num_passes, top_k, num_nodes = chance.randint(1, 4), chance.randint(1, VOCAB), chance.randint(1, 20)
+    models = [RandomModel(10 * seed + row, is_coarse=False) for row in range(chance.randint(1, 3))]
+    max_depths = [chance.randint(0, num_passes) for _ in models]
+
+    found, _ = grow(models, max_depths, num_passes, top_k, num_nodes)
+
+    for row, model in enumerate(models):
+        assert found[row] == grown_paths(model, min(num_passes, max_depths[row]), top_k, num_nodes)
+
+
+@pytest.mark.parametrize("is_coarse", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_ancestors_are_in_siblings_differ_and_nothing_likelier_is_out(seed: int, is_coarse: bool) -> None:
+    model = RandomModel(seed, is_coarse)
+    (paths,), growth = grow([model], [4], 4, top_k=3, num_nodes=9)
+
+    assert len(set(paths)) == len(paths) == 9
+    assert all(path[:-1] in paths for path in paths if path)
+    chances = [math.prod(model(path[:depth])[token] for depth, token in enumerate(path)) for path in paths]
+    likeliest = growth.log_chances[0].exp().sort(descending=True).values[:9]
+    assert sorted(chances, reverse=True) == pytest.approx(likeliest.tolist(), rel=1e-4)
+
+
+def test_a_certain_child_never_pushes_its_parent_out() -> None:
+    growth = TreeGrowth(torch.tensor([[1]]), torch.tensor([3]))
+    certain = torch.zeros(1, 1, 1)
+
+    for depth in range(3):
+        growth.expand(torch.tensor([[depth]]), torch.tensor([[[7 + depth]]]), certain)
+    token_ids, tree = growth.best(3)
+
+    assert token_ids.tolist() == [[1, 7, 8]]
+    assert tree.parents.tolist() == [[-1, 0, 1]]
+
+
+def test_two_places_of_one_block_are_two_expansions() -> None:
+    """As a drafter of blocks would grow it: all nodes of one depth share the list of the next place."""
+    growth = TreeGrowth(torch.tensor([[1]]), torch.tensor([2]))
+    first, second = torch.tensor([[[3, 4]]]), torch.tensor([[[5, 6]]])
+    log_probs = torch.tensor([[[0.6, 0.4]]]).log()
+
+    growth.expand(torch.tensor([[0]]), first, log_probs)
+    newest = growth.best_newest(2)
+    growth.expand(newest, second.expand(1, 2, 2), log_probs.expand(1, 2, 2))
+    token_ids, tree = growth.best(6)
+
+    assert token_ids.tolist() == [[1, 3, 4, 5, 6, 5]]
+    assert tree.parents.tolist() == [[-1, 0, 0, 1, 1, 2]]
+    assert tree.ranks.tolist() == [[-1, 0, 1, 0, 1, 0]]
+
+
+def test_a_row_without_room_has_fillers_that_belong_to_nobody() -> None:
+    growth = TreeGrowth(torch.tensor([[1], [2]]), torch.tensor([1, 0]))
+
+    growth.expand(torch.zeros(2, 1, dtype=torch.long), torch.tensor([[[3]], [[4]]]), torch.zeros(2, 1, 1))
+    _, tree = growth.best(5)
+
+    assert tree.parents.tolist() == [[-1, 0], [-1, -1]]

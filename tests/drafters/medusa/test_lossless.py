@@ -1,0 +1,131 @@
+"""The promise with a Medusa drafter: the text is the target's own, one row or several, whatever the heads say."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.doubles import InformedDrafter
+from tests.drafters.medusa.makers import make_medusa
+from tests.generation.test_candidates import ride_the_stock_loop
+from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec.core.sampling import row_seeds
+
+FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "cohere", "llama4", "bloom", "lfm2")  # trees, paths and a chain
+MODES = {"greedy": {}, "sampling": runs.SAMPLING}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_medusa_writes_the_targets_text(family: str, mode: str) -> None:
+    target = make_target(family, seed=7).double()
+    drafter = make_medusa(target, has_lm_heads=FAMILIES.index(family) % 2 == 0)
+
+    pair = runs.both(target, drafter, **MODES[mode])
+
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_medusa_that_is_often_right_writes_the_targets_text(mode: str) -> None:
+    target = make_target().double()
+    gold = runs.plain(target, max_new_tokens=40, **MODES[mode]).sequences
+
+    pair = runs.both(target, InformedDrafter(make_medusa(target), gold), max_new_tokens=40, **MODES[mode])
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "bloom"])
+def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
+    target, mask = make_target(family).double(), torch.ones(3, 16, dtype=torch.long)
+    mask[1, :5] = 0
+    prompts = torch.cat([make_prompt(16, seed) for seed in range(3)])
+    gold = runs.plain(target, prompts, attention_mask=mask).sequences
+
+    drafter = InformedDrafter(make_medusa(target), gold, mask=mask)
+    pair = runs.both(target, drafter, prompts, attention_mask=mask)
+
+    pair.assert_equal()
+    assert pair.stats.num_accepted > 0
+
+
+def test_sampled_rows_are_those_of_single_runs() -> None:
+    target, options = make_target().double(), {"do_sample": True, "temperature": 0.7}
+    drafter, prompts = make_medusa(target), torch.cat([make_prompt(8, seed) for seed in range(3)])
+    torch.manual_seed(0)
+    seeds = row_seeds(3)
+
+    rows = runs.drafted(target, drafter, prompts, **options).sequences
+
+    for number, seed in enumerate(seeds):
+        alone = runs.plain(target, prompts[number : number + 1], **options, seed=seed).sequences
+        assert rows[number].tolist() == alone[0].tolist()
+
+
+def with_verifier(target: Any, verifier: str, seed: int = 1) -> Any:
+    drafter = make_medusa(target, seed)
+    drafter.generation_config = SpeculationConfig(verifier=verifier)
+    return drafter
+
+
+@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal", "gumbel"])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_every_verifier_takes_its_drafts(verifier: str, num_rows: int) -> None:
+    target = make_target().double()
+    prompts = torch.cat([make_prompt(8, seed) for seed in range(num_rows)])
+
+    out = runs.drafted(
+        target, with_verifier(target, verifier), prompts, do_sample=True, temperature=0.8, output_scores=True
+    )
+
+    assert out.sequences.shape == (num_rows, 32)
+    assert out.speculation.num_drafted > 0
+    for place, scores in enumerate(out.scores):  # each token had a chance where it stands
+        assert (scores.gather(1, out.sequences[:, 8 + place, None]) > -torch.inf).all()
+
+
+def test_coupled_text_does_not_depend_on_the_drafter() -> None:
+    target = make_target().double()
+
+    texts = [
+        runs.drafted(target, with_verifier(target, "gumbel", seed), do_sample=True, temperature=0.8).sequences
+        for seed in (1, 2)
+    ]
+
+    assert texts[0].equal(texts[1])
+
+
+def test_transformers_own_loop_takes_the_generator() -> None:
+    target = make_target().double()
+    gold = runs.plain(target).sequences
+
+    out, _ = ride_the_stock_loop(target, make_medusa(target))
+
+    assert out.sequences.equal(gold)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
+def test_drawn_drafts_keep_the_targets_distribution(verifier: str) -> None:
+    target = make_target(vocab_size=12)
+    drafter, count, prompt = with_verifier(target, verifier), 3000, torch.tensor([[3, 7, 5]])
+    with torch.no_grad():
+        first = torch.softmax(target(prompt).logits[0, -1], dim=-1)
+        texts = torch.tensor([[3, 7, 5, token] for token in range(12)])
+        second = torch.softmax(target(texts).logits[:, -1], dim=-1)
+    expected, found = count * (first[:, None] * second).flatten(), torch.zeros(144)
+
+    for seed in range(count):
+        options = {"do_sample": True, "max_new_tokens": 2, "temperature": 1.0, "top_k": 0}
+        one, two = runs.drafted(target, drafter, prompt, seed=seed, **options).sequences[0, 3:].tolist()
+        found[12 * one + two] += 1
+
+    is_common = expected >= 5
+    statistic = float(((found - expected) ** 2 / expected)[is_common].sum())
+    degrees = int(is_common.sum())
+    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
