@@ -19,6 +19,7 @@ from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import read_conversations
 from ..training.dataset import ConversationCollator, ConversationDataset
+from ..training.draft_vocabulary import most_frequent_tokens
 from ..training.feature_cache import FeatureCache
 from ..training.features import TargetFeatures
 from ..training.trainer import DrafterTrainer
@@ -68,6 +69,10 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     read = {name: read_conversations(paths, command.limit) for name, paths in _sources(command).items()}
     data = {name: ConversationDataset(part.rows, tokenizer, command.max_length) for name, part in read.items()}
     drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
+    if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
+        config = drafter.config
+        chosen = most_frequent_tokens(data["train"].examples, config.vocab_size, config.num_draft_tokens)
+        drafter.set_draft_vocabulary(chosen)
     train_data: Any = data["train"]
     if command.cache_features is not None:
         target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
