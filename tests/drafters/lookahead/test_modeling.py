@@ -71,7 +71,9 @@ def test_the_commands_load_each_kind_by_its_config(saved: Path, tmp_path: Path) 
 
     assert type(load_drafter(str(saved), target)) is LookaheadDrafter
     assert type(load_drafter(str(tmp_path / "falcon"), target)).__name__ == "FalconSpecDrafter"
-    with pytest.raises(OptionError, match=r"must be one of \['eagle_spec', 'falcon_spec', 'lookahead_spec'\], but .* is `llama`"):
+    with pytest.raises(
+        OptionError, match=r"must be one of \['eagle_spec', 'falcon_spec', 'lookahead_spec'\], but .* is `llama`"
+    ):
         load_drafter(str(tmp_path / "target"), target)
 
 
