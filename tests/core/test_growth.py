@@ -84,9 +84,10 @@ def test_ancestors_are_in_siblings_differ_and_nothing_likelier_is_out(seed: int,
     assert sorted(chances, reverse=True) == pytest.approx(likeliest.tolist(), rel=1e-4)
 
 
-def test_a_certain_child_never_pushes_its_parent_out() -> None:
+@pytest.mark.parametrize("log_prob", [0.0, 1e-6])  # rounding may leave a little more than nothing
+def test_a_certain_child_never_pushes_its_parent_out(log_prob: float) -> None:
     growth = TreeGrowth(torch.tensor([[1]]), torch.tensor([3]))
-    certain = torch.zeros(1, 1, 1)
+    certain = torch.full((1, 1, 1), log_prob)
 
     for depth in range(3):
         growth.expand(torch.tensor([[depth]]), torch.tensor([[[7 + depth]]]), certain)

@@ -107,6 +107,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, kind: str, is_
     texts = [text_for(drafter, seed) for seed in range(3)]
     together, alone = start(drafter, target), [start(drafter, target) for _ in texts]
     rounds = [(7, 0, 2), (9, 1, 4), (1, 3, 1), (5, 0, 2), (1, 0, 6), (4, 0, 1), (1, 2, 1)]
+    rounds += [(0, 9, 1), (8, 0, 0), (0, 0, 9), (9, 1, 0)]
 
     for number, num_new in enumerate(rounds):
         pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
@@ -120,6 +121,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, kind: str, is_
                 assert draft.token_ids[row, 0] == pieces[row].sequence_ids[0, pieces[row].lengths[0] - 1]
             else:
                 assert paths(draft, row) == paths(generator.propose(DraftBudget(depths[row : row + 1], 512)))
+    assert len(together.slots) < 0.8 * sum(map(max, rounds))  # rows were realigned on the way
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])

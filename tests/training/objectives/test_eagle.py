@@ -71,7 +71,7 @@ def naive_loss(trainer: DrafterTrainer, batch: dict[str, Tensor], decay: float) 
     """The training-time test one row, step and place at a time; labels are told by their token's place in the text."""
     drafter, target = trainer.model, trainer.features.target
     pairs = trainer.features(batch)
-    states = drafter(pairs.token_embeds, pairs.features, pairs.is_token, STEPS).states
+    states = drafter(pairs.token_embeds, pairs.features, STEPS).states
     truth = target(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
     ids = drafter.draft_token_ids.tolist() if drafter.config.has_own_vocabulary else list(range(truth.shape[-1]))
     total = 0.0

@@ -16,7 +16,7 @@ class FeatureObjective(Objective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002
         """One pass over the batch."""
         seen = self.with_noise(pairs, generator) if model.training else pairs
-        states = model(seen.token_embeds, seen.features, seen.is_token).states[:, 0][pairs.is_counted]
+        states = model(seen.token_embeds, seen.features).states[:, 0][pairs.is_counted]
         labels = pairs.labels[pairs.is_counted]
         logits, wanted = self.features.head(states), self.features.head(labels)
         loss = distillation_loss(states, labels, logits, wanted)
@@ -43,7 +43,7 @@ class TrainingTimeTest(Objective):
         is_counted = torch.stack([ahead(pairs.is_counted, None, step) for step in steps], dim=1)
         labels = torch.stack([ahead(order, None, step) for step in steps], dim=1)[is_counted]
         places = is_counted.nonzero()[:, 1]
-        output = model(pairs.token_embeds, pairs.features, pairs.is_token, self.num_places, is_counted)
+        output = model(pairs.token_embeds, pairs.features, self.num_places, is_counted)
         every = self.features.head(pairs.labels[pairs.is_counted])  # [places of the text, vocab]
         restricted, can_draft = self._restricted(every)
         logits, wanted = output.logits, restricted[labels]
