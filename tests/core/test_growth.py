@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tests.reference import grown_paths, path_to
+from tests.growing import grown_paths
+from tests.reference import path_to
 from transformers_falcon_spec.core.growth import TreeGrowth
 
 VOCAB = 5

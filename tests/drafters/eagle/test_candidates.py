@@ -10,7 +10,8 @@ from tests.drafters.eagle.kinds import KINDS, make_eagle, make_eagle_target, vie
 from tests.drafters.eagle.naive import NaiveEagle
 from tests.drafters.texts import Text, cut, drafted, merged
 from tests.drafters.trees import random_tree
-from tests.reference import grown_paths, path_to
+from tests.growing import grown_paths
+from tests.reference import path_to
 from transformers_falcon_spec import Draft, DraftTree, EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.candidates import Committed, DraftBudget

@@ -157,17 +157,16 @@ class EagleDrafter(DrafterModel):
         Returns:
             [`EagleOutput`]: states, and logits where the drafter has a head.
         """
-        length = token_embeds.shape[1]
-        positions = torch.arange(length, device=token_embeds.device)
-        causal = (positions <= positions[:, None])[None]
-        own = torch.eye(length, dtype=torch.bool, device=token_embeds.device)[None]
+        positions = torch.arange(token_embeds.shape[1], device=token_embeds.device)
+        mask = (positions <= positions[:, None])[None]
+        own = (positions == positions[:, None])[None]
         embeds = token_embeds.to(self.dtype)
         states, cache, found = self.fuse(features.to(self.dtype)), DynamicCache(), []
         for step in range(num_steps):
             if step:
                 embeds = torch.cat([embeds[:, 1:], torch.zeros_like(embeds[:, :1])], dim=1)
-                causal = torch.cat([causal, own], dim=-1)
-            found.append(self.attend(embeds, states, causal, positions[None] + step, cache))
+                mask = torch.cat([mask, own], dim=-1)
+            found.append(self.attend(embeds, states, mask, positions[None] + step, cache))
             states = self.fed_back(found[-1])
         outputs = torch.stack(found, dim=1)
         if self.config.version == 1:
