@@ -18,9 +18,11 @@ _RENDERERS = {
     "architectures.json": matrix,
     "architectures_oldest.json": matrix_in_short,
     "verifiers.json": tables.verifiers,
+    "soak.json": tables.soak,
 }
 PAGES = {
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
+    "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}

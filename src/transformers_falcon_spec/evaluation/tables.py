@@ -217,3 +217,28 @@ def verifiers(result: dict[str, Any], name: str) -> str:
         for row in sorted(result["rows"], key=lambda row: row["set"])
     ]
     return "\n".join([table(header, body), "", source_line(result, name)])
+
+
+def soak(result: dict[str, Any], name: str) -> str:
+    """What thousands of mixed calls leave behind."""
+    counts, left = result["counts"], result["left_behind"]
+    broken = sum(count for kind, count in counts.items() if kind.startswith("broken off"))
+    held = {
+        "resident memory, KiB": ("resident_bytes", 1 / 1024),
+        "tensors": ("num_tensors", 1),
+        "objects": ("num_objects", 1),
+    }
+    body = [
+        [what, *(f"{value * scale:.0f}" for value in (growth["per_thousand_calls"], *growth["interval"]))]
+        for what, (kind, scale) in held.items()
+        for growth in [result["growth"][kind]]
+    ]
+    lines = [
+        "### Many calls in one process",
+        "",
+        f"{counts['calls']} calls of mixed options, {counts['batch']} of them batches, {broken} broken off by an exception. Left behind: "
+        f"{left['hooks']} hooks, {left['threads']} threads, {left['recording_layers']} recording layers. Growth over the second half:",
+        "",
+    ]
+    header = ["held", "a thousand calls", "from", "to (95 % interval)"]
+    return "\n".join([*lines, table(header, body), "", source_line(result, name)])
