@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests import reference
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.training.runs import SMALL
-from transformers_falcon_spec import FalconSpecDrafter, cli
+from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, cli
+from transformers_falcon_spec.training.dataset import ConversationDataset
+from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
 
 QUICK = ["--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"]
 
@@ -88,6 +90,21 @@ def test_options_of_the_drafter_reach_its_config(
     config = FalconSpecDrafter.from_pretrained(tmp_path).config
     assert status == 0
     assert {name: getattr(config, name) for name in fields} == fields
+
+
+def test_an_eagle_drafter_gets_the_vocabulary_that_the_assistant_uses(files: dict[str, str], tmp_path: Path) -> None:
+    fields = ["version=3", "feature_layers=[1, -1]", "draft_vocab_size=20", "num_tree_nodes=8"]
+    options = ["--method", "eagle", "--drafter_config", *fields, "--ttt_steps", "2", "--eval_data", files["eval_data"]]
+
+    status = train(files, tmp_path, *options, "--draft_tree_nodes", "6")
+
+    drafter = EagleDrafter.from_pretrained(tmp_path)
+    examples = ConversationDataset(make_rows(12), make_tokenizer(), 512).examples
+    assert status == 0
+    assert drafter.draft_token_ids.tolist() == most_frequent_tokens(examples, drafter.config.vocab_size, 20)
+    assert drafter.config.num_tree_nodes == 8
+    assert len(drafter.draft_tree) == 6
+    assert drafter.is_tree_dynamic
 
 
 def test_weights_saved_in_half_the_bytes_load_in_full_precision(files: dict[str, str], tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tests.reference import grown_paths, path_to
+from tests.growing import grown_paths
+from tests.reference import path_to
 from transformers_falcon_spec.core.growth import TreeGrowth
 
 VOCAB = 5
@@ -84,9 +85,10 @@ def test_ancestors_are_in_siblings_differ_and_nothing_likelier_is_out(seed: int,
     assert sorted(chances, reverse=True) == pytest.approx(likeliest.tolist(), rel=1e-4)
 
 
-def test_a_certain_child_never_pushes_its_parent_out() -> None:
+@pytest.mark.parametrize("log_prob", [0.0, 1e-6])  # rounding may leave a little more than nothing
+def test_a_certain_child_never_pushes_its_parent_out(log_prob: float) -> None:
     growth = TreeGrowth(torch.tensor([[1]]), torch.tensor([3]))
-    certain = torch.zeros(1, 1, 1)
+    certain = torch.full((1, 1, 1), log_prob)
 
     for depth in range(3):
         growth.expand(torch.tensor([[depth]]), torch.tensor([[[7 + depth]]]), certain)

@@ -1,5 +1,6 @@
 """Short runs of the real Trainer on a tiny target."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,19 @@ def make_dataset(num_rows: int, seed: int = 0) -> ConversationDataset:
 
 
 def make_trainer(
-    folder: Path, drafter_options: dict[str, Any] | None = None, train_dataset: Any = None, **options: Any
+    folder: Path,
+    drafter_options: dict[str, Any] | None = None,
+    train_dataset: Any = None,
+    make: Callable[..., Any] = make_drafter,
+    **options: Any,
 ) -> DrafterTrainer:
-    """A trainer with 20 conversations to learn from and 6 to be judged by; `options` go to its arguments."""
+    """A trainer with 20 conversations to learn from and 6 to be judged by; `options` go to its arguments.
+
+    `make` makes the drafter of a target and `drafter_options`.
+    """
     set_seed(0)
     target = make_target(**SMALL)
-    drafter = make_drafter(target, **(drafter_options or {})).train()
+    drafter = make(target, **(drafter_options or {})).train()
     return DrafterTrainer(
         target=target,
         model=drafter,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
 from ..drafters.base import DrafterModel
 from ..drafters.eagle import EagleDrafter
@@ -19,6 +19,7 @@ from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import read_conversations
 from ..training.dataset import ConversationCollator, ConversationDataset
+from ..training.draft_vocabulary import most_frequent_tokens
 from ..training.feature_cache import FeatureCache
 from ..training.features import TargetFeatures
 from ..training.trainer import DrafterTrainer
@@ -67,7 +68,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
     read = {name: read_conversations(paths, command.limit) for name, paths in _sources(command).items()}
     data = {name: ConversationDataset(part.rows, tokenizer, command.max_length) for name, part in read.items()}
-    drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
+    drafter = fresh_drafter(command, target, data["train"])
     train_data: Any = data["train"]
     if command.cache_features is not None:
         target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
@@ -99,6 +100,15 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         with writing_to(args.output_dir):
             save(drafter, Path(args.output_dir), command.save_bf16)
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> DrafterModel:
+    """An untrained drafter; one with a small vocabulary drafts what the assistant says most often in `data`."""
+    drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
+    if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
+        config = drafter.config
+        drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, config.vocab_size, config.num_draft_tokens))
+    return drafter
 
 
 def _sources(command: TrainCommand) -> dict[str, list[str]]:

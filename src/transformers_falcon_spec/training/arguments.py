@@ -21,6 +21,8 @@ class DrafterTrainingArguments(TrainingArguments):
     feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
     feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})
     token_loss_weight: float = field(default=0.1, metadata={"help": "Weight of 0.9 KL + 0.1 cross-entropy."})
+    ttt_steps: int = field(default=7, metadata={"help": "Eagle-3: steps that the drafter takes on its own states."})
+    ttt_decay: float = field(default=0.8, metadata={"help": "Eagle-3: weight of a step over that of the one before."})
     draft_tree_nodes: int = field(
         default=16,
         metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."},
@@ -37,6 +39,11 @@ class DrafterTrainingArguments(TrainingArguments):
         """Check the options of this class."""
         if not 0 <= self.glancing_ratio <= 1:
             raise OptionError(f"`glancing_ratio` must lie in 0..1, but it is {self.glancing_ratio}.")
+        if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
+            raise OptionError(
+                "`ttt_steps` must be at least 1 and `ttt_decay` lie above 0 and up to 1, but they are "
+                f"{self.ttt_steps} and {self.ttt_decay}."
+            )
         if self.draft_tree_nodes < MIN_TREE_NODES or self.draft_tree_passes < 1:
             raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
         super().__post_init__()

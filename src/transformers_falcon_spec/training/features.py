@@ -66,9 +66,9 @@ class TargetFeatures:
             input_ids=input_ids,
             token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]),
             features=features[:, :-1],
-            labels=_ahead(head_inputs[:, :-1], head_inputs[:, -1:], self.block_size),
+            labels=ahead(head_inputs[:, :-1], head_inputs[:, -1:], self.block_size),
             is_token=mask[:, 1:].bool(),
-            is_counted=_ahead(batch["assistant_mask"][:, 1:], None, self.block_size) & mask[:, 1:].bool(),
+            is_counted=ahead(batch["assistant_mask"][:, 1:], None, self.block_size) & mask[:, 1:].bool(),
         )
 
     def head(self, features: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class TargetFeatures:
         return apply_head(self.target, features)
 
 
-def _ahead(values: Tensor, last: Tensor | None, num_places: int) -> Tensor:
+def ahead(values: Tensor, last: Tensor | None, num_places: int) -> Tensor:
     """`values` moved so that place p holds what stood at p + num_places; `last` follows the end, then zeros."""
     parts = [values] if last is None else [values, last]
     rows, length = values.shape[:2]

@@ -37,3 +37,11 @@ def distillation_loss(
         divergence=F.kl_div(draft, target, reduction="batchmean", log_target=True),
         cross_entropy=F.nll_loss(draft, target_logits.argmax(-1)),
     )
+
+
+def divergences(
+    draft_logits: Float[Tensor, "counted vocab"], target_logits: Float[Tensor, "counted vocab"]
+) -> Float[Tensor, " counted"]:
+    """KL(target || drafter) of each row, over the tokens that both have logits for."""
+    draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
+    return F.kl_div(draft, target, reduction="none", log_target=True).sum(dim=-1)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tests.drafters.texts import WIDTH
-from tests.tiny import VOCAB_SIZE, make_target
+from tests.tiny import make_target
 from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.generation.target import Target
 
@@ -35,7 +35,7 @@ def make_eagle(target: Any, kind: str, seed: int = 1, **options: Any) -> EagleDr
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         num_tokens = options.get("draft_vocab_size")
-        ids = None if num_tokens is None else torch.randperm(VOCAB_SIZE)[:num_tokens].tolist()
+        ids = None if num_tokens is None else torch.randperm(target.config.vocab_size)[:num_tokens].tolist()
         drafter = EagleDrafter.from_target(target, draft_token_ids=ids, **options)
         for weight in drafter.parameters():
             if weight.dim() == 1:

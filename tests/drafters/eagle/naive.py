@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.reference import Path, grown_paths
+from tests.growing import grown_paths
+from tests.reference import Path
 
 
 def norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,6 +10,7 @@ from tests.drafters.eagle.kinds import KINDS, make_eagle, make_eagle_target, vie
 from tests.drafters.eagle.naive import NaiveEagle
 from tests.drafters.texts import Text, cut, drafted, merged
 from tests.drafters.trees import random_tree
+from tests.growing import grown_paths
 from tests.reference import path_to
 from transformers_falcon_spec import Draft, DraftTree, EagleDrafter
 from transformers_falcon_spec.errors import OptionError
@@ -107,6 +108,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, kind: str, is_
     texts = [text_for(drafter, seed) for seed in range(3)]
     together, alone = start(drafter, target), [start(drafter, target) for _ in texts]
     rounds = [(7, 0, 2), (9, 1, 4), (1, 3, 1), (5, 0, 2), (1, 0, 6), (4, 0, 1), (1, 2, 1)]
+    rounds += [(0, 9, 1), (8, 0, 0), (0, 0, 9), (9, 1, 0)]
 
     for number, num_new in enumerate(rounds):
         pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
@@ -120,6 +122,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, kind: str, is_
                 assert draft.token_ids[row, 0] == pieces[row].sequence_ids[0, pieces[row].lengths[0] - 1]
             else:
                 assert paths(draft, row) == paths(generator.propose(DraftBudget(depths[row : row + 1], 512)))
+    assert len(together.slots) < 0.8 * sum(map(max, rounds))  # rows were realigned on the way
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])
@@ -209,16 +212,51 @@ def test_what_cannot_be_drafted_has_no_probability_and_is_never_drawn(target: An
     assert can_be_drafted[tokens].all()
 
 
-def test_children_take_the_noise_that_the_text_will_be_drawn_with(target: Any) -> None:
+@pytest.mark.parametrize("is_dynamic", [True, False])
+@pytest.mark.parametrize("kind", ["eagle-1", "eagle-3"])
+def test_children_take_the_noise_that_the_text_will_be_drawn_with(target: Any, kind: str, is_dynamic: bool) -> None:
     noises = torch.empty(10, 97).exponential_(generator=torch.Generator().manual_seed(4))
+    drafter = growing(target, kind, draft_tree=TREE.to_json(), dynamic_tree=is_dynamic)
+    generator, twin = start(drafter, target), NaiveEagle(drafter, view(target, drafter))
+    tell(text_for(drafter).more(5), generator, twin)
 
-    draft, twin = drawn(target, "eagle-3", 0, noise=lambda row, depth: noises[depth])
+    def ratios(path: tuple[int, ...]) -> torch.Tensor:
+        found = twin.probs(path, temperature=0.7) / noises[len(path) + 1]
+        return found / found.sum()
 
+    draft = generator.propose(DraftBudget((20,), 64, temperature=0.7, noise=lambda row, depth: noises[depth]))
+
+    assert draft.draft_probs is None
+    if is_dynamic:
+        assert paths(draft) == grown_paths(lambda path: ratios(path).tolist(), 4, 3, 9)
+        return
     for node in (0, 1, 2, 3):
-        path = paths(draft)[node]
-        best = (twin.probs(path, temperature=0.7) / noises[len(path) + 1]).argsort(descending=True)
+        best = ratios(paths(draft)[node]).argsort(descending=True)
         children = [draft.token_ids[0, child].item() for child, parent in enumerate(TREE.parents[0]) if parent == node]
         assert children == best[: len(children)].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafting_a_chain_passes_through_the_states_that_training_has_there(
+    target: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = growing(target, kind)
+    text, generator, drafted_states = text_for(drafter), start(drafter, target), []
+    attend = drafter.attend
+    monkeypatch.setattr(drafter, "attend", lambda *args: drafted_states.append(attend(*args)) or drafted_states[-1])
+    for num_new in (4, 1, 3):
+        generator.commit(text.more(num_new))
+        draft = generator.propose(DraftBudget((100,), 512, is_chain=True))
+    drafted_states, num_pairs, features = drafted_states[-4:], text.num_pairs, text.features[:, : text.num_pairs]
+    ids = torch.cat([text.ids[0, 1 : num_pairs + 1], draft.token_ids[0, 1:]])
+    later = torch.zeros(1, draft.token_ids.shape[1] - 1, features.shape[-1], dtype=features.dtype)
+
+    embeds = target.get_input_embeddings()(ids)[None]
+    trained = drafter(embeds, torch.cat([features, later], dim=1), num_steps=4).states
+
+    for step in range(4):
+        found = drafted_states[step][0, -1]
+        torch.testing.assert_close(found, trained[0, step, num_pairs - 1], atol=1e-5, rtol=1e-5)
 
 
 def test_a_static_tree_wider_than_the_draft_vocabulary_is_refused(target: Any) -> None:

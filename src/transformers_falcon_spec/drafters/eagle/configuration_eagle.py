@@ -40,8 +40,8 @@ class EagleConfig(LlamaConfig):
         feature_size (`int`, *optional*): Width of those together.
         embedding_size (`int`, *optional*): Width of the target's token embeddings.
         dynamic_tree (`bool`, *optional*, defaults to `True`):
-            Grow a tree from the drafter's probabilities in every step. Drawn drafts always take `draft_tree`: a shape chosen
-            by looking at draws would bias the text.
+            Grow a tree from the drafter's probabilities in every step. Drafts for `recursive_rejection` and `traversal` always
+            take `draft_tree`: a shape chosen by looking at what was drawn would bias the text.
         num_tree_nodes (`int`, *optional*, defaults to 16): Nodes that are kept of a grown tree, root included.
         tree_depth (`int`, *optional*, defaults to 4): How deep it grows; also its passes.
         tree_top_k (`int`, *optional*, defaults to 4): Nodes expanded in each pass, and children of each.

@@ -120,7 +120,7 @@ class EagleDrafter(DrafterModel):
         if not is_whole or chosen[0] < 0 or chosen[-1] >= config.vocab_size:
             raise OptionError(
                 f"`token_ids` must be `draft_vocab_size` = {config.draft_vocab_size} different ids in 0..{config.vocab_size - 1}, "
-                f"but they are {len(token_ids)}, {len(chosen)} of them different."
+                f"but they are {len(token_ids)}, {len(chosen)} of them different, in {min(token_ids, default=0)}..{max(token_ids, default=0)}."
             )
         if config.has_own_vocabulary:
             ids = torch.tensor(chosen, device=self.device)
@@ -138,7 +138,6 @@ class EagleDrafter(DrafterModel):
         self,
         token_embeds: Float[Tensor, "rows tokens embed"],
         features: Float[Tensor, "rows tokens feature"],
-        is_token: Bool[Tensor, "rows tokens"] | None = None,
         num_steps: int = 1,
         is_counted: Bool[Tensor, "rows steps tokens"] | None = None,
         **_: Any,
@@ -146,30 +145,28 @@ class EagleDrafter(DrafterModel):
         """Read whole sequences and draft on from every place of them, as in training: the training-time test.
 
         Step 0 is the pass over true features. In step j the chain that starts at place p reads the embedding of token p + 1 + j
-        beside its own state of step j - 1, at position p + j; it sees the true rows up to p and its own steps.
+        beside its own state of step j - 1, at position p + j; it sees the true rows up to p and its own steps. Padding must be on the
+        right, where no row before it looks.
 
         Args:
             token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
             features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
-            is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must be on the right.
             num_steps (`int`, *optional*, defaults to 1): Steps of every chain.
             is_counted (`torch.Tensor` of shape `(rows, steps, tokens)`, *optional*): Where logits are wanted; None: everywhere.
 
         Returns:
             [`EagleOutput`]: states, and logits where the drafter has a head.
         """
-        length = token_embeds.shape[1]
-        positions = torch.arange(length, device=token_embeds.device)
-        causal = (positions <= positions[:, None])[None]
-        causal = causal if is_token is None else causal & is_token[:, None, :]
-        own = torch.eye(length, dtype=torch.bool, device=token_embeds.device)[None]
+        positions = torch.arange(token_embeds.shape[1], device=token_embeds.device)
+        mask = (positions <= positions[:, None])[None]
+        own = (positions == positions[:, None])[None]
         embeds = token_embeds.to(self.dtype)
         states, cache, found = self.fuse(features.to(self.dtype)), DynamicCache(), []
         for step in range(num_steps):
             if step:
                 embeds = torch.cat([embeds[:, 1:], torch.zeros_like(embeds[:, :1])], dim=1)
-                causal = torch.cat([causal, own.expand(len(causal), -1, -1)], dim=-1)
-            found.append(self.attend(embeds, states, causal, positions[None] + step, cache))
+                mask = torch.cat([mask, own], dim=-1)
+            found.append(self.attend(embeds, states, mask, positions[None] + step, cache))
             states = self.fed_back(found[-1])
         outputs = torch.stack(found, dim=1)
         if self.config.version == 1:

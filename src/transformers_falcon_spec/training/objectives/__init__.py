@@ -5,12 +5,17 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ...drafters.eagle import EagleDrafter
 from ...drafters.falcon import FalconSpecDrafter
 from ...errors import OptionError
 from .base import Objective, Outcome
+from .eagle import eagle_objective
 from .falcon import FalconObjective
 
-OBJECTIVES: dict[type[PreTrainedModel], Callable[..., Objective]] = {FalconSpecDrafter: FalconObjective}
+OBJECTIVES: dict[type[PreTrainedModel], Callable[..., Objective]] = {
+    EagleDrafter: eagle_objective,
+    FalconSpecDrafter: FalconObjective,
+}
 
 __all__ = ["OBJECTIVES", "Objective", "Outcome", "objective_for"]
 

@@ -1,7 +1,7 @@
 """The shape of an objective: a batch of pairs goes in, a loss and what was guessed come out."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,3 +57,8 @@ class Objective(ABC):
             generator (`torch.Generator`): All draws come from here; it depends on seed and step alone.
             progress (`float`): How much of the training is done, 0 to 1.
         """
+
+    def with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
+        """Uniform noise on the input features: what a drafter feeds itself in later passes is not exact either."""
+        noise = torch.rand(pairs.features.shape, generator=generator).to(pairs.features) * 2 - 1
+        return replace(pairs, features=pairs.features + self.args.feature_noise * noise)

@@ -1,6 +1,5 @@
 """Coupled sequential glancing distillation: the objective of Falcon (arXiv 2412.12639, section 3.2)."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ class FalconObjective(Objective):
         wanted = self.features.head(pairs.labels[pairs.is_counted])
         seen = pairs
         if model.training:
-            noisy = self._with_noise(pairs, generator)
+            noisy = self.with_noise(pairs, generator)
             seen = self._glance(model, pairs, noisy, wanted, phases, generator, progress)
         predicted = model(seen.token_embeds, seen.features, phases, seen.is_token)
         counted = seen.is_counted
@@ -34,11 +33,6 @@ class FalconObjective(Objective):
         total = loss.total(self.args.feature_loss_weight, self.args.token_loss_weight)
         positions = torch.arange(counted.shape[1], device=counted.device)
         return Outcome(total, vars(loss), logits, wanted, ((positions - phases[:, None]) % self.block_size)[counted])
-
-    def _with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
-        """Uniform noise on the input features: what the drafter feeds itself in later passes is not exact either."""
-        noise = torch.rand(pairs.features.shape, generator=generator).to(pairs.features) * 2 - 1
-        return replace(pairs, features=pairs.features + self.args.feature_noise * noise)
 
     def _glance(
         self,

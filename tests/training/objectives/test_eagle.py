@@ -1,0 +1,147 @@
+"""The objectives of Eagle inside the real Trainer: both versions learn, and the training-time test counts what it should."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.runs import example_batch, make_dataset, make_trainer
+from transformers_falcon_spec import EagleDrafter
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
+from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
+from transformers_falcon_spec.training.trainer import DrafterTrainer, rank_counts
+
+STEPS = 3
+KINDS: dict[str, dict[str, Any]] = {
+    "eagle-1": {},
+    "eagle-3": {"version": 3, "feature_layers": (0, 1, -1), "draft_token_ids": list(range(0, 96, 2))},
+    "eagle-3.1": {"version": 3, "fc_norm": True, "norm_output": True, "qkv_bias": True},
+    "speculators": {"version": 3, "norm_before_fc": True, "norm_before_residual": True, "draft_vocab_size": 60},
+}
+
+
+def trainer_of(folder: Path, kind: str, **options: Any) -> DrafterTrainer:
+    return make_trainer(folder, KINDS[kind], make=EagleDrafter.from_target, **{"ttt_steps": STEPS, **options})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_drafter_learns(tmp_path: Path, kind: str) -> None:
+    trainer = trainer_of(tmp_path, kind, max_steps=40)
+    before = trainer.evaluate()
+
+    trainer.train()
+
+    after = trainer.evaluate()
+    assert after["eval_loss"] < 0.8 * before["eval_loss"]
+    assert after["eval_accuracy"] > before["eval_accuracy"]
+    num_places = 1 if kind == "eagle-1" else STEPS
+    assert f"eval_accuracy_at_{num_places}" in after
+    assert f"eval_accuracy_at_{num_places + 1}" not in after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_reaches_every_weight_and_the_target_has_none(tmp_path: Path, kind: str) -> None:
+    trainer = trainer_of(tmp_path, kind)
+
+    trainer.compute_loss(trainer.model, example_batch()).backward()
+
+    missing = [
+        name for name, weight in trainer.model.named_parameters() if weight.grad is None or not weight.grad.any()
+    ]
+    assert not missing
+    assert all(weight.grad is None for weight in trainer.features.target.parameters())
+
+
+def test_version_1_sees_noise_in_training_alone(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "eagle-1", feature_noise=0.25)
+    clean, seen = trainer.features(example_batch()).features, []
+    trainer.model.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[1]))
+
+    for mode in (True, False):
+        trainer.compute_loss(trainer.model.train(mode), example_batch())
+
+    assert 0.2 < (seen[0] - clean).abs().max() <= 0.25 + 1e-6
+    assert seen[1].equal(clean)
+
+
+def naive_loss(trainer: DrafterTrainer, batch: dict[str, Tensor], decay: float) -> float:
+    """The training-time test one row, step and place at a time; labels are told by their token's place in the text."""
+    drafter, target = trainer.model, trainer.features.target
+    pairs = trainer.features(batch)
+    states = drafter(pairs.token_embeds, pairs.features, STEPS).states
+    truth = target(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.float()
+    ids = drafter.draft_token_ids.tolist() if drafter.config.has_own_vocabulary else list(range(truth.shape[-1]))
+    total = 0.0
+    for step in range(STEPS):
+        losses = []
+        for row in range(len(states)):
+            for place in range(states.shape[2]):
+                token = place + step + 2  # what the chain guesses here
+                if token >= batch["input_ids"].shape[1] or not batch["assistant_mask"][row, token]:
+                    continue
+                wanted = truth[row, token - 1]
+                if int(wanted.argmax()) not in ids:
+                    continue
+                wanted = wanted[ids].softmax(-1)
+                found = drafter.draft_logits(states[row, step, place]).softmax(-1)
+                losses.append(float((wanted * (wanted.log() - found.log())).sum()))
+        total += decay**step * sum(losses) / max(len(losses), 1)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["eagle-3", "eagle-3.1", "speculators"])
+@torch.no_grad()
+def test_the_loss_is_that_of_loops_over_steps_and_places(tmp_path: Path, kind: str) -> None:
+    trainer = trainer_of(tmp_path, kind, ttt_decay=0.5)
+    batch = example_batch()
+    batch["attention_mask"][1, 11:] = 0
+    batch["assistant_mask"][1, 11:] = False
+    batch["assistant_mask"][2, 7:9] = False  # two answers
+
+    loss, outcome = trainer.compute_loss(trainer.model, batch, return_outputs=True)
+
+    assert float(loss) == pytest.approx(naive_loss(trainer, batch, decay=0.5), rel=1e-4)
+    weights = (1, 0.5, 0.25)
+    terms = [float(outcome.terms[f"divergence_at_{step}"]) for step in (1, 2, 3)]
+    assert float(loss) == pytest.approx(sum(weight * term for weight, term in zip(weights, terms, strict=True)))
+
+
+@torch.no_grad()
+def test_evaluation_counts_tokens_that_cannot_be_drafted_as_missed(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "eagle-3")
+    trainer.model.eval()
+
+    _, outcome = trainer.compute_loss(trainer.model, example_batch(), return_outputs=True)
+
+    best, can_be_drafted = outcome.target_logits.argmax(-1), trainer.model.t2d
+    is_lost = ~can_be_drafted[best]
+    assert outcome.draft_logits.shape == outcome.target_logits.shape == (len(best), 97)
+    assert outcome.draft_logits[:, ~can_be_drafted].eq(-torch.inf).all()
+    counts = rank_counts(outcome, STEPS)
+    assert counts.sum() == len(best)
+    assert 0 < int(is_lost.sum()) <= int(counts[0, :, -1].sum())
+    assert torch.bincount(outcome.places).tolist() == [30, 30, 30]  # tokens 4 to 13 of three rows
+
+
+def test_the_most_frequent_tokens_are_those_that_the_assistant_says(tmp_path: Path) -> None:
+    dataset = make_dataset(12)
+    counts: dict[int, int] = dict.fromkeys(range(97), 0)
+    for example in dataset.examples:
+        for token, said in zip(example["input_ids"], example["assistant_mask"], strict=True):
+            counts[token] += int(said)
+
+    found = most_frequent_tokens(dataset.examples, 97, 10)
+
+    assert found == sorted(sorted(counts, key=lambda token: (-counts[token], token))[:10])
+    assert most_frequent_tokens(dataset.examples, 97, 97) == list(range(97))
+    with pytest.raises(OptionError, match="must have 1 to 97 tokens, but 98 are asked for"):
+        most_frequent_tokens(dataset.examples, 97, 98)
+
+
+@pytest.mark.parametrize("options", [{"ttt_steps": 0}, {"ttt_decay": 0.0}, {"ttt_decay": 1.5}])
+def test_steps_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="`ttt_steps` must be at least 1 and `ttt_decay` lie above 0 and up to 1"):
+        DrafterTrainingArguments(str(tmp_path), use_cpu=True, **options)
