@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests import reference
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.training.runs import SMALL
-from transformers_falcon_spec import FalconSpecDrafter, cli
+from transformers_falcon_spec import FalconSpecDrafter, MedusaDrafter, cli
 
 QUICK = ["--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"]
 
@@ -88,6 +88,22 @@ def test_options_of_the_drafter_reach_its_config(
     config = FalconSpecDrafter.from_pretrained(tmp_path).config
     assert status == 0
     assert {name: getattr(config, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("fields", [{"num_heads": 2, "has_lm_heads": False}, {"num_heads": 3, "num_layers": 2}])
+def test_a_medusa_drafter_comes_out_with_its_tree(
+    files: dict[str, str], tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    options = [f"{name}={json.dumps(value)}" for name, value in fields.items()]
+
+    status = train(
+        files, tmp_path, "--method", "medusa", "--eval_data", files["eval_data"], "--drafter_config", *options
+    )
+
+    drafter = MedusaDrafter.from_pretrained(tmp_path)
+    assert status == 0
+    assert {name: getattr(drafter.config, name) for name in fields} == fields
+    assert len(drafter.stored_tree["parents"]) == 16
 
 
 def test_weights_saved_in_half_the_bytes_load_in_full_precision(files: dict[str, str], tmp_path: Path) -> None:

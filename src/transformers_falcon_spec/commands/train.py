@@ -12,6 +12,7 @@ from transformers import set_seed
 
 from ..drafters.base import DrafterModel
 from ..drafters.falcon import FalconSpecDrafter
+from ..drafters.medusa import MedusaDrafter
 from ..errors import OptionError
 from ..provenance import provenance
 from ..training.arguments import DrafterTrainingArguments
@@ -19,13 +20,16 @@ from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import read_conversations
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.feature_cache import FeatureCache
-from ..training.features import TargetFeatures
+from ..training.objectives import objective_of
 from ..training.trainer import DrafterTrainer
 from .loading import load_target
 
 logger = logging.getLogger(__name__)
 
-METHODS: dict[str, Callable[..., DrafterModel]] = {"falcon": FalconSpecDrafter.from_target}
+METHODS: dict[str, Callable[..., DrafterModel]] = {
+    "falcon": FalconSpecDrafter.from_target,
+    "medusa": MedusaDrafter.from_target,
+}
 
 
 @dataclass
@@ -66,8 +70,9 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
     train_data: Any = data["train"]
     if command.cache_features is not None:
-        target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        features = TargetFeatures(target, drafter.feature_layers, drafter.block_size)
+        features = objective_of(drafter).read_target(drafter, target)
+        drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+        target.to(args.device)  # type: ignore[arg-type]
         train_data = FeatureCache(data["train"], features, command.cache_features)
     trainer = DrafterTrainer(
         target=target,

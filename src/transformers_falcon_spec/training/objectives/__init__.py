@@ -1,28 +1,27 @@
 """What each kind of drafter learns from a batch of pairs."""
 
-from collections.abc import Callable
-from typing import Any
-
 from transformers import PreTrainedModel
 
 from ...drafters.falcon import FalconSpecDrafter
+from ...drafters.medusa import MedusaDrafter
 from ...errors import OptionError
 from .base import Objective, Outcome
 from .falcon import FalconObjective
+from .medusa import MedusaObjective
 
-OBJECTIVES: dict[type[PreTrainedModel], Callable[..., Objective]] = {FalconSpecDrafter: FalconObjective}
+OBJECTIVES: dict[type, type[Objective]] = {FalconSpecDrafter: FalconObjective, MedusaDrafter: MedusaObjective}
 
-__all__ = ["OBJECTIVES", "Objective", "Outcome", "objective_for"]
+__all__ = ["OBJECTIVES", "Objective", "Outcome", "objective_of"]
 
 
-def objective_for(model: PreTrainedModel, *args: Any) -> Objective:
-    """The objective of a drafter of this kind; `args` are those of [`Objective`] after the model.
+def objective_of(model: PreTrainedModel) -> type[Objective]:
+    """The objective of a drafter of this kind.
 
     Raises:
         [`OptionError`]: nothing is known of how to train it.
     """
     for kind, objective in OBJECTIVES.items():
         if isinstance(model, kind):
-            return objective(model, *args)
+            return objective
     known = ", ".join(f"`{kind.__name__}`" for kind in OBJECTIVES)
     raise OptionError(f"`DrafterTrainer` trains {known}, but the model is a `{type(model).__name__}`.")
