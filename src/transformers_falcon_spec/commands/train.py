@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
-from ..drafters.base import DrafterModel
+from ..drafters.autoregressive import make_draft_model
 from ..drafters.falcon import FalconSpecDrafter
 from ..drafters.medusa import MedusaDrafter
 from ..errors import OptionError
@@ -26,7 +26,8 @@ from .loading import load_target
 
 logger = logging.getLogger(__name__)
 
-METHODS: dict[str, Callable[..., DrafterModel]] = {
+METHODS: dict[str, Callable[..., PreTrainedModel]] = {
+    "ar": make_draft_model,
     "falcon": FalconSpecDrafter.from_target,
     "medusa": MedusaDrafter.from_target,
 }
@@ -43,7 +44,10 @@ class TrainCommand:
     eval_data: list[str] = field(
         default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
     )
-    method: str = field(default="falcon", metadata={"help": "Kind of drafter.", "choices": sorted(METHODS)})
+    method: str = field(
+        default="falcon",
+        metadata={"help": "Kind of drafter; ar is a small language model.", "choices": sorted(METHODS)},
+    )
     drafter_config: list[str] = field(
         default_factory=list,
         metadata={"help": "Fields of the drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
@@ -91,7 +95,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         raise
     seconds = time.perf_counter() - start
     if "eval" in data:
-        logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
+        _judge(trainer)
     if trainer.is_world_process_zero():
         record = provenance(
             seed=args.seed, data=_sources(command), train_seconds=seconds, num_resumed=int(resume is not None)
@@ -99,7 +103,17 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         record |= {"num_examples": len(data["train"]), "curve": trainer.state.log_history}
         with writing_to(args.output_dir):
             save(drafter, Path(args.output_dir), command.save_bf16)
+            if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
+                tokenizer.save_pretrained(args.output_dir)
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _judge(trainer: DrafterTrainer) -> None:
+    """Measure what the drafter has learnt on the evaluation data, and fit its draft tree, where it has one, to that."""
+    if trainer.objective.has_draft_tree:
+        logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
+    else:
+        trainer.evaluate()
 
 
 def _sources(command: TrainCommand) -> dict[str, list[str]]:
@@ -146,7 +160,7 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
     return str(wish)
 
 
-def save(drafter: DrafterModel, folder: Path, in_bf16: bool) -> None:
+def save(drafter: PreTrainedModel, folder: Path, in_bf16: bool) -> None:
     """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so."""
     if in_bf16:
         drafter.bfloat16()

@@ -1,15 +1,20 @@
 """What each kind of drafter learns from a batch of pairs."""
 
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from ...drafters.falcon import FalconSpecDrafter
 from ...drafters.medusa import MedusaDrafter
 from ...errors import OptionError
+from .autoregressive import AutoregressiveObjective
 from .base import Objective, Outcome
 from .falcon import FalconObjective
 from .medusa import MedusaObjective
 
-OBJECTIVES: dict[type, type[Objective]] = {FalconSpecDrafter: FalconObjective, MedusaDrafter: MedusaObjective}
+OBJECTIVES: dict[type, type[Objective]] = {
+    FalconSpecDrafter: FalconObjective,
+    MedusaDrafter: MedusaObjective,
+    GenerationMixin: AutoregressiveObjective,  # language models of Transformers; drafters of this package are none
+}
 
 __all__ = ["OBJECTIVES", "Objective", "Outcome", "objective_of"]
 
