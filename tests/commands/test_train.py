@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from tests import reference
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
@@ -150,6 +150,23 @@ def test_stock_assisted_generation_with_a_draft_model_writes_the_greedy_text(
 
     assert texts[0].tolist() == texts[1].tolist()
     assert calls
+
+
+def test_a_dflash_drafter_comes_out_for_stock_generate(files: dict[str, str], tmp_path: Path) -> None:
+    fields = ["num_hidden_layers=1", "block_size=3", "target_layer_ids=[0]"]
+    options = ["--eval_data", files["eval_data"], "--num_anchors", "4", "--cache_features", str(tmp_path / "features")]
+
+    status = train(files, tmp_path / "out", "--method", "dflash", "--drafter_config", *fields, *options)
+
+    target = AutoModelForCausalLM.from_pretrained(files["target"]).double()
+    drafter = AutoModel.from_pretrained(tmp_path / "out", dtype=torch.double)
+    texts = [
+        target.generate(make_prompt(), max_new_tokens=12, do_sample=False, eos_token_id=None, **options)
+        for options in ({}, {"assistant_model": drafter, "speculation_type": "dflash"})
+    ]
+    assert status == 0
+    assert drafter.config.block_size == 3
+    assert texts[0].tolist() == texts[1].tolist()
 
 
 def test_weights_saved_in_half_the_bytes_load_in_full_precision(files: dict[str, str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, set_seed
 
 from ..drafters.autoregressive import make_draft_model
+from ..drafters.dflash import make_dflash
 from ..drafters.falcon import FalconSpecDrafter
 from ..drafters.medusa import MedusaDrafter
 from ..errors import OptionError
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
     "ar": make_draft_model,
+    "dflash": make_dflash,
     "falcon": FalconSpecDrafter.from_target,
     "medusa": MedusaDrafter.from_target,
 }
@@ -46,7 +48,7 @@ class TrainCommand:
     )
     method: str = field(
         default="falcon",
-        metadata={"help": "Kind of drafter; ar is a small language model.", "choices": sorted(METHODS)},
+        metadata={"help": "Kind of drafter; ar and dflash are for stock `generate`.", "choices": sorted(METHODS)},
     )
     drafter_config: list[str] = field(
         default_factory=list,

@@ -21,6 +21,9 @@ class DrafterTrainingArguments(TrainingArguments):
     feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
     feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})
     token_loss_weight: float = field(default=0.1, metadata={"help": "Weight of 0.9 KL + 0.1 cross-entropy."})
+    num_anchors: int = field(
+        default=32, metadata={"help": "Blocks that a DFlash drafter fills in for each conversation of a batch."}
+    )
     draft_tree_nodes: int = field(
         default=16,
         metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."},
@@ -39,4 +42,6 @@ class DrafterTrainingArguments(TrainingArguments):
             raise OptionError(f"`glancing_ratio` must lie in 0..1, but it is {self.glancing_ratio}.")
         if self.draft_tree_nodes < MIN_TREE_NODES or self.draft_tree_passes < 1:
             raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
+        if self.num_anchors < 1:
+            raise OptionError(f"`num_anchors` must be at least 1, but it is {self.num_anchors}.")
         super().__post_init__()

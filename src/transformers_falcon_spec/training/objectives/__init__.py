@@ -1,18 +1,20 @@
 """What each kind of drafter learns from a batch of pairs."""
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, MuseGlimmerAssistantModel, PreTrainedModel
 
 from ...drafters.falcon import FalconSpecDrafter
 from ...drafters.medusa import MedusaDrafter
 from ...errors import OptionError
 from .autoregressive import AutoregressiveObjective
 from .base import Objective, Outcome
+from .dflash import DFlashObjective
 from .falcon import FalconObjective
 from .medusa import MedusaObjective
 
 OBJECTIVES: dict[type, type[Objective]] = {
     FalconSpecDrafter: FalconObjective,
     MedusaDrafter: MedusaObjective,
+    MuseGlimmerAssistantModel: DFlashObjective,
     GenerationMixin: AutoregressiveObjective,  # language models of Transformers; drafters of this package are none
 }
 
