@@ -38,9 +38,7 @@ class DFlashObjective(Objective):
         """The mean over all places that an assistant's token is to fill, weighted by place."""
         anchors, is_anchor = draw_anchors(pairs.is_counted, self.args.num_anchors, generator)
         places = torch.arange(self.num_places, device=anchors.device)
-        labels = (
-            anchors[..., None] + places
-        )  # [rows, anchors, places] the label at the token before speaks of the one here
+        labels = anchors[..., None] + places  # [rows, anchors, places] which label speaks of the token there
         is_inside = labels < pairs.is_counted.shape[1]
         labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
         rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
@@ -63,9 +61,8 @@ class DFlashObjective(Objective):
         """What the drafter says at the masks of each block, `[rows, anchors, places, hidden]`; no block sees another."""
         num_rows, num_anchors = anchors.shape
         embed = self.features.target.get_input_embeddings()
-        masks = embed(
-            torch.full((num_rows, num_anchors, self.num_places), self.config.mask_token_id, device=anchors.device)
-        )
+        shape = (num_rows, num_anchors, self.num_places)
+        masks = embed(torch.full(shape, self.config.mask_token_id, device=anchors.device))
         first = pairs.token_embeds.gather(1, (anchors - 1)[..., None].expand(-1, -1, masks.shape[-1]))
         blocks = torch.cat([first[:, :, None], masks], dim=2).flatten(1, 2)
         context = torch.arange(pairs.features.shape[1], device=anchors.device)
