@@ -89,7 +89,7 @@ def _extract(args: argparse.Namespace) -> None:
     """The target's features, once for all points; to be quicker, run `train --cache_features` under `torchrun` before."""
     target, tokenizer = load_target(args.target, SHARED["target_dtype"], "cpu")
     dataset = ConversationDataset(read_conversations(args.data).rows, tokenizer, TrainCommand.max_length)
-    FeatureCache(dataset, TargetFeatures(target, (-1,), block_size=1), args.features)
+    FeatureCache(dataset, TargetFeatures(target, (-1,), distance=1), args.features)
 
 
 def _point(name: str, options: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:

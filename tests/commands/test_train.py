@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from tests import reference
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
+from tests.tiny import make_prompt
 from tests.training.runs import SMALL
-from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, cli
+from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli, disable, enable
 from transformers_falcon_spec.training.dataset import ConversationDataset
 from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
 
@@ -107,6 +108,84 @@ def test_an_eagle_drafter_gets_the_vocabulary_that_the_assistant_uses(files: dic
     assert drafter.is_tree_dynamic
 
 
+@pytest.mark.parametrize("fields", [{"num_heads": 2, "has_lm_heads": False}, {"num_heads": 3, "num_layers": 2}])
+def test_a_medusa_drafter_comes_out_with_its_tree(
+    files: dict[str, str], tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    options = [f"{name}={json.dumps(value)}" for name, value in fields.items()]
+
+    status = train(
+        files, tmp_path, "--method", "medusa", "--eval_data", files["eval_data"], "--drafter_config", *options
+    )
+
+    drafter = MedusaDrafter.from_pretrained(tmp_path)
+    assert status == 0
+    assert {name: getattr(drafter.config, name) for name in fields} == fields
+    assert len(drafter.stored_tree["parents"]) == 16
+
+
+@pytest.fixture(scope="module")
+def draft_model(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small language model, distilled from the target; it has one of the target's two layers."""
+    folder = tmp_path_factory.mktemp("draft")
+    options = ["--eval_data", files["eval_data"], "--save_bf16", "--learning_rate", "1e-3"]
+    assert train(files, folder, "--method", "ar", "--drafter_config", "num_hidden_layers=1", *options) == 0
+    return folder
+
+
+def test_a_draft_model_is_a_checkpoint_of_transformers_with_tokenizer_and_record(draft_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(draft_model)
+    record = json.loads((draft_model / "training.json").read_text(encoding="utf-8"))
+
+    assert (type(model).__name__, model.config.num_hidden_layers, model.dtype) == (
+        "LlamaForCausalLM",
+        1,
+        torch.float32,
+    )
+    assert model.generation_config.eos_token_id == 2
+    assert AutoTokenizer.from_pretrained(draft_model).get_vocab() == make_tokenizer().get_vocab()
+    assert "eval_accuracy_at_1" in record["curve"][-1]
+
+
+@pytest.mark.parametrize("has_seam", [True, False])
+def test_stock_assisted_generation_with_a_draft_model_writes_the_greedy_text(
+    files: dict[str, str], draft_model: Path, has_seam: bool
+) -> None:
+    target = AutoModelForCausalLM.from_pretrained(files["target"]).double()
+    model = AutoModelForCausalLM.from_pretrained(draft_model).double()
+    prompt, calls = make_prompt(), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+
+    (enable if has_seam else disable)()
+    try:
+        texts = [
+            target.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None, assistant_model=assistant)
+            for assistant in (None, model)
+        ]
+    finally:
+        enable()
+
+    assert texts[0].tolist() == texts[1].tolist()
+    assert calls
+
+
+def test_a_dflash_drafter_comes_out_for_stock_generate(files: dict[str, str], tmp_path: Path) -> None:
+    fields = ["num_hidden_layers=1", "block_size=3", "target_layer_ids=[0]"]
+    options = ["--eval_data", files["eval_data"], "--num_anchors", "4", "--cache_features", str(tmp_path / "features")]
+
+    status = train(files, tmp_path / "out", "--method", "dflash", "--drafter_config", *fields, *options)
+
+    target = AutoModelForCausalLM.from_pretrained(files["target"]).double()
+    drafter = AutoModel.from_pretrained(tmp_path / "out", dtype=torch.double)
+    texts = [
+        target.generate(make_prompt(), max_new_tokens=12, do_sample=False, eos_token_id=None, **options)
+        for options in ({}, {"assistant_model": drafter, "speculation_type": "dflash"})
+    ]
+    assert status == 0
+    assert drafter.config.block_size == 3
+    assert texts[0].tolist() == texts[1].tolist()
+
+
 def test_weights_saved_in_half_the_bytes_load_in_full_precision(files: dict[str, str], tmp_path: Path) -> None:
     train(files, tmp_path, "--save_bf16")
 
@@ -170,6 +249,11 @@ def _without_template(folder: Path) -> str:
         (["--drafter_config", "block_size"], "OptionError: `--drafter_config` takes NAME=VALUE"),
         (["--drafter_config", "size=3"], "OptionError: `FalconSpecConfig` has no option `size`"),
         (["--max_length", "2"], "TrainingError: Not one of 12 conversations has an assistant token in 2 tokens"),
+        (["--method", "ar", "--drafter_config", "depth=3"], "OptionError: `LlamaConfig` has no option `depth`"),
+        (
+            ["--method", "ar", "--drafter_config", "vocab_size=5"],
+            "DrafterMismatchError: A draft model must have the target's",
+        ),
         (["--glancing_ratio", "3"], "OptionError: `glancing_ratio` must lie in 0..1"),
         (["--resume_from_checkpoint", "nowhere"], "OptionError: `--resume_from_checkpoint` must be `true` or a whole"),
         (["--drafter_config", "feature_layers=[9]"], "TargetError: Feature layers must be -1 or lie in"),

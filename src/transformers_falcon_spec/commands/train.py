@@ -10,9 +10,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, set_seed
 
-from ..drafters.base import DrafterModel
+from ..drafters.autoregressive import make_draft_model
+from ..drafters.dflash import make_dflash
 from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import FalconSpecDrafter
+from ..drafters.medusa import MedusaDrafter
 from ..errors import OptionError
 from ..provenance import provenance
 from ..training.arguments import DrafterTrainingArguments
@@ -21,15 +23,18 @@ from ..training.conversations import read_conversations
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.draft_vocabulary import most_frequent_tokens
 from ..training.feature_cache import FeatureCache
-from ..training.features import TargetFeatures
+from ..training.objectives import objective_of
 from ..training.trainer import DrafterTrainer
 from .loading import load_target
 
 logger = logging.getLogger(__name__)
 
-METHODS: dict[str, Callable[..., DrafterModel]] = {
+METHODS: dict[str, Callable[..., PreTrainedModel]] = {
+    "ar": make_draft_model,
+    "dflash": make_dflash,
     "eagle": EagleDrafter.from_target,
     "falcon": FalconSpecDrafter.from_target,
+    "medusa": MedusaDrafter.from_target,
 }
 
 
@@ -44,7 +49,10 @@ class TrainCommand:
     eval_data: list[str] = field(
         default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
     )
-    method: str = field(default="falcon", metadata={"help": "Kind of drafter.", "choices": sorted(METHODS)})
+    method: str = field(
+        default="falcon",
+        metadata={"help": "Kind of drafter; ar and dflash are for stock `generate`.", "choices": sorted(METHODS)},
+    )
     drafter_config: list[str] = field(
         default_factory=list,
         metadata={"help": "Fields of the drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
@@ -71,8 +79,9 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     drafter = fresh_drafter(command, target, data["train"])
     train_data: Any = data["train"]
     if command.cache_features is not None:
-        target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        features = TargetFeatures(target, drafter.feature_layers, drafter.block_size)
+        features = objective_of(drafter).read_target(drafter, target)
+        drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+        target.to(args.device)  # type: ignore[arg-type]
         train_data = FeatureCache(data["train"], features, command.cache_features)
     trainer = DrafterTrainer(
         target=target,
@@ -91,7 +100,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         raise
     seconds = time.perf_counter() - start
     if "eval" in data:
-        logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
+        _judge(trainer)
     if trainer.is_world_process_zero():
         record = provenance(
             seed=args.seed, data=_sources(command), train_seconds=seconds, num_resumed=int(resume is not None)
@@ -99,16 +108,26 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         record |= {"num_examples": len(data["train"]), "curve": trainer.state.log_history}
         with writing_to(args.output_dir):
             save(drafter, Path(args.output_dir), command.save_bf16)
+            if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
+                tokenizer.save_pretrained(args.output_dir)
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> DrafterModel:
+def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:
     """An untrained drafter; one with a small vocabulary drafts what the assistant says most often in `data`."""
     drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
         config = drafter.config
         drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, config.vocab_size, config.num_draft_tokens))
     return drafter
+
+
+def _judge(trainer: DrafterTrainer) -> None:
+    """Measure what the drafter has learnt on the evaluation data, and fit its draft tree, where it has one, to that."""
+    if trainer.objective.has_draft_tree:
+        logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
+    else:
+        trainer.evaluate()
 
 
 def _sources(command: TrainCommand) -> dict[str, list[str]]:
@@ -155,7 +174,7 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
     return str(wish)
 
 
-def save(drafter: DrafterModel, folder: Path, in_bf16: bool) -> None:
+def save(drafter: PreTrainedModel, folder: Path, in_bf16: bool) -> None:
     """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so."""
     if in_bf16:
         drafter.bfloat16()

@@ -23,6 +23,9 @@ class DrafterTrainingArguments(TrainingArguments):
     token_loss_weight: float = field(default=0.1, metadata={"help": "Weight of 0.9 KL + 0.1 cross-entropy."})
     ttt_steps: int = field(default=7, metadata={"help": "Eagle-3: steps that the drafter takes on its own states."})
     ttt_decay: float = field(default=0.8, metadata={"help": "Eagle-3: weight of a step over that of the one before."})
+    num_anchors: int = field(
+        default=32, metadata={"help": "Blocks that a DFlash drafter fills in for each conversation of a batch."}
+    )
     draft_tree_nodes: int = field(
         default=16,
         metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."},
@@ -46,4 +49,6 @@ class DrafterTrainingArguments(TrainingArguments):
             )
         if self.draft_tree_nodes < MIN_TREE_NODES or self.draft_tree_passes < 1:
             raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
+        if self.num_anchors < 1:
+            raise OptionError(f"`num_anchors` must be at least 1, but it is {self.num_anchors}.")
         super().__post_init__()

@@ -19,9 +19,10 @@ class PairBatch:
         input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The tokens themselves.
         token_embeds (`torch.Tensor` of shape `(rows, pairs, embed)`): Embedding of token p + 1.
         features (`torch.Tensor` of shape `(rows, pairs, feature)`): Feature of token p.
-        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + k; zeros past the end.
+        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + distance; zeros past the end.
         is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding.
-        is_counted (`torch.Tensor` of shape `(rows, pairs)`): The label token p + k + 1 is the assistant's.
+        is_counted (`torch.Tensor` of shape `(rows, pairs)`): The token that this label speaks of, p + distance + 1, is the
+            assistant's.
     """
 
     input_ids: Int[Tensor, "rows tokens"]
@@ -38,12 +39,12 @@ class TargetFeatures:
     Args:
         target ([`~transformers.PreTrainedModel`]): Put into evaluation mode; its weights get no gradient.
         feature_layers (`tuple[int, ...]`): Hidden states that the drafter reads, as Transformers counts them.
-        block_size (`int`): k, how far ahead labels lie.
+        distance (`int`): How far ahead labels lie; k for a drafter that predicts the feature k ahead.
     """
 
-    def __init__(self, target: PreTrainedModel, feature_layers: tuple[int, ...], block_size: int) -> None:
+    def __init__(self, target: PreTrainedModel, feature_layers: tuple[int, ...], distance: int) -> None:
         self.target = target.eval().requires_grad_(False)
-        self.feature_layers, self.block_size = feature_layers, block_size
+        self.feature_layers, self.distance = feature_layers, distance
 
     @torch.no_grad()
     def read(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
@@ -66,9 +67,9 @@ class TargetFeatures:
             input_ids=input_ids,
             token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]),
             features=features[:, :-1],
-            labels=ahead(head_inputs[:, :-1], head_inputs[:, -1:], self.block_size),
+            labels=ahead(head_inputs[:, :-1], head_inputs[:, -1:], self.distance),
             is_token=mask[:, 1:].bool(),
-            is_counted=ahead(batch["assistant_mask"][:, 1:], None, self.block_size) & mask[:, 1:].bool(),
+            is_counted=ahead(batch["assistant_mask"][:, 1:], None, self.distance) & mask[:, 1:].bool(),
         )
 
     def head(self, features: Tensor) -> Tensor:

@@ -21,7 +21,21 @@ class DistillationLoss:
 
     def total(self, feature_weight: float, token_weight: float) -> Tensor:
         """The weighted sum."""
-        return feature_weight * self.regression + token_weight * (0.9 * self.divergence + 0.1 * self.cross_entropy)
+        return feature_weight * self.regression + token_weight * token_loss(self.divergence, self.cross_entropy)
+
+
+def token_loss(divergence: Tensor, cross_entropy: Tensor) -> Tensor:
+    """What the two token terms count together."""
+    return 0.9 * divergence + 0.1 * cross_entropy
+
+
+def token_terms(
+    draft_logits: Float[Tensor, "counted vocab"], target_logits: Float[Tensor, "counted vocab"]
+) -> tuple[Float[Tensor, " counted"], Float[Tensor, " counted"]]:
+    """Divergence and cross-entropy of each row."""
+    draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
+    divergence = F.kl_div(draft, target, reduction="none", log_target=True).sum(-1)
+    return divergence, F.nll_loss(draft, target_logits.argmax(-1), reduction="none")
 
 
 def distillation_loss(
@@ -31,17 +45,6 @@ def distillation_loss(
     target_logits: Float[Tensor, "counted vocab"],
 ) -> DistillationLoss:
     """The terms over rows that count."""
-    draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
-    return DistillationLoss(
-        regression=F.smooth_l1_loss(features.float(), labels.float()),
-        divergence=F.kl_div(draft, target, reduction="batchmean", log_target=True),
-        cross_entropy=F.nll_loss(draft, target_logits.argmax(-1)),
-    )
-
-
-def divergences(
-    draft_logits: Float[Tensor, "counted vocab"], target_logits: Float[Tensor, "counted vocab"]
-) -> Float[Tensor, " counted"]:
-    """KL(target || drafter) of each row, over the tokens that both have logits for."""
-    draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
-    return F.kl_div(draft, target, reduction="none", log_target=True).sum(dim=-1)
+    divergence, cross_entropy = token_terms(draft_logits, target_logits)
+    regression = F.smooth_l1_loss(features.float(), labels.float())
+    return DistillationLoss(regression, divergence.mean(), cross_entropy.mean())

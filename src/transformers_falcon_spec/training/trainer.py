@@ -13,12 +13,10 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..core.tree import DraftTree
-from ..drafters.base import DrafterModel
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
-from .features import TargetFeatures
-from .objectives import Objective, Outcome, objective_for
+from .objectives import Objective, Outcome, objective_of
 
 MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
 
@@ -41,24 +39,25 @@ class DrafterTrainer(Trainer):
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target; stays as it is.
-        model ([`DrafterModel`]): The drafter.
+        model ([`~transformers.PreTrainedModel`]): The drafter, of a kind that `training/objectives` knows.
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
+        [`OptionError`]: nothing is known of how to train such a drafter.
     """
 
     loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
     args: DrafterTrainingArguments
 
-    def __init__(self, *, target: PreTrainedModel, model: DrafterModel, **kwargs: Any) -> None:
-        model.check_target(target)
+    def __init__(self, *, target: PreTrainedModel, model: PreTrainedModel, **kwargs: Any) -> None:
+        objective = objective_of(model)
+        self.features = objective.read_target(model, target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
         self.model_accepts_loss_kwargs = False
         target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        self.features = TargetFeatures(target, model.feature_layers, model.block_size)
-        self.objective: Objective = objective_for(model, self.features, self.args)
+        self.objective: Objective = objective(model, self.features, self.args)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
@@ -130,7 +129,14 @@ class DrafterTrainer(Trainer):
         """Give the drafter the best static tree for the acceptance measured on the evaluation data, and return it.
 
         Places beyond the first block are taken to be accepted as the same place in it.
+
+        Raises:
+            [`TrainingError`]: the drafter has no such tree.
         """
+        if not self.objective.has_draft_tree:
+            raise TrainingError(
+                "`fit_draft_tree` needs a drafter with a static draft tree, but this one drafts without."
+            )
         metrics = self.evaluate()
         places = [
             [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(MAX_RANK)]

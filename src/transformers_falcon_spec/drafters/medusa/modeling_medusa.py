@@ -81,7 +81,7 @@ class MedusaDrafter(DrafterModel):
         if self.config.has_lm_heads:
             weight = _lm_head_weight(target, self.config.hidden_size)
             for head in self.heads:
-                head[-1].weight.copy_(weight)
+                head.get_parameter(f"{self.config.num_layers}.weight").copy_(weight)
 
     def forward(
         self, features: Float[Tensor, "*tokens heads hidden"], **_: Any
@@ -146,8 +146,8 @@ def _head(config: MedusaConfig) -> nn.Sequential:
 
 def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
     """The matrix of the target's head, scaling included, by asking for each unit vector: weights may be packed or elsewhere."""
-    place = {"device": target.device, "dtype": target.dtype}
-    return (apply_head(target, torch.eye(width, **place)) - apply_head(target, torch.zeros(1, width, **place))).T
+    units = torch.eye(width, device=target.device, dtype=target.dtype)
+    return (apply_head(target, units) - apply_head(target, torch.zeros_like(units[:1]))).T
 
 
 def _default_tree(num_heads: int) -> DraftTree:

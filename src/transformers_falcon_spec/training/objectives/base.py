@@ -42,10 +42,26 @@ class Objective(ABC):
     """
 
     num_places: int = 1  # of a draft, each with an accuracy of its own
+    has_draft_tree: bool = True  # whether the drafter drafts a static tree, which can be fitted
 
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:
         self.config: Any = drafter.config
         self.features, self.args = features, args
+
+    @classmethod
+    def of(cls, drafter: Any) -> type["Objective"]:  # noqa: ARG003  subclasses look at it
+        """The objective of this drafter, where a kind of drafter has several."""
+        return cls
+
+    @classmethod
+    def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
+        """The target's side as this objective needs it.
+
+        Raises:
+            [`DrafterMismatchError`]: the target is not one for this drafter.
+        """
+        drafter.check_target(target)
+        return TargetFeatures(target, drafter.feature_layers, drafter.block_size)
 
     @abstractmethod
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:

@@ -1,16 +1,26 @@
 """The objectives of Eagle: the next feature (arXiv 2401.15077, section 4), and the training-time test (arXiv 2503.01840, section 3)."""
 
+from abc import ABC
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..features import PairBatch, ahead
-from ..losses import distillation_loss, divergences
+from ..losses import distillation_loss, token_terms
 from .base import Objective, Outcome
 
 
-class FeatureObjective(Objective):
+class EagleObjective(Objective, ABC):
+    """What an Eagle drafter learns, by its version."""
+
+    @classmethod
+    def of(cls, drafter: Any) -> type[Objective]:
+        """The objective of the drafter's version."""
+        return FeatureObjective if drafter.config.version == 1 else TrainingTimeTest
+
+
+class FeatureObjective(EagleObjective):
     """Version 1: the next feature and its distribution, from features with noise."""
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002
@@ -24,7 +34,7 @@ class FeatureObjective(Objective):
         return Outcome(total, vars(loss), logits, wanted, torch.zeros_like(wanted[:, 0], dtype=torch.long))
 
 
-class TrainingTimeTest(Objective):
+class TrainingTimeTest(EagleObjective):
     """Version 3: distributions alone, over the tokens that can be drafted, in steps that the drafter takes on its own states.
 
     Step j weighs `ttt_decay` to the power j, and is a mean over its counted places whose best token can be drafted.
@@ -47,7 +57,7 @@ class TrainingTimeTest(Objective):
         every = self.features.head(pairs.labels[pairs.is_counted])  # [places of the text, vocab]
         restricted, can_draft = self._restricted(every)
         logits, wanted = output.logits, restricted[labels]
-        rows = divergences(logits, wanted)
+        rows, _cross_entropy = token_terms(logits, wanted)
         by_step = torch.stack([_mean(rows, can_draft[labels] & (places == step)) for step in steps])
         weights = self.args.ttt_decay ** torch.arange(self.num_places, device=rows.device)
         terms = {f"divergence_at_{step + 1}": by_step[step] for step in steps}
@@ -70,11 +80,6 @@ class TrainingTimeTest(Objective):
             return logits
         everywhere = logits.new_full((len(logits), vocab_size), -torch.inf)
         return everywhere.index_copy(-1, ids.to(logits.device), logits)
-
-
-def eagle_objective(drafter: Any, *args: Any) -> Objective:
-    """The objective of the drafter's version."""
-    return (FeatureObjective if drafter.config.version == 1 else TrainingTimeTest)(drafter, *args)
 
 
 def _mean(values: Tensor, is_counted: Tensor) -> Tensor:

@@ -1,0 +1,41 @@
+"""The objective of a small language model that drafts by itself: the target's distribution at every token of the assistant."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...errors import DrafterMismatchError
+from ..features import PairBatch, TargetFeatures
+from ..losses import token_loss, token_terms
+from .base import Objective, Outcome
+
+
+class AutoregressiveObjective(Objective):
+    """The mean of 0.9 KL + 0.1 cross-entropy to the target's distribution, the token terms of all drafters of this package."""
+
+    has_draft_tree = False
+
+    @classmethod
+    def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
+        """What the target's head reads after the same tokens. The two must share their vocabulary alone.
+
+        Raises:
+            [`DrafterMismatchError`]: the vocabularies differ in size.
+        """
+        sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (drafter, target)]
+        if sizes[0] != sizes[1]:
+            raise DrafterMismatchError(
+                f"A draft model must have the target's vocabulary of size {sizes[1]}, but it has one of size {sizes[0]}."
+            )
+        return TargetFeatures(target, (-1,), 0)
+
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002  nothing is drawn
+        """Padding stands on the right, where no token sees it, so that no mask is needed."""
+        logits = model(input_ids=pairs.input_ids[:, :-1], use_cache=False).logits[pairs.is_counted].float()
+        wanted = self.features.head(pairs.labels[pairs.is_counted])
+        divergence, cross_entropy = (term.mean() for term in token_terms(logits, wanted))
+        terms = {"divergence": divergence, "cross_entropy": cross_entropy}
+        places = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        return Outcome(token_loss(divergence, cross_entropy), terms, logits, wanted, places)

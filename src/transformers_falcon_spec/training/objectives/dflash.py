@@ -1,0 +1,105 @@
+"""Blocks filled in at once: the objective of DFlash drafters (arXiv 2602.06036, section 4.2)."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...core.masks import additive
+from ...drafters.dflash import ATTENTION, context_layers
+from ..features import PairBatch, TargetFeatures
+from ..losses import token_loss, token_terms
+from .base import Objective, Outcome
+
+
+class DFlashObjective(Objective):
+    """Every block holds one token of the text, its anchor, and masks; each mask learns the target's distribution at its place.
+
+    A block sees the features of the text before its anchor and itself, as when drafting. The token terms are those of all drafters
+    of this package; place k of a block counts exp(-(k - 1) / gamma), with gamma half the block's size, near the paper's 7, 5
+    and 4 for blocks of 16, 10 and 8. The paper takes the cross-entropy to the tokens of the text.
+    """
+
+    has_draft_tree = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.block_size = int(self.config.block_size)
+        self.num_places = self.block_size - 1
+
+    @classmethod
+    def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
+        """The hidden states that `generate` will read, and what the head reads at the same places."""
+        return TargetFeatures(target, context_layers(drafter), 0)
+
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002  nothing changes on the way
+        """The mean over all places that an assistant's token is to fill, weighted by place."""
+        anchors, is_anchor = draw_anchors(pairs.is_counted, self.args.num_anchors, generator)
+        places = torch.arange(self.num_places, device=anchors.device)
+        labels = anchors[..., None] + places  # [rows, anchors, places] which label speaks of the token there
+        is_inside = labels < pairs.is_counted.shape[1]
+        labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
+        rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
+        counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, labels]
+        logits = self._logits(self.fill_in(model, pairs, anchors)[counted])
+        wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
+        places = places.expand_as(labels)[counted]
+        weights = torch.exp(-places / (self.block_size / 2))
+        weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
+        divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, wanted))
+        terms = {"divergence": divergence, "cross_entropy": cross_entropy}
+        return Outcome(token_loss(divergence, cross_entropy), terms, logits, wanted, places)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """As `generate` makes them: the bare head, without the scaling of some targets."""
+        head = self.features.target.get_output_embeddings()
+        return head(states.to(self.features.target.dtype)).float()
+
+    def fill_in(self, model: nn.Module, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Tensor:
+        """What the drafter says at the masks of each block, `[rows, anchors, places, hidden]`; no block sees another."""
+        num_rows, num_anchors = anchors.shape
+        embed = self.features.target.get_input_embeddings()
+        shape = (num_rows, num_anchors, self.num_places)
+        masks = embed(torch.full(shape, self.config.mask_token_id, device=anchors.device))
+        first = pairs.token_embeds.gather(1, (anchors - 1)[..., None].expand(-1, -1, masks.shape[-1]))
+        blocks = torch.cat([first[:, :, None], masks], dim=2).flatten(1, 2)
+        context = torch.arange(pairs.features.shape[1], device=anchors.device)
+        places = (anchors[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
+        dtype = next(model.parameters()).dtype
+        outputs = model(
+            noise_embeds=blocks.to(dtype),
+            context_hidden_states=pairs.features.to(dtype),
+            attention_mask={ATTENTION: additive(block_mask(anchors, len(context), self.block_size), dtype)},
+            position_ids=torch.cat([context.expand(num_rows, -1), places], dim=1),
+        )
+        return outputs[0].unflatten(1, (num_anchors, self.block_size))[:, :, 1:]
+
+
+def draw_anchors(
+    is_counted: Bool[Tensor, "rows pairs"], most: int, generator: torch.Generator
+) -> tuple[Int[Tensor, "rows anchors"], Bool[Tensor, "rows anchors"]]:
+    """Up to `most` places of each row after which the assistant speaks, in random order, and which of them are real.
+
+    The first token is no anchor: there is nothing before it. Rows with fewer places than others repeat place 1, not real.
+    """
+    can_start = is_counted.clone()
+    can_start[:, 0] = False
+    scores = torch.rand(can_start.shape, generator=generator).to(can_start.device).masked_fill(~can_start, -1.0)
+    num_anchors = max(min(most, int(can_start.sum(-1).max())), 1)
+    best = scores.topk(num_anchors, dim=-1)
+    is_anchor = best.values >= 0
+    return best.indices.where(is_anchor, 1), is_anchor
+
+
+def block_mask(
+    anchors: Int[Tensor, "rows anchors"], num_context: int, block_size: int
+) -> Bool[Tensor, "rows queries keys"]:
+    """Which keys, those of the context first and then those of all blocks, each row of each block sees."""
+    sees_context = (
+        torch.arange(num_context, device=anchors.device) < anchors.repeat_interleave(block_size, 1)[..., None]
+    )
+    block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(block_size)
+    sees_block = (block[:, None] == block).expand(len(anchors), -1, -1)
+    return torch.cat([sees_context, sees_block], dim=-1)
