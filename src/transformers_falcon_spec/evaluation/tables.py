@@ -10,8 +10,9 @@ PARITY_TITLES = {
     "parity.json": "the test prompts",
     "parity_greedy.json": "more prompts",
     "parity_sampling.json": "twelve ways of sampling, equal seeds",
-    "parity_bfloat16.json": "in low precision",
-    "parity_strict.json": "in low precision, strict",
+    "parity_bfloat16.json": "in bfloat16",
+    "parity_strict.json": "in bfloat16, strict",
+    "parity_float16.json": "in float16",
 }
 
 
