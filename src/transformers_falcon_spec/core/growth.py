@@ -70,6 +70,38 @@ class TreeGrowth:
         self.depths = torch.cat([self.depths, depths], dim=1)
         self.log_chances = torch.cat([self.log_chances, chances], dim=1)
 
+    def expand_blocks(
+        self,
+        ends: Int[Tensor, "rows blocks"],
+        token_ids: Int[Tensor, "rows blocks places children"],
+        log_probs: Float[Tensor, "rows blocks places children"],
+        num_kept: int,
+    ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
+        """Give nodes what follows in a block whose places were drafted at once, each blind to what stands in the others.
+
+        At each place the likeliest nodes get children, as many as each has. All that follows one of `ends` takes from its lists.
+
+        Returns:
+            The likeliest `num_kept` nodes of the last place, and for each the block that it stands in.
+        """
+        width, nodes = token_ids.shape[-1], ends
+        last = token_ids.shape[2] - 1
+        blocks = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
+        for place in range(token_ids.shape[2]):
+            lists = blocks[..., None].expand(-1, -1, width)
+            start = self.token_ids.shape[1]
+            self.expand(nodes, token_ids[:, :, place].gather(1, lists), log_probs[:, :, place].gather(1, lists))
+            nodes = self.best_newest(width if place < last else num_kept)
+            blocks = blocks.gather(1, (nodes - start) // width)
+        return nodes, blocks
+
+    def path_up(self, nodes: Int[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows nodes num"]:
+        """The `num` nodes that end at each node, itself the last."""
+        path = [nodes]
+        while len(path) < num:
+            path.append(self.parents.gather(1, path[-1]))
+        return torch.stack(path[::-1], dim=-1)
+
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
         """The likeliest `num` of the newest nodes, or all if there are fewer, in the order in which they stand."""
         start = self.token_ids.shape[1] - self.num_newest

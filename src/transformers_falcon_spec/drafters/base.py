@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -42,6 +42,7 @@ class DrafterModel(PreTrainedModel):
     """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
 
     generation_config: SpeculationConfig
+    grows_trees: ClassVar[bool] = False  # unless the options say otherwise
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -58,9 +59,29 @@ class DrafterModel(PreTrainedModel):
         return self.generation_config.draft_tree or getattr(self.config, "draft_tree", None)
 
     @property
+    def is_tree_dynamic(self) -> bool:
+        """Whether trees grow, where the verifier lets them; a tree in the options says no."""
+        options = self.generation_config
+        by_default = self.grows_trees and options.draft_tree is None
+        return by_default if options.dynamic_tree is None else options.dynamic_tree
+
+    @property
+    def tree_depth(self) -> int:
+        """How deep trees grow."""
+        return self.generation_config.tree_depth or self.block_size
+
+    @property
     def draft_settings(self) -> dict[str, Any] | None:
         """What decides its drafts besides weights; kept with measurements."""
-        return self.stored_tree
+        if not self.is_tree_dynamic:
+            return self.stored_tree
+        options = self.generation_config
+        return {
+            "draft_tree": self.stored_tree,
+            "num_tree_nodes": options.num_tree_nodes,
+            "tree_depth": self.tree_depth,
+            "tree_top_k": options.tree_top_k,
+        }
 
     @property
     def block_size(self) -> int:

@@ -23,10 +23,18 @@ class StaticTreeGenerator(PairGenerator):
     block_size: int = 1
 
     @abstractmethod
-    def draft_level(self, draft_pass: DraftPass, token_ids: Tensor, features: Tensor, number: int) -> Tensor:
-        """Features `[rows, blocks, k, hidden]` of pass `number`, 1 or more, all blocks of a level in one forward.
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
+        """Features `[rows, blocks, k, hidden]` of pass `number`, 1 or more, all its blocks in one forward.
 
-        Its keys and values stay in the cache until the draft is complete. `features` are those of the pass before.
+        Keys and values of the blocks stay in the cache until the draft is complete.
+
+        Args:
+            token_ids (`torch.Tensor` of shape `(rows, blocks, k)`): Drafted tokens, those of a block each other's path.
+            features (`torch.Tensor` of shape `(rows, blocks before, k, hidden)`): Those of the pass before.
+            parents (`torch.Tensor` of shape `(rows, blocks)`): The block of the pass before that each one goes on from.
+            seen (`torch.Tensor` of shape `(rows, blocks * k, draft slots)`): Which drafted tokens each one sees, of this pass and
+                of earlier ones.
+            number (`int`): The pass.
         """
 
     def draft_logits(self, features: Tensor) -> Tensor:
@@ -54,7 +62,10 @@ class StaticTreeGenerator(PairGenerator):
         dist_index = torch.full_like(token_ids[:1], -1)
         for number, draft_pass in enumerate(passes):
             if number:
-                features = self.draft_level(draft_pass, token_ids, features, number)
+                num_rows = len(token_ids)
+                parents = draft_pass.parent_blocks.expand(num_rows, -1)
+                seen = draft_pass.tail_mask.expand(num_rows, -1, -1)
+                features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
                 num_drafted_slots += draft_pass.fed_nodes.numel()
             logits = self.draft_logits(features)
             if budget.temperature is None:

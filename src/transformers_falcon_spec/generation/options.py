@@ -7,6 +7,7 @@ from transformers import GenerationConfig
 from ..core.tree import DraftTree
 from ..errors import OptionError
 
+OWN = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k", "verifier", "strict")
 VERIFIERS = ("lazy_walk", "recursive_rejection", "traversal", "gumbel")
 
 
@@ -15,7 +16,13 @@ class SpeculationConfig(GenerationConfig):
 
     Args:
         draft_tree (`dict`, *optional*):
-            `{"parents": [...], "ranks": [...]}`, the tree to draft. None takes the one in the drafter's config.
+            `{"parents": [...], "ranks": [...]}`, the static tree to draft. None takes the one in the drafter's config.
+        dynamic_tree (`bool`, *optional*):
+            Grow a tree from the drafter's probabilities in every step instead of drafting a static one. None leaves it to the kind
+            of drafter, and a `draft_tree` given here says no. Rules that judge drawn tokens always get the static tree.
+        num_tree_nodes (`int`, *optional*, defaults to 16): Nodes that are kept of a grown tree, root included.
+        tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter.
+        tree_top_k (`int`, *optional*, defaults to 4): Nodes of a depth that grow children, and children of each.
         verifier (`str`, *optional*, defaults to `"lazy_walk"`):
             What of a draft becomes text when sampling: `"lazy_walk"` gives the text of the target alone for the same seed;
             `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"` gives one
@@ -40,6 +47,10 @@ class SpeculationConfig(GenerationConfig):
     def __init__(
         self,
         draft_tree: dict[str, Any] | None = None,
+        dynamic_tree: bool | None = None,
+        num_tree_nodes: int = 16,
+        tree_depth: int | None = None,
+        tree_top_k: int = 4,
         verifier: str = "lazy_walk",
         strict: bool = False,
         **kwargs: Any,
@@ -48,10 +59,17 @@ class SpeculationConfig(GenerationConfig):
         if unknown:
             raise OptionError(
                 f"`SpeculationConfig` has no option {', '.join(f'`{name}`' for name in unknown)}. "
-                "Options of its own: `draft_tree`, `verifier` and `strict`; all others are those of `GenerationConfig`."
+                f"Options of its own: {', '.join(f'`{name}`' for name in OWN)}; all others are those of `GenerationConfig`."
             )
         if draft_tree is not None:
             DraftTree.from_json(draft_tree)
+        for name, value, least in (
+            ("num_tree_nodes", num_tree_nodes, 2),
+            ("tree_depth", tree_depth, 1),
+            ("tree_top_k", tree_top_k, 1),
+        ):
+            if value is not None and value < least:
+                raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
         if verifier not in VERIFIERS:
             raise OptionError(f"`verifier` must be one of {VERIFIERS}, but it is {verifier!r}.")
         if strict and verifier != "lazy_walk":
@@ -59,6 +77,8 @@ class SpeculationConfig(GenerationConfig):
                 f'`strict` re-reads choices of the target, so `verifier` must be "lazy_walk", but it is {verifier!r}.'
             )
         self.draft_tree, self.verifier, self.strict = draft_tree, verifier, strict
+        self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
+        self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
         super().__init__(**kwargs)
 
 

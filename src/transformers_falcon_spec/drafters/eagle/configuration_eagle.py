@@ -39,13 +39,7 @@ class EagleConfig(LlamaConfig):
             version 1 reads.
         feature_size (`int`, *optional*): Width of those together.
         embedding_size (`int`, *optional*): Width of the target's token embeddings.
-        dynamic_tree (`bool`, *optional*, defaults to `True`):
-            Grow a tree from the drafter's probabilities in every step. Drafts for `recursive_rejection` and `traversal` always
-            take `draft_tree`: a shape chosen by looking at what was drawn would bias the text.
-        num_tree_nodes (`int`, *optional*, defaults to 16): Nodes that are kept of a grown tree, root included.
-        tree_depth (`int`, *optional*, defaults to 4): How deep it grows; also its passes.
-        tree_top_k (`int`, *optional*, defaults to 4): Nodes expanded in each pass, and children of each.
-        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None is a chain of `tree_depth` tokens.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
 
     Example:
@@ -72,10 +66,6 @@ class EagleConfig(LlamaConfig):
     feature_layers: list[int] | tuple[int, ...] = (-1,)
     feature_size: int | None = None
     embedding_size: int | None = None
-    dynamic_tree: bool = True
-    num_tree_nodes: int = 16
-    tree_depth: int = 4
-    tree_top_k: int = 4
     draft_tree: dict[str, Any] | None = None
     target_name_or_path: str | None = None
 
@@ -121,13 +111,9 @@ class EagleConfig(LlamaConfig):
         self._check_drafts()
 
     def _check_drafts(self) -> None:
-        for name, least in (("num_tree_nodes", MIN_TREE_NODES), ("tree_depth", 1), ("tree_top_k", 1)):
-            if getattr(self, name) < least:
-                raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
-        if not self.tree_top_k <= self.num_draft_tokens <= self.vocab_size:
+        if not 1 <= self.num_draft_tokens <= self.vocab_size:
             raise OptionError(
-                "The tokens that can be drafted, `draft_vocab_size` or all, must be at least `tree_top_k` and at most the target's "
-                f"vocabulary, {self.tree_top_k}..{self.vocab_size}, but they are {self.num_draft_tokens}."
+                f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is {self.num_draft_tokens}."
             )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)

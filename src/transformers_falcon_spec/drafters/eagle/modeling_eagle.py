@@ -4,10 +4,8 @@ The embedding is the target's; in version 1 the head is, too. Sources: arXiv 240
 (version 3).
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,9 +20,12 @@ from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.candidates import TargetView
 from ..base import DrafterModel
+from ..static_tree import tree_from_json
 from .candidates import EagleCandidateGenerator
 from .configuration_eagle import EagleConfig
 from .layers import FeatureLayer, StateLayer
+
+DEFAULT_DEPTH = 4  # of trees
 
 
 @dataclass
@@ -63,6 +64,7 @@ class EagleDrafter(DrafterModel):
     main_input_name = "token_embeds"
     d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
     t2d: Tensor  # [vocab] whether a token can be drafted
+    grows_trees = True
     _supports_sdpa = True
     _no_split_modules = ["FeatureLayer", "StateLayer"]  # noqa: RUF012  Transformers reads a plain list
 
@@ -215,33 +217,20 @@ class EagleDrafter(DrafterModel):
     @property
     def draft_tree(self) -> DraftTree:
         """The static tree: that of `generation_config`, else of the config, else a chain of `tree_depth` tokens."""
-        return _tree(json.dumps(self.stored_tree or DraftTree.chain(self.config.tree_depth).to_json()))
+        return tree_from_json(self.stored_tree or DraftTree.chain(self.tree_depth).to_json())
 
     @property
-    def is_tree_dynamic(self) -> bool:
-        """Whether trees grow; a tree in `generation_config` says no."""
-        return self.config.dynamic_tree and self.generation_config.draft_tree is None
-
-    @property
-    def draft_settings(self) -> dict[str, Any]:
-        """What decides its drafts besides weights."""
-        names = ("num_tree_nodes", "tree_depth", "tree_top_k") if self.is_tree_dynamic else ()
-        return {"draft_tree": self.draft_tree.to_json(), **{name: getattr(self.config, name) for name in names}}
+    def tree_depth(self) -> int:
+        """How deep trees grow; a pass for each token."""
+        return self.generation_config.tree_depth or DEFAULT_DEPTH
 
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
-        return max(self.config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
+        return max(self.generation_config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
 
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator
     ) -> EagleCandidateGenerator:
         """A generator that drafts with this model for one call."""
-        self.config.check()  # fields may have been set since
         return EagleCandidateGenerator(self, target, max_length, rng)
-
-
-@lru_cache(maxsize=64)
-def _tree(text: str) -> DraftTree:
-    """A stored tree; the same object for the same tree, so that its plan is made once and not for every call."""
-    return DraftTree.from_json(json.loads(text))

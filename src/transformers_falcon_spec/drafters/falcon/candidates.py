@@ -1,4 +1,4 @@
-"""Drafting with Falcon: reads committed pairs, then drafts a static tree, block by block, one pass for each level.
+"""Drafting with Falcon: reads committed pairs, then grows a tree or drafts a static one, block by block.
 
 State between steps follows `docs/how_it_works.md`: keys and values of committed rows, the LSTM's state after the last of them and
 its outputs for the last k - 1. All draft state is dropped after every proposal.
@@ -14,14 +14,13 @@ from ...core.masks import block_causal_mask, block_ends
 from ...errors import OptionError
 from ...generation.cache import HOLE
 from ...generation.candidates import Draft, DraftBudget, TargetView
-from ..plan import DraftPass
-from ..static_tree import StaticTreeGenerator
+from ..grown_tree import GrownTreeGenerator
 
 if TYPE_CHECKING:
     from .modeling_falcon import FalconSpecDrafter, RecurrentState
 
 
-class FalconCandidateGenerator(StaticTreeGenerator):
+class FalconCandidateGenerator(GrownTreeGenerator):
     """One call's drafting with a [`FalconSpecDrafter`]; all rows in the same passes, each with its own past."""
 
     drafter: "FalconSpecDrafter"
@@ -31,8 +30,7 @@ class FalconCandidateGenerator(StaticTreeGenerator):
     ) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.config.block_size
-        self._tree = drafter.draft_tree
-        max_depth = int(self._tree.depths.max())
+        max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * drafter.is_tree_dynamic)
         if max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
                 f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it has "
@@ -54,7 +52,7 @@ class FalconCandidateGenerator(StaticTreeGenerator):
             return None
         depths = [depth * ready for depth, ready in zip(budget.depths, has_block, strict=True)]
         self._block_state = self._state
-        return self.draft_static(self._tree, depths, budget, features)
+        return self.draft(depths, budget, features)
 
     def _read_pending(self) -> Tensor:
         """Read the new pairs, re-running old ones where fewer than k came; `[rows, 1, k, hidden]` of each row's last block."""
@@ -87,22 +85,23 @@ class FalconCandidateGenerator(StaticTreeGenerator):
         block_positions = self.block_size - 1 - (ends - positions)
         return self.drafter.attend(rows, mask, positions.clamp(min=0), block_positions, self.slots.cache)
 
-    def draft_level(self, draft_pass: DraftPass, token_ids: Tensor, features: Tensor, number: int) -> Tensor:
-        """All blocks of a level in one forward: features `[rows, blocks, k, hidden]`; keeps the LSTM's state after each block."""
-        parents = draft_pass.parent_blocks
-        num_rows, (blocks, size) = len(token_ids), draft_pass.fed_nodes.shape
-        inputs = self._rows(token_ids[:, draft_pass.fed_nodes], features[:, parents]).flatten(0, 1)
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
+        """All blocks of a pass in one forward: features `[rows, blocks, k, hidden]`; keeps the LSTM's state after each block."""
+        num_rows, blocks, size = token_ids.shape
+        fed = features.gather(1, parents[..., None, None].expand(-1, -1, *features.shape[2:]))
+        inputs = self._rows(token_ids, fed).flatten(0, 1)
         state = self._block_state
         if state is not None:  # each block goes on from its parent's state
             by_row = (part.reshape(len(part), num_rows, -1, part.shape[-1]) for part in state)
-            hidden, cell = (part[:, :, parents].flatten(1, 2).contiguous() for part in by_row)
+            places = parents[None, ..., None]
+            taken = (part.gather(2, places.expand(len(part), -1, -1, part.shape[-1])) for part in by_row)
+            hidden, cell = (part.flatten(1, 2).contiguous() for part in taken)
             state = (hidden, cell)
         fused, self._block_state = self.drafter.recur(inputs, state)
         first = torch.tensor(self.num_read, device=fused.device)[:, None] + (number - 1) * size
         block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
-        seen = draft_pass.tail_mask.expand(num_rows, -1, -1)
         is_held = (self.slots.places != HOLE)[:, None].expand(-1, seen.shape[1], -1)
-        mask, rows = torch.cat([is_held, seen], dim=-1), fused.reshape(num_rows, blocks * size, -1)
+        mask, rows = torch.cat([is_held, seen.to(is_held.device)], dim=-1), fused.reshape(num_rows, blocks * size, -1)
         outputs = self.drafter.attend(
             rows, mask, first + block_positions, block_positions.expand(num_rows, -1), self.slots.cache
         )

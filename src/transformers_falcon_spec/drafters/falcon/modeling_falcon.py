@@ -209,8 +209,8 @@ class FalconSpecDrafter(DrafterModel):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the draft tree, root included."""
-        return len(self.draft_tree)
+        """Most nodes of a draft, root included."""
+        return self.generation_config.num_tree_nodes if self.is_tree_dynamic else len(self.draft_tree)
 
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator

@@ -1,0 +1,78 @@
+"""Drafting trees that grow: in every pass the likeliest blocks are fed, and of all nodes the likeliest are kept.
+
+A walk follows the target's own tokens, so any tree will do for it. Where a rule judges what was drawn, the tree is a static one: such
+rules hold for shapes that were settled before the draws, and choosing nodes by what was drawn would bias the text. Source:
+arXiv 2406.16858, section 4, there with blocks of one token.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.growth import TreeGrowth
+from ..core.tree import DraftTree
+from ..generation.cache import drop_last
+from ..generation.candidates import Draft, DraftBudget, TargetView
+from .static_tree import StaticTreeGenerator
+
+
+class GrownTreeGenerator(StaticTreeGenerator):
+    """A generator that grows a tree for each row, or drafts a static one, `block_size` tokens a pass."""
+
+    def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(drafter, target, max_length, rng)
+        self.tree: DraftTree = drafter.draft_tree
+
+    def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
+        """A tree within the budget and `depths` of each row; `features` `[rows, 1, k, hidden]` are those of the first pass."""
+        is_judged = budget.temperature is not None and budget.noise is None
+        if self.drafter.is_tree_dynamic and not is_judged:
+            return self._grow(depths, budget, features)
+        return self.draft_static(self.tree, depths, budget, features)
+
+    def _grow(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
+        options, size = self.drafter.generation_config, self.block_size
+        width = 1 if budget.is_chain else options.tree_top_k
+        num_blocks = max(
+            width // size, 1
+        )  # fed in each pass after the first, so that a pass feeds about `width` tokens
+        num_passes = -(-min(self.drafter.tree_depth, max(depths)) // size)
+        if budget.num_passes is not None:
+            num_passes = min(num_passes, budget.num_passes)
+        growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=self.drafter.tree_depth))
+        ends = blocks = torch.zeros_like(
+            self.roots
+        )  # the nodes that blocks of a pass follow, and whose lists these are
+        seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
+        for number in range(num_passes):
+            if number:
+                own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)
+                above = seen.gather(1, blocks[..., None].expand(-1, -1, seen.shape[-1]))
+                seen = torch.cat([above, own], dim=-1)
+                slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
+                fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
+                features = self.draft_blocks(fed, features, blocks, slots, number)
+            best = self.log_chances(self.draft_logits(features), budget, number * size).topk(width, dim=-1)
+            ends, blocks = growth.expand_blocks(ends, self.target_ids(best.indices), best.values, num_blocks)
+        drop_last(self.slots.cache, seen.shape[-1] * size)
+        token_ids, tree = growth.best(min(options.num_tree_nodes, budget.num_nodes))
+        return Draft(token_ids, tree.parents, num_passes=num_passes)
+
+    def log_chances(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+        """How likely the target is to take each token, of logits `[rows, blocks, k, tokens]` of blocks that start below `depth`.
+
+        When sampling it will take the best of `probabilities / noise`. If its log-probabilities are the drafter's plus independent
+        Gumbel noise, then the chance of a token is its share of the drafter's ratios.
+        """
+        if budget.noise is None:
+            return logits.log_softmax(dim=-1)
+        rows, _blocks, size, _tokens = logits.shape
+        noises = [budget.noise(row, depth + place + 1) for row in range(rows) for place in range(size)]
+        noise = self.over_draft_ids(torch.stack(noises).to(logits)).reshape(rows, 1, size, -1)
+        return (logits / (budget.temperature or 1.0) - noise.log()).log_softmax(dim=-1)
+
+    def over_draft_ids(self, values: Tensor) -> Tensor:
+        """Values `[..., vocab]` of the target's tokens, of those alone that the drafter can draft."""
+        return values
