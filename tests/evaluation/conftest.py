@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+collect_ignore = ["browser.py"]  # run by another Python, which has Chromium
+
 
 @pytest.fixture(scope="session")
 def load_metric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:

@@ -104,12 +104,22 @@ def test_the_speed_up_is_that_of_the_benchmark(load_metric: Load) -> None:
     seconds = {"target": [2.0, 3.0, 5.0], "drafter": [1.0, 2.5, 2.0]}
     stats = GenerationStats(num_steps=10, draft_seconds=0.1, verify_seconds=0.4, prefill_seconds=0.1)
     records = [
-        {"arm": arm, "decoding": "greedy", "set": "sums", "prompt": str(i), "repeat": 0, "seconds": time}
+        {
+            "target": "t",
+            "arm": arm,
+            "block_size": 2,
+            "prefill_seconds": 0.1,
+            "decoding": "greedy",
+            "set": "sums",
+            "prompt": str(i),
+            "repeat": 0,
+            "seconds": time,
+        }
         | {"num_tokens": 20 + i, "token_ids": [i], "repetition_rate": 0.0, "speculation": vars(stats)}
         for arm, times in seconds.items()
         for i, time in enumerate(times)
     ]
-    (row,) = summarize(records, {"drafter": 2}, seed=7)
+    (row,) = summarize(records, seed=7)
 
     found = load_metric("speedup").compute(
         num_tokens=[20, 21, 22],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformers_falcon_spec.training.losses import DistillationLoss, distillation_loss, divergences
+from transformers_falcon_spec.training.losses import DistillationLoss, distillation_loss, token_terms
 
 ROWS, HIDDEN, VOCAB = 5, 6, 7
 
@@ -84,13 +84,14 @@ def test_the_divergence_is_never_negative(batch: dict[str, Tensor]) -> None:
     assert distillation_loss(**near).divergence.item() > 0
 
 
-def test_the_divergences_of_rows_are_those_of_loops(batch: dict[str, Tensor]) -> None:
+def test_the_token_terms_of_rows_are_those_of_loops(batch: dict[str, Tensor]) -> None:
     draft, target = batch["draft_logits"], batch["target_logits"]
 
-    found = divergences(draft, target).tolist()
+    found = [term.tolist() for term in token_terms(draft, target)]
 
-    rows = zip(draft.tolist(), target.tolist(), strict=True)
-    assert found == pytest.approx([naive_divergence([ours], [theirs]) for ours, theirs in rows], rel=1e-5)
+    rows = list(zip(draft.tolist(), target.tolist(), strict=True))
+    assert found[0] == pytest.approx([naive_divergence([ours], [theirs]) for ours, theirs in rows], rel=1e-5)
+    assert found[1] == pytest.approx([naive_cross_entropy([ours], [theirs]) for ours, theirs in rows], rel=1e-5)
 
 
 @pytest.mark.parametrize(("feature_weight", "token_weight"), [(1.0, 0.1), (0.0, 1.0), (2.0, 0.0)])
