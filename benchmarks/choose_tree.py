@@ -1,20 +1,23 @@
 """Choose drafter and tree on held-out prompts: speed-up of each against the target alone, interleaved.
 
 Command: python benchmarks/choose_tree.py --drafters models/falcon-reference
-Hardware and time: two CPU cores, about three minutes for one drafter. Trees are fitted to the acceptance by rank in
-`training.json`. Writes `benchmarks/results/tree.json`; with `--save` the fastest tree of each drafter goes into its `config.json`.
+Hardware and time: two CPU cores, about six minutes for one drafter. Static trees are fitted to the acceptance by rank in
+`training.json`; grown ones follow the drafter's probabilities in every step. Writes `benchmarks/results/tree.json`; with `--save`
+the fastest shape of each drafter becomes its own.
 """
 
 import argparse
 import copy
 import json
 import tempfile
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import logging
 
-from transformers_falcon_spec import DraftTree
+from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafters, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafters", nargs="+", default=["models/falcon-reference"], help="NAME=FOLDER, or a folder")
     parser.add_argument("--prompts", default=str(HERE / "prompts" / "held_out.jsonl"))
+    parser.add_argument("--kinds", nargs="+", default=["static", "grown"], choices=["static", "grown"])
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 12, 16, 24, 32])
     parser.add_argument("--passes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--limit", type=int, default=12)
@@ -49,16 +53,8 @@ def main() -> None:
     args = parser.parse_args()
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
-    arms, folders = {}, {}
-    for name, drafter in load_drafters(args.drafters, target).items():
-        folders[name] = Path(drafter.name_or_path)
-        for num_passes in args.passes:
-            acceptance = measured_acceptance(folders[name], drafter.config.block_size, num_passes)
-            for num_nodes in args.nodes:
-                arm = copy.copy(drafter)  # the same weights
-                arm.generation_config = copy.deepcopy(drafter.generation_config)
-                arm.generation_config.draft_tree = DraftTree.best_first(acceptance, num_nodes).to_json()
-                arms[f"{name}: {num_nodes} nodes, {num_passes} passes"] = arm
+    drafters = load_drafters(args.drafters, target)
+    arms = {name: arm for drafter in drafters.items() for name, arm in shapes(*drafter, args).items()}
     methods = [with_drafter(name, arm) for name, arm in arms.items()]
     benchmark = Benchmark(target, tokenizer, methods, read_prompts([args.prompts], args.limit), args.decodings)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,14 +68,34 @@ def main() -> None:
         low, high = row["speedup_interval"]
         length = row["acceptance_length_pooled"]
         print(f"{row['arm']:40s} {row['speedup']:.2f}x ({low:.2f} to {high:.2f}), length {length:.2f}")
-    for name in folders if args.save else []:
+    for name, drafter in drafters.items() if args.save else []:
         best = next(row["arm"] for row in ordered if row["arm"].startswith(f"{name}: "))
-        save_tree(folders[name], arms[best].generation_config.draft_tree)
+        save_shape(Path(drafter.name_or_path), arms[best].generation_config)
 
 
-def save_tree(folder: Path, tree: dict[str, list[int]]) -> None:
-    """Put a tree into a drafter's `config.json`."""
-    path = folder / "config.json"
+def shapes(name: str, drafter: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The drafter with every shape of tree, by what the shape is called."""
+    arms = {}
+    for num_passes, kind, num_nodes in product(args.passes, args.kinds, args.nodes):
+        if kind == "grown":
+            depth = num_passes * drafter.block_size
+            options = SpeculationConfig(dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth)
+        else:
+            acceptance = measured_acceptance(Path(drafter.name_or_path), drafter.block_size, num_passes)
+            tree = DraftTree.best_first(acceptance, num_nodes)
+            options = SpeculationConfig(dynamic_tree=False, draft_tree=tree.to_json())
+        arm = copy.copy(drafter)  # the same weights
+        arm.generation_config = options
+        arms[f"{name}: {kind}, {num_nodes} nodes, {num_passes} passes"] = arm
+    return arms
+
+
+def save_shape(folder: Path, options: SpeculationConfig) -> None:
+    """Make a shape the drafter's own: a static tree goes into `config.json`, how trees grow into `generation_config.json`."""
+    if options.dynamic_tree:
+        options.save_pretrained(folder)
+        return
+    tree, path = options.draft_tree, folder / "config.json"
     config = {**json.loads(path.read_text(encoding="utf-8")), "draft_tree": tree}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

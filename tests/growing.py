@@ -2,21 +2,27 @@
 
 from collections.abc import Callable, Sequence
 
-from tests.reference import Path
+Path = tuple[int, ...]
 
 
-def grown_paths(model: Callable[[Path], Sequence[float]], depth: int, top_k: int, num_nodes: int) -> list[Path]:
+def grown_paths(
+    model: Callable[[Path, int], Sequence[float]], depth: int, top_k: int, num_nodes: int, block_size: int = 1
+) -> list[Path]:
     """Tokens from the root to each node of an Eagle-2 tree: `top_k` nodes of a depth grow `top_k` children each.
 
-    In the order of depth, then of the parents, then of the children's probabilities, as the fast one has them.
+    `model` says what follows a path at each place of the block after it, blind to what stands in the block. Fewer nodes start
+    blocks, as many as hold about `top_k` tokens. In the order of depth, then of the parents, then of the children's
+    probabilities, as the fast one has them.
     """
     considered: list[tuple[Path, float]] = [((), 1.0)]
     newest = considered
-    for _ in range(depth):
-        likeliest = sorted(newest, key=lambda node: -node[1])[:top_k]
+    for level in range(depth):
+        place = level % block_size
+        num = top_k if place else max(top_k // block_size, 1)
+        likeliest = sorted(newest, key=lambda node: -node[1])[:num]
         newest = []
         for path, chance in (node for node in considered if node in likeliest):
-            probs = model(path)
+            probs = model(path[: level - place], place)
             best = sorted(range(len(probs)), key=lambda token: -probs[token])[:top_k]
             newest += [((*path, token), chance * probs[token]) for token in best]
         considered = considered + newest

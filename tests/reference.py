@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tests.growing import grown_paths
 from transformers_falcon_spec.core.verification import Verdict
 
 Path = tuple[int, ...]
@@ -206,12 +207,8 @@ class NaiveFalcon:
     @torch.no_grad()
     def propose(self, parents: Sequence[int], ranks: Sequence[int]) -> dict[int, int] | None:
         """The token of every node but the root; None where there are fewer rows than a block has."""
-        size, num_rows = self.block_size, len(self.rows)
-        num_fed = max(num_rows - len(self.ends), size)  # the new rows, and old ones where a block is not full
-        for row in range(max(num_rows - num_fed, 0), num_rows):
-            num_behind = num_rows - 1 - row
-            self.ends[row:] = [num_rows - 1 - num_behind // size * size]  # blocks are cut from the last row backwards
-        if num_rows < size:
+        size = self.block_size
+        if not self._is_ready():
             return None
         tokens: dict[int, int] = {}
         blocks: dict[Path, Tensor] = {}  # what follows each path of whole blocks: features of its next `size` tokens
@@ -223,6 +220,30 @@ class NaiveFalcon:
             scores = self.target.head(blocks[path[:whole]][len(path) - 1 - whole])
             tokens[node] = int(scores.argsort(descending=True)[ranks[node]])
         return tokens
+
+    @torch.no_grad()
+    def grown(self, depth: int, top_k: int, num_nodes: int) -> list[Path] | None:
+        """Tokens from the root to each node of a tree that grows; None where there are fewer rows than a block has."""
+        if not self._is_ready():
+            return None
+        blocks: dict[Path, Tensor] = {}
+        tokens = dict(enumerate(range(self.target.vocab_size)))  # a node is called by its token
+
+        def probs(path: Path, place: int) -> list[float]:
+            if path not in blocks:
+                blocks[path] = self.read(path, tokens, blocks)
+            return torch.softmax(self.target.head(blocks[path][place]), dim=-1).tolist()
+
+        return grown_paths(probs, depth, top_k, num_nodes, self.block_size)
+
+    def _is_ready(self) -> bool:
+        """Note where blocks of the rows read now end; whether there are as many rows as a block has."""
+        size, num_rows = self.block_size, len(self.rows)
+        num_fed = max(num_rows - len(self.ends), size)  # the new rows, and old ones where a block is not full
+        for row in range(max(num_rows - num_fed, 0), num_rows):
+            num_behind = num_rows - 1 - row
+            self.ends[row:] = [num_rows - 1 - num_behind // size * size]  # blocks are cut from the last row backwards
+        return num_rows >= size
 
     def read(self, path: Path, tokens: Mapping[int, int], blocks: Mapping[Path, Tensor]) -> Tensor:
         """Features `[size, hidden]` of the last block, true rows and the blocks of `path` read in one sequence."""

@@ -11,9 +11,10 @@ import torch
 from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 from tests import runs
+from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, make_drafter, make_prompt, make_target
-from transformers_falcon_spec import DraftTree
+from transformers_falcon_spec import DraftTree, SpeculationConfig
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt", "llama4", "bloom")
 SHAPES = [(k, recurrence, layers) for k in (1, 2, 3, 4) for recurrence in ("sequence", "token") for layers in (1, 2)]
@@ -52,6 +53,22 @@ def test_falcon_writes_the_targets_text(
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_falcon_that_grows_its_trees_writes_the_targets_text(block_size: int, family: str, mode: str) -> None:
+    target = make_target(family, seed=block_size).double()
+    drafter = make_drafter(target, block_size=block_size)
+    drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=4, num_tree_nodes=24, tree_top_k=6)
+
+    pair = runs.both(target, drafter, make_prompt(5), **MODES[mode])
+
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
+    if mode == "greedy":
+        batch_and_drafted(target, drafter).assert_equal()
 
 
 @pytest.mark.parametrize("mode", MODES)

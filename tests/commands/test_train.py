@@ -94,7 +94,7 @@ def test_options_of_the_drafter_reach_its_config(
 
 
 def test_an_eagle_drafter_gets_the_vocabulary_that_the_assistant_uses(files: dict[str, str], tmp_path: Path) -> None:
-    fields = ["version=3", "feature_layers=[1, -1]", "draft_vocab_size=20", "num_tree_nodes=8"]
+    fields = ["version=3", "feature_layers=[1, -1]", "draft_vocab_size=20"]
     options = ["--method", "eagle", "--drafter_config", *fields, "--ttt_steps", "2", "--eval_data", files["eval_data"]]
 
     status = train(files, tmp_path, *options, "--draft_tree_nodes", "6")
@@ -103,7 +103,6 @@ def test_an_eagle_drafter_gets_the_vocabulary_that_the_assistant_uses(files: dic
     examples = ConversationDataset(make_rows(12), make_tokenizer(), 512).examples
     assert status == 0
     assert drafter.draft_token_ids.tolist() == most_frequent_tokens(examples, drafter.config.vocab_size, 20)
-    assert drafter.config.num_tree_nodes == 8
     assert len(drafter.draft_tree) == 6
     assert drafter.is_tree_dynamic
 

@@ -81,7 +81,7 @@ def test_the_first_forward_is_the_published_one(variant: str, tmp_path: Path) ->
 def test_features_fed_back_are_those_of_the_first_reference(variant: str, tmp_path: Path) -> None:
     config, weights = foreign.eagle(**FIRST[variant])
     drafter = converted(EagleDrafter, foreign.written(tmp_path / "source", config, weights))
-    drafter.config.tree_depth = DEPTH
+    drafter.generation_config.tree_depth = DEPTH
     ids, features = random_ids(LENGTH), torch.randn(LENGTH - 1, foreign.HIDDEN)
     head = torch.randn(VOCAB_SIZE, foreign.HIDDEN)
     view = View(weights["embed_tokens.weight"], head, foreign.HIDDEN)
@@ -117,7 +117,7 @@ def test_the_third_forward_is_the_published_one(layer: str, variant: str, tmp_pa
 def test_states_fed_back_are_those_of_the_third_reference(layer: str, variant: str, tmp_path: Path) -> None:
     config, sizes, weights = third(layer, variant)
     drafter = converted(EagleDrafter, foreign.written(tmp_path / "source", config, weights, "model.safetensors"))
-    drafter.config.tree_depth = DEPTH
+    drafter.generation_config.tree_depth = DEPTH
     ids, features = random_ids(LENGTH), torch.randn(LENGTH - 1, 3 * foreign.HIDDEN)
     embeddings = torch.randn(VOCAB_SIZE, foreign.HIDDEN)
     read: list[torch.Tensor] = []

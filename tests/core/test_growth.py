@@ -21,7 +21,8 @@ class RandomModel:
         self.chance, self.is_coarse = random.Random(seed), is_coarse
         self.known: dict[tuple[int, ...], list[float]] = {}
 
-    def __call__(self, path: tuple[int, ...]) -> list[float]:
+    def __call__(self, path: tuple[int, ...], place: int = 0) -> list[float]:
+        path = (*path, -place) if place else path
         if path not in self.known:
             draws = range(1, 3) if self.is_coarse else range(1, 10**6)
             weights = [self.chance.choice(draws) for _ in range(VOCAB)]
@@ -98,20 +99,30 @@ def test_a_certain_child_never_pushes_its_parent_out(log_prob: float) -> None:
     assert tree.parents.tolist() == [[-1, 0, 1]]
 
 
-def test_two_places_of_one_block_are_two_expansions() -> None:
-    """As a drafter of blocks would grow it: all nodes of one depth share the list of the next place."""
-    growth = TreeGrowth(torch.tensor([[1]]), torch.tensor([2]))
-    first, second = torch.tensor([[[3, 4]]]), torch.tensor([[[5, 6]]])
-    log_probs = torch.tensor([[[0.6, 0.4]]]).log()
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_grow_as_those_of_the_naive_twin(seed: int) -> None:
+    chance = random.Random(seed)
+    size, top_k, num_nodes = chance.randint(2, 3), chance.randint(1, VOCAB), chance.randint(2, 25)
+    num_blocks, depth = max(top_k // size, 1), chance.randint(1, 3 * size)
+    model = RandomModel(seed, is_coarse=False)
+    growth = TreeGrowth(torch.tensor([[99]]), torch.tensor([depth]))
+    ends = torch.tensor([[0]])
 
-    growth.expand(torch.tensor([[0]]), first, log_probs)
-    newest = growth.best_newest(2)
-    growth.expand(newest, second.expand(1, 2, 2), log_probs.expand(1, 2, 2))
-    token_ids, tree = growth.best(6)
+    for _ in range(-(-depth // size)):
+        paths = [tuple(growth.token_ids[0, path_to(growth.parents[0].tolist(), end)[1:]].tolist()) for end in ends[0]]
+        probs = torch.tensor([[[model(path, place) for place in range(size)] for path in paths]], dtype=torch.double)
+        best = probs.log().topk(top_k, dim=-1)
+        ends, blocks = growth.expand_blocks(ends, best.indices, best.values.float(), num_blocks)
+        above = [growth.path_up(ends, size + 1)[0, number, 0].item() for number in range(ends.shape[1])]
+    token_ids, tree = growth.best(num_nodes)
 
-    assert token_ids.tolist() == [[1, 3, 4, 5, 6, 5]]
-    assert tree.parents.tolist() == [[-1, 0, 0, 1, 1, 2]]
-    assert tree.ranks.tolist() == [[-1, 0, 1, 0, 1, 0]]
+    parents = tree.parents[0].tolist()
+    nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
+    found = [tuple(token_ids[0, path_to(parents, node)[1:]].tolist()) for node in nodes]
+    assert found == grown_paths(model, depth, top_k, num_nodes, size)
+    assert len(set(zip(above, blocks[0].tolist(), strict=True))) == len(
+        set(above)
+    )  # one block for each that it follows
 
 
 def test_a_row_without_room_has_fillers_that_belong_to_nobody() -> None:

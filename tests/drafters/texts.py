@@ -51,3 +51,10 @@ def merged(pieces: list[Committed]) -> Committed:
         features[row, : num_new[row]] = piece.features[0]
     ids = torch.cat([piece.sequence_ids for piece in pieces])
     return Committed(ids, tuple(piece.lengths[0] for piece in pieces), num_new, features.nan_to_num(1e3))
+
+
+def paths(draft: Draft, row: int = 0) -> list[tuple[int, ...]]:
+    """Tokens from the root to each node."""
+    parents, ids = draft.parents[min(row, len(draft.parents) - 1)].tolist(), draft.token_ids[row].tolist()
+    nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
+    return [tuple(ids[above] for above in path_to(parents, node)[1:]) for node in nodes]

@@ -54,3 +54,10 @@ def test_a_tree_among_the_options_comes_before_that_of_the_config() -> None:
     drafter.generation_config.draft_tree = TREE
 
     assert drafter.draft_tree.to_json() == TREE
+
+
+@pytest.mark.parametrize(("name", "least"), [("num_tree_nodes", 2), ("tree_depth", 1), ("tree_top_k", 1)])
+def test_trees_that_cannot_grow_are_refused(name: str, least: int) -> None:
+    assert getattr(SpeculationConfig(**{name: least}), name) == least
+    with pytest.raises(OptionError, match=f"`{name}` must be at least {least}, but it is {least - 1}."):
+        SpeculationConfig(**{name: least - 1})

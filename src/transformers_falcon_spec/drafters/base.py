@@ -73,15 +73,9 @@ class DrafterModel(PreTrainedModel):
     @property
     def draft_settings(self) -> dict[str, Any] | None:
         """What decides its drafts besides weights; kept with measurements."""
-        if not self.is_tree_dynamic:
-            return self.stored_tree
-        options = self.generation_config
-        return {
-            "draft_tree": self.stored_tree,
-            "num_tree_nodes": options.num_tree_nodes,
-            "tree_depth": self.tree_depth,
-            "tree_top_k": options.tree_top_k,
-        }
+        options, names = self.generation_config, ("num_tree_nodes", "tree_top_k")
+        grown = {name: getattr(options, name) for name in names} | {"tree_depth": self.tree_depth}
+        return {"draft_tree": self.stored_tree, **(grown if self.is_tree_dynamic else {})}
 
     @property
     def block_size(self) -> int:

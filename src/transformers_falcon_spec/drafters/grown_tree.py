@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.growth import TreeGrowth
 from ..core.tree import DraftTree
+from ..errors import OptionError
 from ..generation.cache import drop_last
 from ..generation.candidates import Draft, DraftBudget, TargetView
 from .static_tree import StaticTreeGenerator
@@ -24,6 +25,17 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.tree: DraftTree = drafter.draft_tree
+        num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
+        if num_ranks > self.num_draft_tokens:
+            raise OptionError(
+                f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a place, but the drafter knows "
+                f"{self.num_draft_tokens}. Take a narrower tree."
+            )
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that the drafter can draft."""
+        return self.target.vocab_size
 
     def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """A tree within the budget and `depths` of each row; `features` `[rows, 1, k, hidden]` are those of the first pass."""

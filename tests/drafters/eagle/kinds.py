@@ -6,7 +6,7 @@ import torch
 
 from tests.drafters.texts import WIDTH
 from tests.tiny import make_target
-from transformers_falcon_spec import EagleDrafter
+from transformers_falcon_spec import EagleDrafter, SpeculationConfig
 from transformers_falcon_spec.generation.target import Target
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,6 +31,8 @@ def make_eagle_target() -> Any:
 
 def make_eagle(target: Any, kind: str, seed: int = 1, **options: Any) -> EagleDrafter:
     """A drafter in the target's dtype with weights large enough that every one of them shows; norms and biases, too."""
+    names = ("dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
+    trees = {name: options.pop(name) for name in names if name in options}
     options = {**KINDS[kind], **options}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -42,6 +44,7 @@ def make_eagle(target: Any, kind: str, seed: int = 1, **options: Any) -> EagleDr
                 weight.add_(torch.randn_like(weight) * 0.3)
             else:
                 weight.mul_(1.5)
+    drafter.generation_config = SpeculationConfig(**trees)
     return drafter.to(target.dtype).eval()
 
 

@@ -76,7 +76,7 @@ class NaiveEagle:
 
     def grown(self, depth: int, top_k: int, num_nodes: int) -> list[Path]:
         """Paths of the tree that grows."""
-        return grown_paths(lambda path: self.probs(path).tolist(), depth, top_k, num_nodes)
+        return grown_paths(lambda path, _place: self.probs(path).tolist(), depth, top_k, num_nodes)
 
     @property
     def _eps(self) -> float:

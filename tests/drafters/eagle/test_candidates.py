@@ -8,10 +8,9 @@ import torch
 
 from tests.drafters.eagle.kinds import KINDS, make_eagle, make_eagle_target, view
 from tests.drafters.eagle.naive import NaiveEagle
-from tests.drafters.texts import Text, cut, drafted, merged
+from tests.drafters.texts import Text, cut, drafted, merged, paths
 from tests.drafters.trees import random_tree
 from tests.growing import grown_paths
-from tests.reference import path_to
 from transformers_falcon_spec import Draft, DraftTree, EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
@@ -61,13 +60,6 @@ def tell(committed: Committed, generator: Any, twin: NaiveEagle) -> None:
     generator.commit(committed)
     (length,), (num_new,) = committed.lengths, committed.num_new
     twin.commit(committed.sequence_ids[0, length - num_new : length].tolist(), committed.features[0])
-
-
-def paths(draft: Draft, row: int = 0) -> list[tuple[int, ...]]:
-    """Tokens from the root to each node."""
-    parents, ids = draft.parents[min(row, len(draft.parents) - 1)].tolist(), draft.token_ids[row].tolist()
-    nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
-    return [tuple(ids[above] for above in path_to(parents, node)[1:]) for node in nodes]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,7 +220,7 @@ def test_children_take_the_noise_that_the_text_will_be_drawn_with(target: Any, k
 
     assert draft.draft_probs is None
     if is_dynamic:
-        assert paths(draft) == grown_paths(lambda path: ratios(path).tolist(), 4, 3, 9)
+        assert paths(draft) == grown_paths(lambda path, _place: ratios(path).tolist(), 4, 3, 9)
         return
     for node in (0, 1, 2, 3):
         best = ratios(paths(draft)[node]).argsort(descending=True)
@@ -262,5 +254,5 @@ def test_drafting_a_chain_passes_through_the_states_that_training_has_there(
 def test_a_static_tree_wider_than_the_draft_vocabulary_is_refused(target: Any) -> None:
     tree = DraftTree.from_lists([-1, 0], [-1, 45]).to_json()
 
-    with pytest.raises(OptionError, match="asks for the 46 best tokens of a place, but the drafter knows 40"):
+    with pytest.raises(OptionError, match="ask for the 46 best tokens of a place, but the drafter knows 40"):
         start(growing(target, "eagle-3", draft_tree=tree), target)

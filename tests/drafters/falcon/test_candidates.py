@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.drafters.texts import Text, cut, drafted, merged
+from tests.drafters.texts import Text, cut, drafted, merged, paths
 from tests.drafters.trees import Lists, random_tree
 from tests.reference import NaiveFalcon, path_to
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import DraftTree, FalconSpecDrafter
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
 from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
@@ -97,6 +97,55 @@ def test_the_draft_is_that_of_reading_everything_anew(
             assert draft.parents[0].tolist() == cut(tree, budget, block_size)[0]
             assert drafted(draft) == expected
             assert draft.token_ids[0, 0] == text.ids[0, text.num_pairs]
+
+
+GROWN_BUDGETS = (  # and what is left of depth 5, top 4 and 12 nodes under each, with blocks of k
+    (AMPLE, lambda _k: (5, 4, 12)),
+    (DraftBudget((100,), 512, is_chain=True), lambda _k: (5, 1, 12)),
+    (DraftBudget((2,), 512), lambda _k: (2, 4, 12)),
+    (DraftBudget((100,), 5), lambda _k: (5, 4, 5)),
+    (DraftBudget((100,), 512, num_passes=2), lambda k: (min(5, 2 * k), 4, 12)),
+    (DraftBudget((1,), 3, num_passes=1, is_chain=True), lambda _k: (1, 1, 3)),
+)
+
+
+@pytest.mark.parametrize("recurrence", ["sequence", "token"])
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_a_grown_tree_is_that_of_reading_everything_anew(
+    target: Target, block_size: int, num_layers: int, recurrence: str
+) -> None:
+    drafter = small_drafter(target, block_size=block_size, num_hidden_layers=num_layers, recurrence=recurrence)
+    drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=5, num_tree_nodes=12)
+    text, generator, twin = Text(seed=num_layers), start(drafter, target), NaiveFalcon(drafter, target)
+
+    for number, num_new in enumerate(ROUNDS):
+        tell(text.more(num_new), generator, twin)
+        budget, limits = GROWN_BUDGETS[number % len(GROWN_BUDGETS)]
+        draft, expected = generator.propose(budget), twin.grown(*limits(block_size))
+
+        assert (draft is None) == (expected is None) == (text.num_pairs < block_size)
+        if draft is not None:
+            assert paths(draft) == expected
+            assert draft.num_passes == -(-limits(block_size)[0] // block_size)
+            assert generator.slots.cache.get_seq_length() == text.num_pairs
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_rows_of_a_batch_grow_what_each_would_alone(target: Target, block_size: int) -> None:
+    drafter = small_drafter(target, block_size=block_size)
+    drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=5, num_tree_nodes=9, tree_top_k=6)
+    texts = [Text(seed) for seed in range(3)]
+    together, alone = start(drafter, target), [start(drafter, target) for _ in texts]
+
+    for number, num_new in enumerate([(7, 4, 5), (1, 1, 4), (3, 2, 1), (1, 6, 2)]):
+        pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
+        together.commit(merged(pieces))
+        depths = tuple(100 - 97 * (number % 3 == row) for row in range(3))
+        draft = together.propose(DraftBudget(depths, 512))
+        for row, generator in enumerate(alone):
+            generator.commit(pieces[row])
+            assert paths(draft, row) == paths(generator.propose(DraftBudget(depths[row : row + 1], 512)))
 
 
 def test_the_naive_twin_sees_a_change_of_alignment(target: Target) -> None:

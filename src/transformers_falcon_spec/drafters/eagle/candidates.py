@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...errors import OptionError
 from ...generation.cache import HOLE
 from ...generation.candidates import Draft, DraftBudget, TargetView
 from ..grown_tree import GrownTreeGenerator
@@ -21,14 +20,12 @@ class EagleCandidateGenerator(GrownTreeGenerator):
 
     def __init__(self, drafter: "EagleDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        num_ranks, num_tokens = int(self.tree.ranks.max()) + 1, drafter.config.num_draft_tokens
-        num_ranks = max(num_ranks, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
-        if num_ranks > num_tokens:
-            raise OptionError(
-                f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a place, but the drafter knows {num_tokens}. "
-                "Take a narrower tree."
-            )
         self._draft_token_ids = drafter.draft_token_ids
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that the drafter can draft."""
+        return self.drafter.config.num_draft_tokens
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new pairs."""

@@ -13,7 +13,6 @@ from ..base import target_fields
 
 VERSIONS = (1, 3)
 OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-MIN_TREE_NODES = 2  # the root and one draft
 MIN_LAYERS_AS_PUBLISHED = 7  # with fewer, two of the published three layers are one
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
 
