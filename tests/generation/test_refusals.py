@@ -9,6 +9,7 @@ from transformers import StaticCache, T5Config, T5ForConditionalGeneration
 from tests import runs
 from tests.doubles import RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import LookaheadDrafter, MedusaDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import (
     DrafterMismatchError,
     DraftTreeError,
@@ -123,3 +124,15 @@ def test_a_refused_call_leaves_the_target_usable() -> None:
 def test_refusals_share_a_base_and_are_value_errors(error: type[Exception]) -> None:
     assert issubclass(error, FalconSpecError)
     assert issubclass(error, ValueError)
+
+
+@pytest.mark.parametrize("kind", [LookaheadDrafter, MedusaDrafter])
+def test_trees_are_not_asked_to_grow_where_they_cannot(kind: Any) -> None:
+    target = make_target()
+    drafter = kind.from_target(target)
+    drafter.generation_config = SpeculationConfig(dynamic_tree=True)
+
+    with pytest.raises(
+        OptionError, match=f"A `{kind.__name__}` grows no trees, so `dynamic_tree` must be None or False"
+    ):
+        target.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)

@@ -42,6 +42,7 @@ class DrafterModel(PreTrainedModel):
     """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
 
     generation_config: SpeculationConfig
+    can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
 
     def __init__(self, config: Any) -> None:
@@ -60,8 +61,16 @@ class DrafterModel(PreTrainedModel):
 
     @property
     def is_tree_dynamic(self) -> bool:
-        """Whether trees grow, where the verifier lets them; a tree in the options says no."""
+        """Whether trees grow, where the verifier lets them; a tree in the options says no.
+
+        Raises:
+            [`OptionError`]: the options ask for it, and drafters of this kind cannot.
+        """
         options = self.generation_config
+        if options.dynamic_tree and not self.can_grow_trees:
+            raise OptionError(
+                f"A `{type(self).__name__}` grows no trees, so `dynamic_tree` must be None or False, but it is True."
+            )
         by_default = self.grows_trees and options.draft_tree is None
         return by_default if options.dynamic_tree is None else options.dynamic_tree
 
@@ -97,7 +106,9 @@ class DrafterModel(PreTrainedModel):
         Raises:
             [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for.
             [`GenerationError`]: the drafter is on another device than `model`.
+            [`OptionError`]: the options ask for trees that drafters of this kind do not draft.
         """
+        _ = self.is_tree_dynamic
         for what, (expected, given) in self.sizes_beside(model).items():
             if expected != given:
                 raise DrafterMismatchError(

@@ -64,6 +64,7 @@ class EagleDrafter(DrafterModel):
     main_input_name = "token_embeds"
     d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
     t2d: Tensor  # [vocab] whether a token can be drafted
+    can_grow_trees = True
     grows_trees = True
     _supports_sdpa = True
     _no_split_modules = ["FeatureLayer", "StateLayer"]  # noqa: RUF012  Transformers reads a plain list

@@ -71,6 +71,7 @@ class FalconSpecDrafter(DrafterModel):
     base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     supports_gradient_checkpointing = True
+    can_grow_trees = True
     _supports_sdpa = True
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
 

@@ -86,8 +86,9 @@ class LookaheadDrafter(DrafterModel):
         """A generator that drafts with these options for one call.
 
         Raises:
-            [`OptionError`]: the options name a static tree.
+            [`OptionError`]: the options name a static tree, or ask for one that grows from probabilities.
         """
+        _ = self.is_tree_dynamic
         if self.generation_config.draft_tree is not None:
             raise OptionError(
                 "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
