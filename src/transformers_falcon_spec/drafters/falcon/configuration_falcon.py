@@ -26,6 +26,9 @@ class FalconSpecConfig(LlamaConfig):
             at every token, as the published code does.
         block_position_embedding (`bool`, *optional*, defaults to `True`):
             Rows are told which place of their block they hold; the published drafters know nothing of it.
+        shortcut (`bool`, *optional*, defaults to `False`):
+            A linear map of the row is added to the LSTM's output, so that features need not pass through its gates; the
+            published drafters have none.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
@@ -50,6 +53,7 @@ class FalconSpecConfig(LlamaConfig):
     block_size: int = 2
     recurrence: str = "sequence"
     block_position_embedding: bool = True
+    shortcut: bool = False
     num_recurrent_layers: int = 2
     recurrent_dropout: float = 0.1
     feature_layers: list[int] | tuple[int, ...] = (-1,)

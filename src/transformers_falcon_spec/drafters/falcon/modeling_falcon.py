@@ -89,6 +89,8 @@ class FalconSpecDrafter(DrafterModel):
         if config.recurrence == "token":  # no state, so nothing to learn for its weights; published files hold them
             for number in range(config.num_recurrent_layers):
                 getattr(self.recurrence, f"weight_hh_l{number}").requires_grad_(False)
+        if config.shortcut:
+            self.shortcut = nn.Linear(config.embedding_size + config.feature_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.layers[0].input_layernorm = nn.Identity()
         if config.block_position_embedding:
@@ -157,7 +159,13 @@ class FalconSpecDrafter(DrafterModel):
         state: RecurrentState | None,
         num_tokens: Sequence[int] | None = None,
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
-        """The LSTM over `rows`, from `state` on; its outputs and the state after the last one, or after `num_tokens` of each row."""
+        """Rows fused by the LSTM, from `state` on, and the state after the last one, or after `num_tokens` of each row."""
+        outputs, state = self._recur(rows, state, num_tokens)
+        return (outputs + self.shortcut(rows), state) if self.config.shortcut else (outputs, state)
+
+    def _recur(
+        self, rows: Tensor, state: RecurrentState | None, num_tokens: Sequence[int] | None
+    ) -> tuple[Tensor, RecurrentState | None]:
         if self.config.recurrence == "token":
             return self._recur_afresh(rows), None
         if num_tokens is None or min(num_tokens) == rows.shape[1]:
