@@ -58,7 +58,7 @@ def test_what_differs_over_long_text_is_rounding(variant: str, tmp_path: Path) -
     expected = reference_falcon.features_of(weights, config, embeds, features, 0)
 
     found = drafter(embeds[None], features[None], torch.tensor([0]))[0]
-    torch.testing.assert_close(found, expected, atol=4e-6, rtol=0)  # norms compute in float32 whatever comes in
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # norms compute in float32 whatever comes in
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
