@@ -141,7 +141,7 @@ def test_a_draft_model_is_a_checkpoint_of_transformers_with_tokenizer_and_record
         1,
         torch.float32,
     )
-    assert model.generation_config.eos_token_id == 2
+    assert model.generation_config.eos_token_id in (2, [2])  # 5.17 makes a list of it
     assert AutoTokenizer.from_pretrained(draft_model).get_vocab() == make_tokenizer().get_vocab()
     assert "eval_accuracy_at_1" in record["curve"][-1]
 

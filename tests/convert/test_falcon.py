@@ -1,5 +1,6 @@
 """Falcon checkpoints, converted: the same numbers as the published forward, and the target's own text."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,28 @@ def test_the_forward_is_the_published_one(variant: str, tmp_path: Path) -> None:
         expected = reference_falcon.features_of(weights, config, embeds, features, phase)
         found = drafter(embeds[None], features[None], torch.tensor([phase]))[0]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def default_double() -> Iterator[None]:
+    torch.set_default_dtype(torch.double)
+    yield
+    torch.set_default_dtype(torch.float)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usefixtures("default_double")
+@torch.no_grad()
+def test_what_differs_over_long_text_is_rounding(variant: str, tmp_path: Path) -> None:
+    config, weights = foreign.falcon(**VARIANTS[variant])
+    drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights)).double()
+    embeds, features = torch.randn(2, 200, foreign.HIDDEN)
+
+    weights = {name: value.double() for name, value in weights.items()}
+    expected = reference_falcon.features_of(weights, config, embeds, features, 0)
+
+    found = drafter(embeds[None], features[None], torch.tensor([0]))[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # norms compute in float32 whatever comes in
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
