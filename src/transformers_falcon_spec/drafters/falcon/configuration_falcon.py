@@ -29,6 +29,8 @@ class FalconSpecConfig(LlamaConfig):
         shortcut (`bool`, *optional*, defaults to `False`):
             A linear map of the row is added to the LSTM's output, so that features need not pass through its gates; the
             published drafters have none.
+        newest_row (`bool`, *optional*, defaults to `False`):
+            Each row of a block is given a map of the block's newest row, one map for each place, beside what attention finds.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
@@ -54,6 +56,7 @@ class FalconSpecConfig(LlamaConfig):
     recurrence: str = "sequence"
     block_position_embedding: bool = True
     shortcut: bool = False
+    newest_row: bool = False
     num_recurrent_layers: int = 2
     recurrent_dropout: float = 0.1
     feature_layers: list[int] | tuple[int, ...] = (-1,)

@@ -40,13 +40,25 @@ class BlockAttention(LlamaAttention):
     def __init__(self, config: FalconSpecConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
         self.block_position = nn.Embedding(config.block_size, config.hidden_size)
+        size, hidden = config.block_size, config.hidden_size
+        self.newest = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
 
     def forward(  # type: ignore[override]  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """What attention read, and the vector of the row's place."""
         outputs, weights = super().forward(hidden_states, *args, **kwargs)
-        return outputs + self.block_position(block_positions), weights
+        outputs = outputs + self.block_position(block_positions)
+        return (outputs if self.newest is None else outputs + self._newest(hidden_states, block_positions)), weights
+
+    def _newest(self, states: Tensor, block_positions: Tensor) -> Tensor:
+        """The map of each row's place, of the last row of its block."""
+        num_tokens, size = states.shape[1], self.config.block_size
+        last = (torch.arange(num_tokens, device=states.device) + size - 1 - block_positions).clamp(max=num_tokens - 1)
+        ends = states.gather(1, last.expand(len(states), -1)[..., None].expand(-1, -1, states.shape[-1]))
+        maps = self.newest(ends).unflatten(-1, (size, -1))
+        places = block_positions.expand(len(states), -1)[..., None, None].expand(-1, -1, 1, states.shape[-1])
+        return maps.gather(2, places)[:, :, 0]
 
 
 class FalconSpecDrafter(DrafterModel):
