@@ -270,7 +270,7 @@ class NaiveFalcon:
         state, outputs = None, []
         for row in rows:
             output, state = self.drafter.recurrence(row[None, None], state)
-            outputs.append(output)
+            outputs.append(output + self.drafter.shortcut(row) if self.drafter.config.shortcut else output)
             state = state if self.drafter.config.recurrence == "sequence" else None
         return torch.cat(outputs, dim=1)
 

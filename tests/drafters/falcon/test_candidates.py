@@ -76,15 +76,23 @@ BUDGETS = (
 ROUNDS = (1, 2, 3, 5, 1, 1, 2, 7, 4, 1)  # new pairs before each proposal
 
 
-@pytest.mark.parametrize(("recurrence", "has_places"), [("sequence", True), ("token", True), ("sequence", False)])
+KINDS: dict[str, dict[str, Any]] = {
+    "of the paper": {"block_position_embedding": False},
+    "with places": {},
+    "of tokens": {"recurrence": "token"},
+    "with shortcut": {"shortcut": True},
+    "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])
 def test_the_draft_is_that_of_reading_everything_anew(
-    target: Target, block_size: int, num_layers: int, recurrence: str, has_places: bool
+    target: Target, block_size: int, num_layers: int, kind: str
 ) -> None:
     tree = random_tree(3 * block_size, 9 + 4 * block_size, seed=block_size)
-    options = {"num_hidden_layers": num_layers, "recurrence": recurrence, "block_position_embedding": has_places}
-    drafter = small_drafter(target, tree, block_size=block_size, **options)
+    drafter = small_drafter(target, tree, block_size=block_size, num_hidden_layers=num_layers, **KINDS[kind])
     text, generator, twin = Text(seed=num_layers), start(drafter, target), NaiveFalcon(drafter, target)
 
     for number, num_new in enumerate(ROUNDS):

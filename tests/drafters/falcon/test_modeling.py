@@ -411,6 +411,11 @@ def test_another_target_is_refused_with_the_name_of_the_right_one(changes: dict[
             "Node 1 must come after its parent",
         ),
         ({"draft_tree": {"parents": [-1, 0, 0], "ranks": [-1, 1, 1]}}, DraftTreeError, "Siblings must differ in rank"),
+        (
+            {"newest_row": True, "block_position_embedding": False},
+            OptionError,
+            "`newest_row` needs `block_position_embedding`",
+        ),
         ({"block_size": "2"}, StrictDataclassError, "'block_size' expected int, got str"),
         ({"recurrent_dropout": "much"}, StrictDataclassError, "'recurrent_dropout' expected float, got str"),
         ({"feature_layers": "last"}, StrictDataclassError, "'feature_layers' expected a list, got str"),
@@ -434,3 +439,29 @@ def test_a_broken_tree_in_a_saved_config_is_found_when_loading(tmp_path: Path) -
 
     with pytest.raises(FalconSpecError, match="`parents` must start with -1"):
         FalconSpecDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+@torch.no_grad()
+def test_each_row_is_given_its_places_map_of_the_newest_row_of_its_block(block_size: int) -> None:
+    drafter = small_drafter(block_size=block_size, newest_row=True)
+    attention, states = drafter.layers[0].self_attn, random_rows(2)
+    phases = torch.tensor([0, 1])
+    places = (torch.arange(LENGTH) - phases[:, None]) % block_size
+
+    found = attention._newest(states, places)
+
+    for text in range(2):
+        for row in range(LENGTH):
+            last = min(row + block_size - 1 - int(places[text, row]), LENGTH - 1)
+            weight = attention.newest.weight.unflatten(0, (block_size, -1))[places[text, row]]
+            torch.testing.assert_close(found[text, row], weight @ states[text, last])
+
+
+def test_a_shortcut_carries_rows_past_the_recurrence() -> None:
+    drafter = small_drafter(shortcut=True)
+    rows = torch.cat([random_rows(seed=1), random_rows(seed=2)], dim=-1)
+
+    fused, _ = drafter.recur(rows, None)
+
+    torch.testing.assert_close(fused, drafter.recurrence(rows)[0] + rows @ drafter.shortcut.weight.T)
