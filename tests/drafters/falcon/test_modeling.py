@@ -81,8 +81,9 @@ def test_block_size_1_is_plain_causal_attention_in_any_phase() -> None:
     assert torch.equal(outputs, shifted)
 
 
-def test_a_row_is_told_its_place_in_the_block_but_its_keys_and_values_are_not() -> None:
-    drafter = small_drafter(block_size=3)
+@pytest.mark.parametrize("newest_row", [False, True])
+def test_a_row_is_told_its_place_in_the_block_but_its_keys_and_values_are_not(newest_row: bool) -> None:
+    drafter = small_drafter(block_size=3, newest_row=newest_row)
     embeds, features = random_rows(seed=1), random_rows(seed=2)
     rows, _ = drafter.recur(torch.cat([embeds, features], dim=-1), None)
     everything, positions = torch.ones(1, LENGTH, LENGTH, dtype=torch.bool), torch.arange(LENGTH)[None]
@@ -456,6 +457,24 @@ def test_each_row_is_given_its_places_map_of_the_newest_row_of_its_block(block_s
             last = min(row + block_size - 1 - int(places[text, row]), LENGTH - 1)
             weight = attention.newest.weight.unflatten(0, (block_size, -1))[places[text, row]]
             torch.testing.assert_close(found[text, row], weight @ states[text, last])
+
+
+@torch.no_grad()
+def test_queries_know_what_the_row_is_told_of_the_newest_row() -> None:
+    drafter = small_drafter(block_size=2, newest_row=True)
+    attention, states = drafter.layers[0].self_attn, random_rows()
+    places, rotary = torch.arange(LENGTH)[None] % 2, drafter.rotary_emb(states, torch.arange(LENGTH)[None])
+    told = attention.block_position(places) + attention._newest(states, places)
+    rows = ((states + told) @ attention.q_proj.weight.T, states @ attention.k_proj.weight.T)
+    by_head = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in rows)
+
+    found, _ = attention(states, position_embeddings=rotary, attention_mask=None, block_positions=places)
+
+    query, key = apply_rotary_pos_emb(*by_head, *rotary)
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    weights = (query @ key.mT * attention.head_dim**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
+    read = weights @ (states @ attention.v_proj.weight.T).unflatten(-1, (2, -1)).transpose(1, 2)
+    torch.testing.assert_close(found, read.transpose(1, 2).flatten(2) @ attention.o_proj.weight.T + told)
 
 
 def test_a_shortcut_carries_rows_past_the_recurrence() -> None:

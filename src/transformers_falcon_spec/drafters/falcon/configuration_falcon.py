@@ -30,7 +30,7 @@ class FalconSpecConfig(LlamaConfig):
             A linear map of the row is added to the LSTM's output, so that features need not pass through its gates; the
             published drafters have none.
         newest_row (`bool`, *optional*, defaults to `False`):
-            Each row of a block is given a map of the block's newest row, one map for each place, beside what attention finds,
+            Each row of a block is told a map of the block's newest row, one map for each place, before attention asks for more,
             so that it need not find out first where that row stands.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
@@ -88,7 +88,9 @@ class FalconSpecConfig(LlamaConfig):
         if not 0 <= self.recurrent_dropout <= 1:
             raise OptionError(f"`recurrent_dropout` must lie in 0..1, but it is {self.recurrent_dropout}.")
         if self.newest_row and not self.block_position_embedding:
-            raise OptionError("`newest_row` needs `block_position_embedding`: rows must know their place in the block.")
+            raise OptionError(
+                "`newest_row` needs `block_position_embedding`: rows must know their place in the block."
+            )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
 

@@ -34,31 +34,57 @@ POSITION_SPREAD = 0.3  # of fresh block positions
 RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
 
 
+class PartLinear(nn.Linear):
+    """A linear map of one of two vectors that come side by side."""
+
+    part: int
+
+    @classmethod
+    def like(cls, linear: nn.Linear, part: int) -> "PartLinear":
+        """A fresh one of the same sizes, which reads the first vector (0) or the second (1)."""
+        fresh = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        fresh.part = part
+        return fresh
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The map of its own vector."""
+        return super().forward(inputs.chunk(2, dim=-1)[self.part])
+
+
 class BlockAttention(LlamaAttention):
-    """Attention that also tells each row its place in its block. Keys and values stay free of it: they outlive the block."""
+    """Attention that also tells each row its place in its block, and with `newest_row` what the newest row of the block holds.
+
+    With `newest_row` queries know both. Keys and values stay free of them: they outlive the block.
+    """
 
     def __init__(self, config: FalconSpecConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
-        self.block_position = nn.Embedding(config.block_size, config.hidden_size)
         size, hidden = config.block_size, config.hidden_size
+        self.block_position = nn.Embedding(size, hidden)
         self.newest = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
+        if config.newest_row:
+            self.q_proj = PartLinear.like(self.q_proj, 1)
+            self.k_proj = PartLinear.like(self.k_proj, 0)
+            self.v_proj = PartLinear.like(self.v_proj, 0)
 
     def forward(  # type: ignore[override]  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """What attention read, and the vector of the row's place."""
+        """What attention read, and what the row is told."""
+        told = self.block_position(block_positions)
+        if self.newest is not None:
+            told = told + self._newest(hidden_states, block_positions)
+            hidden_states = torch.cat([hidden_states, hidden_states + told], dim=-1)
         outputs, weights = super().forward(hidden_states, *args, **kwargs)
-        outputs = outputs + self.block_position(block_positions)
-        return (outputs if self.newest is None else outputs + self._newest(hidden_states, block_positions)), weights
+        return outputs + told, weights
 
     def _newest(self, states: Tensor, block_positions: Tensor) -> Tensor:
-        """The map of each row's place, of the last row of its block."""
-        num_tokens, size = states.shape[1], self.config.block_size
-        last = (torch.arange(num_tokens, device=states.device) + size - 1 - block_positions).clamp(max=num_tokens - 1)
-        ends = states.gather(1, last.expand(len(states), -1)[..., None].expand(-1, -1, states.shape[-1]))
-        maps = self.newest(ends).unflatten(-1, (size, -1))
-        places = block_positions.expand(len(states), -1)[..., None, None].expand(-1, -1, 1, states.shape[-1])
-        return maps.gather(2, places)[:, :, 0]
+        """The map of each row's place, of the last row of its block; of a block cut short, of the last one there is."""
+        assert self.newest is not None  # the caller asked
+        rows, places = torch.arange(states.shape[1], device=states.device), block_positions.expand(len(states), -1)
+        last = (rows + self.config.block_size - 1 - places).clamp(max=len(rows) - 1)
+        maps = self.newest(states).unflatten(-1, (self.config.block_size, -1))
+        return maps[torch.arange(len(states), device=states.device)[:, None], last, places]
 
 
 class FalconSpecDrafter(DrafterModel):
