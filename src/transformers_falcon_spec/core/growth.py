@@ -107,6 +107,26 @@ class TreeGrowth:
         start = self.token_ids.shape[1] - self.num_newest
         return _likeliest(self.log_chances[:, start:], num) + start
 
+    def worth(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
+        """How many of the likeliest nodes to keep, of all rows alike, and what they bring above their prices.
+
+        Args:
+            prices (`torch.Tensor` of shape `(nodes,)`): Price of the first n + 1 nodes, in tokens.
+            weights (`torch.Tensor` of shape `(depths,)`): Factor of chances, by depth; deeper nodes take the last one.
+        """
+        order = _likeliest_first(self.log_chances)[:, : len(prices)]
+        gains = self.log_chances.gather(1, order).exp()
+        gains = gains * weights.to(gains.device)[self.depths.gather(1, order).clamp(max=len(weights) - 1)]
+        net = gains.sum(0).cumsum(0) - len(order) - prices.to(gains.device)[: order.shape[1]]
+        best, place = net.max(0)
+        return int(place) + 1, float(best)
+
+    def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
+        """Tokens expected to be kept at each depth by a tree of the likeliest `num_nodes`, of all rows; the root's first."""
+        kept = _likeliest(self.log_chances, num_nodes)
+        chances, depths = self.log_chances.gather(1, kept).exp(), self.depths.gather(1, kept)
+        return chances.new_zeros(max_depth + 1).index_add(0, depths.flatten(), chances.flatten())
+
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
         """Tokens and tree of the likeliest `num_nodes` of each row, root included; rows with fewer end in fillers."""
         kept = _likeliest(self.log_chances, num_nodes)
@@ -122,5 +142,9 @@ class TreeGrowth:
 
 def _likeliest(log_chances: Float[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows kept"]:
     """Indices of the `num` highest of each row, ascending; of equals the first, which may be an ancestor of the others."""
-    order = log_chances.sort(dim=1, descending=True, stable=True).indices
-    return order[:, :num].sort(dim=1).values
+    return _likeliest_first(log_chances)[:, :num].sort(dim=1).values
+
+
+def _likeliest_first(log_chances: Float[Tensor, "rows nodes"]) -> Int[Tensor, "rows nodes"]:
+    """Indices by falling chance; of equals the first comes first."""
+    return log_chances.sort(dim=1, descending=True, stable=True).indices

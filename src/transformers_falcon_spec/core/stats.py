@@ -39,9 +39,11 @@ class GenerationStats:
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    read_seconds: float = 0.0  # of those, the target's forwards
     total_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)  # what differs from the usual: chain fallback, feature source
     rows: list["GenerationStats"] = field(default_factory=list)  # of each row, where there are several
+    tuning: dict[str, Any] = field(default_factory=dict)  # what the tuner chose, and why; of one call alone
 
     @classmethod
     def of_rows(cls, num_rows: int) -> "GenerationStats":
@@ -131,7 +133,7 @@ class GenerationStats:
         total = GenerationStats()
         for name in ("num_steps", "num_drafted", "num_accepted", "num_passes", "num_reread", "num_tokens"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
-        for name in ("prefill_seconds", "draft_seconds", "verify_seconds", "total_seconds"):
+        for name in ("prefill_seconds", "draft_seconds", "verify_seconds", "read_seconds", "total_seconds"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
         total.offered_by_depth = _added(self.offered_by_depth, other.offered_by_depth)
         total.kept_by_depth = _added(self.kept_by_depth, other.kept_by_depth)

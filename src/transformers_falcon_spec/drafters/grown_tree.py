@@ -18,6 +18,8 @@ from ..generation.cache import drop_last
 from ..generation.candidates import Draft, DraftBudget, TargetView
 from .static_tree import StaticTreeGenerator
 
+PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
+
 
 class GrownTreeGenerator(StaticTreeGenerator):
     """A generator that grows a tree for each row, or drafts a static one, `block_size` tokens a pass."""
@@ -45,21 +47,26 @@ class GrownTreeGenerator(StaticTreeGenerator):
         return self.draft_static(self.tree, depths, budget, features)
 
     def _grow(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
-        options, size = self.drafter.generation_config, self.block_size
+        options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
         width = 1 if budget.is_chain else options.tree_top_k
         num_blocks = max(
             width // size, 1
         )  # fed in each pass after the first, so that a pass feeds about `width` tokens
-        num_passes = -(-min(self.drafter.tree_depth, max(depths)) // size)
-        if budget.num_passes is not None:
-            num_passes = min(num_passes, budget.num_passes)
-        growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=self.drafter.tree_depth))
+        deepest = self._deepest(budget)
+        num_passes = -(-min(deepest, max(depths)) // size)
+        growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
         ends = blocks = torch.zeros_like(
             self.roots
         )  # the nodes that blocks of a pass follow, and whose lists these are
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
+        num_kept, worth = min(options.num_tree_nodes, budget.num_nodes), 0.0
+        gains: list[tuple[float, float]] = []
         for number in range(num_passes):
             if number:
+                hope = float(growth.log_chances.gather(1, ends).exp().sum()) if prices else 0.0
+                if prices and hope * prices.yields[number] <= prices.passes[number]:
+                    num_passes = number
+                    break
                 own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)
                 above = seen.gather(1, blocks[..., None].expand(-1, -1, seen.shape[-1]))
                 seen = torch.cat([above, own], dim=-1)
@@ -68,9 +75,21 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 features = self.draft_blocks(fed, features, blocks, slots, number)
             best = self.log_chances(self.draft_logits(features), budget, number * size).topk(width, dim=-1)
             ends, blocks = growth.expand_blocks(ends, self.target_ids(best.indices), best.values, num_blocks)
+            if prices:
+                before = worth
+                num_kept, worth = growth.worth(prices.nodes, prices.weights)
+                gains += [(hope, worth - before)] if number else []
         drop_last(self.slots.cache, seen.shape[-1] * size)
-        token_ids, tree = growth.best(min(options.num_tree_nodes, budget.num_nodes))
-        return Draft(token_ids, tree.parents, num_passes=num_passes)
+        token_ids, tree = growth.best(num_kept)
+        chances = growth.expected_by_depth(num_kept, deepest) if prices else None
+        return Draft(token_ids, tree.parents, num_passes=num_passes, chances=chances, gains=tuple(gains))
+
+    def _deepest(self, budget: DraftBudget) -> int:
+        """How deep trees may grow: as told, and as far as passes pay where that is all that limits them."""
+        options, depth = self.drafter.generation_config, self.drafter.tree_depth
+        if budget.prices and options.tree_depth is None and self.feature_layers == (-1,):
+            depth *= PASSES_THAT_MAY_PAY
+        return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
     def log_chances(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         """How likely the target is to take each token, of logits `[rows, blocks, k, tokens]` of blocks that start below `depth`.

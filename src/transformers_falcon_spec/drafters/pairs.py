@@ -10,6 +10,10 @@ from transformers import DynamicCache
 from ..generation.cache import RowSlots
 from ..generation.candidates import Committed, TargetView, TreeCandidateGenerator
 
+MOST_WAITING = (
+    512  # pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these
+)
+
 
 class PendingPairs:
     """Pairs of one row that the drafter has not read yet."""
@@ -19,9 +23,11 @@ class PendingPairs:
         self.features: list[Tensor] = []
         self.root = torch.empty(0)  # [1] newest committed token
         self.num_taken = 0
+        self.num_waiting = 0  # pairs, those of the first commit left out
 
     def add(self, token_ids: Tensor, features: Tensor, root: Tensor) -> None:
         """Pairs of a commit; maybe none."""
+        self.num_waiting += len(token_ids) if self.token_ids or self.num_taken else 0
         self.token_ids.append(token_ids)
         self.features.append(features)
         self.root = root
@@ -29,8 +35,14 @@ class PendingPairs:
     def take(self) -> tuple[Tensor, Tensor]:
         """All of them, in order."""
         token_ids, features = torch.cat(self.token_ids), torch.cat(self.features)
-        self.token_ids, self.features, self.num_taken = [], [], len(token_ids)
+        self.token_ids, self.features, self.num_taken, self.num_waiting = [], [], len(token_ids), 0
         return token_ids, features
+
+    def keep_newest(self, num: int) -> None:
+        """Forget all but the newest `num` that wait."""
+        self.token_ids = [torch.cat(self.token_ids)[-num:]]
+        self.features = [torch.cat(self.features)[-num:]]
+        self.num_waiting = 0
 
 
 class PairGenerator(TreeCandidateGenerator):
@@ -63,6 +75,15 @@ class PairGenerator(TreeCandidateGenerator):
         for row, (length, num_new) in enumerate(zip(committed.lengths, committed.num_new, strict=True)):
             ids = committed.sequence_ids[row, :length]
             self.pending[row].add(ids[length - num_new :], committed.features[row, :num_new], ids[-1:])
+        if max(pending.num_waiting for pending in self.pending) > MOST_WAITING:
+            self.restart()
+
+    def restart(self) -> None:
+        """Forget what was read: the newest pairs that wait become the whole history."""
+        for pending in self.pending:
+            pending.keep_newest(MOST_WAITING)
+        self.num_read = [0] * len(self.pending)
+        self.slots = RowSlots(DynamicCache(), self.slots.places[:, :0])
 
     @property
     def roots(self) -> Tensor:

@@ -80,7 +80,7 @@ class StaticTreeGenerator(PairGenerator):
                     dists.append(probs)
             token_ids[:, draft_pass.nodes] = found.to(token_ids.device)
         drop_last(self.slots.cache, num_drafted_slots)
-        drawn = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
+        drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
         return Draft(token_ids, parents_by_row(tree, depths).to(token_ids.device), num_passes=len(passes), **drawn)
 
     def _drawn(self, draft_pass: DraftPass, logits: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:

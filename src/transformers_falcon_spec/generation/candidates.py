@@ -36,6 +36,18 @@ class TargetView(Protocol):
 
 
 @dataclass(frozen=True)
+class Prices:
+    """What drafting costs, in tokens that the same time brings otherwise."""
+
+    nodes: Tensor  # [nodes] of reading n + 1 nodes and not the root alone
+    passes: list[float]  # of pass p after p passes; the first is not asked about
+    yields: list[
+        float
+    ]  # tokens that pass p has added, its nodes paid, for each token expected to be kept where it goes on
+    weights: Tensor  # [depths] how often nodes of a depth are kept, over how often the drafter says
+
+
+@dataclass(frozen=True)
 class DraftBudget:
     """Limits for one proposal; the loop chooses them, the generator obeys."""
 
@@ -49,6 +61,7 @@ class DraftBudget:
     noise: Callable[[int, int], Tensor] | None = (
         None  # [vocab] by row and depth: children are the best of probabilities / noise, and nobody asks from what
     )
+    prices: Prices | None = None  # whoever can draft less than allowed does so where it is worth it
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,12 @@ class Draft:
     draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: nothing was drawn
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
+    chances: Tensor | None = (
+        None  # [depths] tokens expected to be kept at each depth, the root's first; None: nobody can say
+    )
+    gains: tuple[
+        tuple[float, float], ...
+    ] = ()  # of passes after the first: expected to be kept where it goes on, and added
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
 from .target import Form, Reading, Target
+from .tuning import Tuner, knowledge_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -31,6 +32,7 @@ class Drafter(Protocol):
 
     feature_layers: tuple[int, ...]
     generation_config: SpeculationConfig
+    draft_settings: dict[str, Any] | None
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target that the drafter was not made for."""
@@ -72,6 +74,7 @@ class SpeculativeDecoding:
         self.form: Form = self.capability.form
         if self.form == "paths" and (len(batch) > 1 or config.output_attentions):
             self.form = "chain"  # rows are taken, and weights stand in other slots
+        self.tuner = self._tuner(drafter)
         if self.form != "tree":
             how = "chains only" if self.form == "chain" else "one row for each path of a draft"
             self.stats.notes.append(f"The target verifies {how}: {self.capability.reason}.")
@@ -89,6 +92,7 @@ class SpeculativeDecoding:
                 self.record(draft, tree, verdicts)
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
+        self.stats.tuning = self.tuner.to_json()
         report(self.stats)
         return self._output()
 
@@ -107,10 +111,13 @@ class SpeculativeDecoding:
     def propose(self) -> Draft:
         """Drafts within what fits, or the roots alone: a plain step."""
         rooms = self._rooms()
+        may_draft = any(rooms) and not self.judge.num_unclear
+        budget = self.tuner.limited(self._budget(rooms)) if may_draft else None
         draft = None
-        if any(rooms) and not self.judge.num_unclear:
+        if budget is not None:
             with self._seconds("draft"):
-                draft = self.generator.propose(self._budget(rooms))
+                draft = self.generator.propose(budget)
+                self.tuner.wait()
         roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft
 
@@ -129,6 +136,16 @@ class SpeculativeDecoding:
         noise = self._noise_ahead() if is_foreseen else None
         return DraftBudget(rooms, MAX_NODES, is_chain=self.form == "chain", temperature=temperature, noise=noise)
 
+    def _tuner(self, drafter: Drafter) -> Tuner:
+        """What drafts of this call cost is known from earlier ones with the same models."""
+        options = drafter.generation_config
+        changes_text = self.judge.verifier != "lazy_walk" and options.deterministic
+        if not options.tune or changes_text:
+            return Tuner(None, self.batch.prompt_ids.device)
+        sampling = (self.config.do_sample, self.config.temperature)
+        circumstances = (len(self.batch), self.form, torch.get_num_threads(), sampling, repr(drafter.draft_settings))
+        return Tuner(knowledge_of(drafter, self.target.model, circumstances), self.batch.prompt_ids.device)
+
     def _noise_ahead(self) -> Callable[[int, int], Tensor]:
         """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
         place = self.batch.roots.device
@@ -144,7 +161,9 @@ class SpeculativeDecoding:
         with self._seconds("verify"):
             is_alone = self.is_strict and token_ids.shape[1] == 1  # a mask of ours would change the rounding
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
-            reading = self.target.read(token_ids, tree, "chain" if is_alone else self.form, is_open)
+            with self._seconds("read"):
+                reading = self.target.read(token_ids, tree, "chain" if is_alone else self.form, is_open)
+                self.tuner.wait()
             trees = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
         return tree, self.judge(draft, trees, tree.depths, reading), reading
 
@@ -176,6 +195,8 @@ class SpeculativeDecoding:
                 num_accepted=verdict.num_accepted,
                 coverage=self._coverage(row, parent_lists[row], draft, verdict),
             )
+        num_kept = [verdict.num_accepted for verdict in verdicts if verdict.path]
+        self.tuner.learn(draft, num_kept, self.stats.draft_seconds, self.stats.read_seconds)
         self.stats.num_passes += draft.num_passes
         self.stats.num_reread += self.judge.num_unclear
 

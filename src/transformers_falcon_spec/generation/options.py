@@ -7,7 +7,17 @@ from transformers import GenerationConfig
 from ..core.tree import DraftTree
 from ..errors import OptionError
 
-OWN = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k", "verifier", "strict")
+OWN = (
+    "draft_tree",
+    "dynamic_tree",
+    "num_tree_nodes",
+    "tree_depth",
+    "tree_top_k",
+    "tune",
+    "deterministic",
+    "verifier",
+    "strict",
+)
 VERIFIERS = ("lazy_walk", "recursive_rejection", "traversal", "gumbel")
 
 
@@ -23,6 +33,11 @@ class SpeculationConfig(GenerationConfig):
         num_tree_nodes (`int`, *optional*, defaults to 16): Nodes that are kept of a grown tree, root included.
         tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter.
         tree_top_k (`int`, *optional*, defaults to 4): Nodes of a depth that grow children, and children of each.
+        tune (`bool`, *optional*, defaults to `True`):
+            Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and passes that
+            bring more than they cost, and where drafting costs more than it brings it pauses.
+        deterministic (`bool`, *optional*, defaults to `True`):
+            Where what is drafted can change the text of a seed, as it can with rules that judge drawn tokens, nothing is tuned.
         verifier (`str`, *optional*, defaults to `"lazy_walk"`):
             What of a draft becomes text when sampling: `"lazy_walk"` gives the text of the target alone for the same seed;
             `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"` gives one
@@ -44,13 +59,15 @@ class SpeculationConfig(GenerationConfig):
     ```
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  each is an option, given by name
         self,
         draft_tree: dict[str, Any] | None = None,
         dynamic_tree: bool | None = None,
         num_tree_nodes: int = 16,
         tree_depth: int | None = None,
         tree_top_k: int = 4,
+        tune: bool = True,
+        deterministic: bool = True,
         verifier: str = "lazy_walk",
         strict: bool = False,
         **kwargs: Any,
@@ -79,6 +96,7 @@ class SpeculationConfig(GenerationConfig):
         self.draft_tree, self.verifier, self.strict = draft_tree, verifier, strict
         self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
         self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
+        self.tune, self.deterministic = tune, deterministic
         super().__init__(**kwargs)
 
 

@@ -41,6 +41,11 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         self._state: RecurrentState | None = None  # after the committed pairs
         self._block_state: RecurrentState | None = None  # after each block of the newest pass
 
+    def restart(self) -> None:
+        """Forget the state and the outputs of the LSTM, too."""
+        super().restart()
+        self._tails, self._state = [], None
+
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
         features = self._read_pending()

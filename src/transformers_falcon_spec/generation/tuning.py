@@ -1,0 +1,227 @@
+"""How much to draft: what steps cost and bring is learned from the steps themselves, and becomes prices in tokens.
+
+A step that takes p passes of the drafter and reads n nodes costs draft(p) + read(n) seconds and brings one token and what it keeps
+of the draft. Most tokens a second come from steps that each maximise tokens - rate * seconds, `rate` being the tokens a second that
+come of it (W. Dinkelbach, On nonlinear fractional programming, 1967). So a node is worth reading while its chance is above
+rate * read'(n), a pass while it can be expected to add more than rate * draft'(p), and drafting at all while drafted steps beat plain
+ones. The walk takes the target's tokens whatever was drafted, so that none of this changes the text.
+"""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from ..core.costs import CostCurve
+from .candidates import Draft, DraftBudget, Prices
+
+WARM_UP = (
+    (1, 0),
+    (4, 1),
+    (16, 2),
+    (1, 0),
+    (8, 1),
+    (16, 2),
+)  # nodes and passes of a pair's first steps, to learn what they cost
+CADENCE = 16  # steps between two looks at the prices
+REFRESH = 64  # drafted steps between two plain ones, which keep the price of plain decoding fresh
+MEMORY = 0.97  # what is left of a step after the next one
+LEAST_STEPS = 6  # drafted steps before drafting may be given up
+PAUSE, LONGEST_PAUSE = 64, 1024  # plain steps before drafting is tried again; twice as many each time it fails
+UNREAD = 8  # after so many plain steps a proposal reads much text first, and its seconds say nothing of others
+MAX_DEPTH = 32  # depths and passes whose chances are learned
+MAX_WEIGHT = 4.0
+EPS = 1e-6
+
+
+class Mean:
+    """A mean that forgets, and how sure it is."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._weight = self._sum = self._squares = 0.0
+        self.num = 0
+
+    def learn(self, value: float) -> None:
+        """Take in one value."""
+        self._weight = MEMORY * self._weight + 1
+        self._sum = MEMORY * self._sum + value
+        self._squares = MEMORY * self._squares + value**2
+        self.num += 1
+
+    def value(self, default: float = 0.0) -> float:
+        """The mean; `default` while nothing is known."""
+        return self._sum / self._weight if self._weight else default
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        variance = max(self._squares / self._weight - self.value() ** 2, 0.0) if self._weight else 0.0
+        return float((variance / max(self._weight, 1.0)) ** 0.5)
+
+
+@dataclass
+class Knowledge:
+    """What is known of a pair of models on a device at a batch size; lives as long as the models do."""
+
+    read: CostCurve = field(default_factory=CostCurve)  # seconds of the target's forward by nodes
+    draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes
+    tokens: Mean = field(default_factory=Mean)  # of a step
+    seconds: Mean = field(default_factory=Mean)
+    advantage: Mean = field(default_factory=Mean)  # tokens by which a drafted step beats plain ones in the same time
+    yields: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # see `Prices`
+    expected: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # tokens kept by depth
+    kept: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])
+    num_steps: int = 0
+    num_since_plain: int = 0
+    pause: int = PAUSE  # the next one's length
+    num_left: int = 0  # plain steps until drafting is tried again
+    prices: Prices | None = None
+
+    def learn_step(self, num_nodes: int, num_passes: int, num_kept: list[int]) -> None:
+        """What a step brought, and what such a step costs."""
+        read, plain = self.read([num_nodes, 1])
+        seconds = float(read + (self.draft([num_passes])[0] if num_passes else 0.0))
+        self.num_steps += 1
+        self.tokens.learn(len(num_kept) + sum(num_kept))
+        self.seconds.learn(seconds)
+        if not num_passes:
+            return
+        self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / float(plain))
+        if self.advantage.num >= LEAST_STEPS and self.advantage.value() + self.advantage.error < 0:
+            self.num_left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.advantage.reset()
+        elif self.advantage.num >= PAUSE:
+            self.pause = PAUSE
+
+    def learn_chances(self, draft: Draft, num_kept: list[int]) -> None:
+        """How far the drafter's chances can be believed."""
+        assert draft.chances is not None  # the caller asked
+        for number, (expected, gained) in enumerate(draft.gains, start=1):
+            self.yields[number].learn(gained / max(expected, EPS))
+        for depth, expected in enumerate(draft.chances.tolist()[1 : MAX_DEPTH + 1], start=1):
+            self.expected[depth - 1].learn(expected)
+            self.kept[depth - 1].learn(sum(kept >= depth for kept in num_kept))
+
+    def is_next_plain(self) -> bool:
+        """Whether drafting pauses, or the price of plain decoding is to be looked at again."""
+        if self.num_left:
+            self.num_left -= 1
+            return True
+        self.num_since_plain += 1
+        if self.num_since_plain == REFRESH:
+            self.num_since_plain = 0
+            return True
+        return False
+
+    def new_prices(self, num_nodes: int) -> Prices:
+        """Prices at the rate of the newest steps."""
+        rate = self.tokens.value() / self.seconds.value()
+        read, draft = self.read(np.arange(1, num_nodes + 1)), self.draft(np.arange(1, MAX_DEPTH + 2))
+        pairs = zip(self.kept, self.expected, strict=True)
+        weights = [kept.value(1.0) / max(expected.value(1.0), EPS) for kept, expected in pairs]
+        return Prices(
+            nodes=torch.from_numpy(rate * (read - read[0])).float(),
+            passes=[0.0, *(rate * np.diff(draft)).tolist()],
+            yields=[mean.value(1.0) for mean in self.yields],
+            weights=torch.tensor([1.0, *weights]).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
+        )
+
+    def why(self) -> str:
+        """The state of things in words."""
+        if self.num_steps < len(WARM_UP):
+            return "Still learning what steps cost."
+        read, draft = self.read.to_json(), self.draft.to_json()
+        costs = (
+            f"the target reads {', '.join(f'{size} nodes in {1e3 * cost:.1f} ms' for size, cost in read.items())}; "
+            f"{', '.join(f'{size} passes take {1e3 * cost:.1f} ms' for size, cost in draft.items())}"
+        )
+        if self.num_left:
+            return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
+        return f"A drafted step brings {self.advantage.value():+.2f} tokens more than plain steps in the same time: {costs}."
+
+
+_KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Knowledge]]] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def knowledge_of(drafter: Any, target: Any, circumstances: Any) -> Knowledge:
+    """What calls with the same models under the same circumstances have learned so far."""
+    with _LOCK:
+        of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
+        return of_drafter.setdefault(target, {}).setdefault(circumstances, Knowledge())
+
+
+class Tuner:
+    """Chooses the budget of every step of one call.
+
+    Args:
+        knowledge ([`Knowledge`], *optional*): What it starts from and adds to; None tunes nothing.
+        device (`torch.device`): Where work is waited for, so that seconds are counted where they are spent.
+    """
+
+    def __init__(self, knowledge: Knowledge | None, device: torch.device) -> None:
+        self.knowledge, self.device = knowledge, device
+        self.num_nodes, self.num_passes = Counter[int](), Counter[int]()  # steps of this call, by what they took
+        self._num_plain = UNREAD  # steps since the last draft
+        self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
+
+    def wait(self) -> None:
+        """Let the device finish, so that its work is not counted as somebody else's."""
+        if self.knowledge is not None and self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def limited(self, budget: DraftBudget) -> DraftBudget | None:
+        """The budget of the next step within `budget`; None for a plain one."""
+        known = self.knowledge
+        if known is None:
+            return budget
+        if known.num_steps < len(WARM_UP):
+            num_nodes, num_passes = WARM_UP[known.num_steps]
+            budget = replace(budget, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
+            return budget if num_passes else None
+        if known.is_next_plain():
+            return None
+        if known.prices is None or known.num_steps % CADENCE == 0:
+            known.prices = known.new_prices(budget.num_nodes)
+        return replace(budget, prices=known.prices)
+
+    def learn(self, draft: Draft, num_kept: list[int], draft_seconds: float, read_seconds: float) -> None:
+        """Take in a step: how many drafted tokens each row kept, rows that took no step left out, and all seconds so far."""
+        known, before = self.knowledge, self._seconds
+        self._seconds = (draft_seconds, read_seconds)
+        if known is None or not num_kept:
+            return
+        num_nodes, num_passes = draft.token_ids.shape[1], draft.num_passes
+        self.num_nodes[num_nodes] += 1
+        self.num_passes[num_passes] += 1
+        known.read.learn(num_nodes, read_seconds - before[1])
+        if num_passes and self._num_plain < UNREAD:  # else it read much text at once
+            known.draft.learn(num_passes, draft_seconds - before[0])
+        self._num_plain = 0 if num_passes else self._num_plain + 1
+        known.learn_step(num_nodes, num_passes, num_kept)
+        if draft.chances is not None:
+            known.learn_chances(draft, num_kept)
+
+    def to_json(self) -> dict[str, Any]:
+        """What was chosen in this call, and what is known by now."""
+        known = self.knowledge
+        if known is None:
+            return {}
+        return {
+            "steps_by_nodes": dict(sorted(self.num_nodes.items())),
+            "steps_by_passes": dict(sorted(self.num_passes.items())),
+            "read_seconds": known.read.to_json(),
+            "draft_seconds": known.draft.to_json(),
+            "num_outliers": known.read.num_outliers + known.draft.num_outliers,
+            "advantage": known.advantage.value(),
+            "pause": known.num_left,
+            "why": known.why(),
+        }

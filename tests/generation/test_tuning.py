@@ -1,0 +1,205 @@
+"""The tuner in a made-up world whose costs and chances are known: near the best fixed setting, and never far below plain decoding."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from transformers_falcon_spec.core.growth import TreeGrowth
+from transformers_falcon_spec.generation.candidates import Draft, DraftBudget, Prices
+from transformers_falcon_spec.generation.tuning import LONGEST_PAUSE, WARM_UP, Knowledge, Tuner, knowledge_of
+
+WIDTH = 4
+MOST_PASSES = 6
+CPU = torch.device("cpu")
+
+
+@dataclass
+class World:
+    """A target, a drafter of one token a pass, and a machine. `skill` is the chance of the drafter's best token, on average."""
+
+    read: Callable[[int], float]
+    draft: Callable[[int], float]
+    skill: float
+    noise: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.draft_seconds = self.read_seconds = 0.0
+        self.num_tokens = 0
+
+    def step(self, num_nodes: int | None, num_passes: int, prices: Prices | None = None) -> tuple[Draft, int]:
+        """Draft, read and keep; what was drafted, and how many of it were kept."""
+        growth, frontier = TreeGrowth(torch.zeros(1, 1, dtype=torch.long), torch.tensor([99])), torch.zeros(1, 1).long()
+        gains: list[tuple[float, float]] = []
+        worth, done = 0.0, 0
+        for number in range(num_passes):
+            hope = float(growth.log_chances.gather(1, frontier).exp().sum())
+            if number and prices and hope * prices.yields[number] <= prices.passes[number]:
+                break
+            best = [min(max(self.random.gauss(self.skill, 0.2), 0.01), 0.99) for _ in range(frontier.shape[1])]
+            chances = torch.tensor([[[p * (1 - p) ** rank for rank in range(WIDTH)] for p in best]])
+            growth.expand(frontier, torch.arange(WIDTH).expand_as(chances), chances.log())
+            frontier, done = growth.best_newest(WIDTH), number + 1
+            if prices:
+                before = worth
+                num_nodes, worth = growth.worth(prices.nodes, prices.weights)
+                gains += [(hope, worth - before)] if number else []
+        assert num_nodes is not None
+        token_ids, tree = growth.best(num_nodes)
+        num_kept = self._walk(growth, num_nodes)
+        self.draft_seconds += self._noisy(self.draft(done)) if done else 0.0
+        self.read_seconds += self._noisy(self.read(token_ids.shape[1]))
+        self.num_tokens += 1 + num_kept
+        chances = growth.expected_by_depth(num_nodes, MOST_PASSES) if prices else None
+        return Draft(token_ids, tree.parents, num_passes=done, chances=chances, gains=tuple(gains)), num_kept
+
+    def _walk(self, growth: TreeGrowth, num_nodes: int) -> int:
+        """How deep a text goes along the tree, at each node as likely as the drafter says."""
+        kept = set(growth.log_chances[0].sort(descending=True, stable=True).indices[:num_nodes].tolist())
+        parents, chances = growth.parents[0].tolist(), growth.log_chances[0].exp().tolist()
+        node, depth = 0, 0
+        while True:
+            draw, node_before = self.random.random() * chances[node], node
+            for child, parent in enumerate(parents):
+                if parent == node_before and child in kept:
+                    draw -= chances[child]
+                    if draw < 0:
+                        node, depth = child, depth + 1
+                        break
+            if node == node_before:
+                return depth
+
+    def _noisy(self, seconds: float) -> float:
+        return seconds * self.random.uniform(1 - self.noise, 1 + self.noise)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second so far."""
+        return self.num_tokens / (self.draft_seconds + self.read_seconds)
+
+
+def rate_of_fixed(world: World, num_nodes: int, num_passes: int, num_steps: int) -> float:
+    for _ in range(num_steps):
+        world.step(num_nodes, num_passes)
+    return world.rate
+
+
+def run_tuned(world: World, num_steps: int, knowledge: Knowledge | None = None) -> Tuner:
+    tuner = Tuner(knowledge or Knowledge(), CPU)
+    for _ in range(num_steps):
+        budget = tuner.limited(DraftBudget((99,), 256))
+        if budget is None:
+            draft, num_kept = world.step(1, 0)
+        else:
+            num_passes = min(budget.num_passes or MOST_PASSES, MOST_PASSES)
+            num_nodes = None if budget.prices else budget.num_nodes
+            draft, num_kept = world.step(num_nodes, num_passes, budget.prices)
+        tuner.learn(draft, [num_kept], world.draft_seconds, world.read_seconds)
+    return tuner
+
+
+def cpu(skill: float, seed: int = 0) -> World:
+    """Nodes cost from the first one on, and a pass costs a fifth of a plain step."""
+    return World(lambda n: 8e-3 + 0.3e-3 * n, lambda p: 1.6e-3 * p, skill, seed=seed)
+
+
+def gpu(skill: float, seed: int = 0) -> World:
+    """Nodes cost nothing until the device is full, and a pass costs a tenth of a plain step."""
+    return World(lambda n: 20e-3 + 0.2e-3 * max(n - 48, 0), lambda p: 2e-3 * p, skill, seed=seed)
+
+
+@pytest.mark.parametrize("make", [cpu, gpu])
+@pytest.mark.parametrize("skill", [0.4, 0.75])
+def test_it_comes_close_to_the_best_fixed_setting(make: Callable[..., World], skill: float) -> None:
+    settings = [(nodes, passes) for nodes in (4, 8, 16, 32) for passes in (1, 2, 4)]
+    best = max(rate_of_fixed(make(skill), *setting, num_steps=100) for setting in settings)
+    knowledge, world = Knowledge(), make(skill, seed=1)
+    run_tuned(make(skill), 100, knowledge)
+
+    run_tuned(world, 300, knowledge)
+
+    assert world.rate > 0.95 * best
+
+
+def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known() -> None:
+    knowledge, world = Knowledge(), cpu(0.0)
+    run_tuned(cpu(0.0), 300, knowledge)
+
+    tuner = run_tuned(world, 2000, knowledge)
+
+    assert world.rate > 0.98 / world.read(1)
+    assert "tried again in" in knowledge.why()
+    assert knowledge.pause == LONGEST_PAUSE
+    assert tuner.num_passes[0] > 0.95 * 2000
+
+
+def test_drafting_comes_back_when_it_pays_again() -> None:
+    knowledge = Knowledge()
+    run_tuned(cpu(0.0), 400, knowledge)
+    assert knowledge.num_left > 0
+
+    tuner = run_tuned(cpu(0.8), 2 * LONGEST_PAUSE, knowledge)
+
+    assert knowledge.num_left == 0
+    assert tuner.num_passes[0] < 1.5 * LONGEST_PAUSE
+    assert knowledge.advantage.value() > 0
+
+
+def test_chances_that_promise_too_much_are_believed_less() -> None:
+    world, knowledge = cpu(0.8), Knowledge()
+    walk = world._walk
+    world._walk = lambda *args: min(walk(*args), 1)  # type: ignore[method-assign]  # nothing below depth 1 is ever kept
+
+    run_tuned(world, 100, knowledge)
+
+    assert knowledge.prices is not None
+    root, first, second, *_ = knowledge.prices.weights.tolist()
+    assert root == 1.0
+    assert 0.8 < first < 1.25
+    assert second == 0.25
+
+
+def test_the_first_steps_learn_what_sizes_cost() -> None:
+    tuner, taken = Tuner(Knowledge(), CPU), []
+
+    for _ in WARM_UP:
+        budget = tuner.limited(DraftBudget((99,), 256))
+        taken.append((1, 0) if budget is None else (budget.num_nodes, budget.num_passes))
+        num_nodes, num_passes = taken[-1]
+        token_ids = torch.zeros(1, num_nodes, dtype=torch.long)
+        tuner.learn(Draft(token_ids, token_ids - 1, num_passes=num_passes), [0], 0.1 * len(taken), 1.0 * len(taken))
+
+    assert tuple(taken) == WARM_UP
+    assert tuner.limited(DraftBudget((99,), 256)).prices is not None
+
+
+def test_without_knowledge_the_budget_stays_as_it_is() -> None:
+    tuner, budget = Tuner(None, CPU), DraftBudget((3,), 7)
+
+    assert tuner.limited(budget) is budget
+    assert tuner.to_json() == {}
+
+
+def test_a_pair_of_models_is_remembered_as_long_as_it_lives() -> None:
+    drafter, target, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+
+    known = knowledge_of(drafter, target, "alone")
+
+    assert knowledge_of(drafter, target, "alone") is known
+    assert knowledge_of(drafter, target, "in a batch") is not known
+    assert knowledge_of(drafter, other, "alone") is not known
+    assert knowledge_of(other, target, "alone") is not known
+
+
+def test_a_proposal_that_read_much_text_first_teaches_nothing_of_passes() -> None:
+    tuner, token_ids = Tuner(Knowledge(), CPU), torch.zeros(1, 2, dtype=torch.long)
+    drafted = Draft(token_ids, token_ids - 1, num_passes=1)
+
+    tuner.learn(drafted, [0], 5.0, 1.0)  # the first one reads the prompt
+    tuner.learn(drafted, [0], 5.2, 2.0)
+
+    assert tuner.knowledge.draft([1])[0] == pytest.approx(0.2)
