@@ -19,5 +19,8 @@ def _same_random_state() -> None:
 @pytest.fixture(autouse=True)
 def _untuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests count steps and nodes, which a tuner would choose by the clock: only tests marked `tuned` have one."""
-    if request.node.get_closest_marker("tuned") is None and "transformers_falcon_spec.generation.loop" in sys.modules:
-        monkeypatch.setattr("transformers_falcon_spec.generation.loop.knowledge_of", lambda *_: None)
+    if (
+        request.node.get_closest_marker("tuned") is None
+        and "transformers_falcon_spec.generation.tuning" in sys.modules
+    ):
+        monkeypatch.setattr("transformers_falcon_spec.generation.tuning.knowledge_of", lambda *_: None)

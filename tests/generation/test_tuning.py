@@ -33,7 +33,10 @@ class World:
 
     def step(self, num_nodes: int | None, num_passes: int, prices: Prices | None = None) -> tuple[Draft, int]:
         """Draft, read and keep; what was drafted, and how many of it were kept."""
-        growth, frontier = TreeGrowth(torch.zeros(1, 1, dtype=torch.long), torch.tensor([99])), torch.zeros(1, 1).long()
+        growth, frontier = (
+            TreeGrowth(torch.zeros(1, 1, dtype=torch.long), torch.tensor([99])),
+            torch.zeros(1, 1).long(),
+        )
         gains: list[tuple[float, float]] = []
         worth, done = 0.0, 0
         for number in range(num_passes):
@@ -202,4 +205,4 @@ def test_a_proposal_that_read_much_text_first_teaches_nothing_of_passes() -> Non
     tuner.learn(drafted, [0], 5.0, 1.0)  # the first one reads the prompt
     tuner.learn(drafted, [0], 5.2, 2.0)
 
-    assert tuner.knowledge.draft([1])[0] == pytest.approx(0.2)
+    assert tuner.knowledge.draft(1) == pytest.approx(0.2)

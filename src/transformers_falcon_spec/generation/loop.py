@@ -22,7 +22,7 @@ from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, report
 from .probe import probe
 from .target import Form, Reading, Target
-from .tuning import Tuner, knowledge_of
+from .tuning import tuner_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -32,7 +32,6 @@ class Drafter(Protocol):
 
     feature_layers: tuple[int, ...]
     generation_config: SpeculationConfig
-    draft_settings: dict[str, Any] | None
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target that the drafter was not made for."""
@@ -74,7 +73,8 @@ class SpeculativeDecoding:
         self.form: Form = self.capability.form
         if self.form == "paths" and (len(batch) > 1 or config.output_attentions):
             self.form = "chain"  # rows are taken, and weights stand in other slots
-        self.tuner = self._tuner(drafter)
+        circumstances = (len(batch), self.form, torch.get_num_threads(), config.do_sample, config.temperature)
+        self.tuner = tuner_of(drafter, model, self.judge.verifier, circumstances)
         if self.form != "tree":
             how = "chains only" if self.form == "chain" else "one row for each path of a draft"
             self.stats.notes.append(f"The target verifies {how}: {self.capability.reason}.")
@@ -135,16 +135,6 @@ class SpeculativeDecoding:
         is_foreseen = self.config.do_sample and self.judge.verifier not in REJECTION_RULES
         noise = self._noise_ahead() if is_foreseen else None
         return DraftBudget(rooms, MAX_NODES, is_chain=self.form == "chain", temperature=temperature, noise=noise)
-
-    def _tuner(self, drafter: Drafter) -> Tuner:
-        """What drafts of this call cost is known from earlier ones with the same models."""
-        options = drafter.generation_config
-        changes_text = self.judge.verifier != "lazy_walk" and options.deterministic
-        if not options.tune or changes_text:
-            return Tuner(None, self.batch.prompt_ids.device)
-        sampling = (self.config.do_sample, self.config.temperature)
-        circumstances = (len(self.batch), self.form, torch.get_num_threads(), sampling, repr(drafter.draft_settings))
-        return Tuner(knowledge_of(drafter, self.target.model, circumstances), self.batch.prompt_ids.device)
 
     def _noise_ahead(self) -> Callable[[int, int], Tensor]:
         """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""

@@ -10,14 +10,16 @@ ones. The walk takes the target's tokens whatever was drafted, so that none of t
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from ..core.costs import CostCurve
 from .candidates import Draft, DraftBudget, Prices
+from .options import OWN
 
 WARM_UP = (
     (1, 0),
@@ -87,14 +89,13 @@ class Knowledge:
 
     def learn_step(self, num_nodes: int, num_passes: int, num_kept: list[int]) -> None:
         """What a step brought, and what such a step costs."""
-        read, plain = self.read([num_nodes, 1])
-        seconds = float(read + (self.draft([num_passes])[0] if num_passes else 0.0))
+        seconds = self.read(num_nodes) + (self.draft(num_passes) if num_passes else 0.0)
         self.num_steps += 1
         self.tokens.learn(len(num_kept) + sum(num_kept))
         self.seconds.learn(seconds)
         if not num_passes:
             return
-        self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / float(plain))
+        self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
         if self.advantage.num >= LEAST_STEPS and self.advantage.value() + self.advantage.error < 0:
             self.num_left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.advantage.reset()
@@ -124,12 +125,12 @@ class Knowledge:
     def new_prices(self, num_nodes: int) -> Prices:
         """Prices at the rate of the newest steps."""
         rate = self.tokens.value() / self.seconds.value()
-        read, draft = self.read(np.arange(1, num_nodes + 1)), self.draft(np.arange(1, MAX_DEPTH + 2))
+        plain, draft = self.read(1), [self.draft(num) for num in range(1, MAX_DEPTH + 2)]
         pairs = zip(self.kept, self.expected, strict=True)
         weights = [kept.value(1.0) / max(expected.value(1.0), EPS) for kept, expected in pairs]
         return Prices(
-            nodes=torch.from_numpy(rate * (read - read[0])).float(),
-            passes=[0.0, *(rate * np.diff(draft)).tolist()],
+            nodes=torch.tensor([rate * (self.read(num) - plain) for num in range(1, num_nodes + 1)]),
+            passes=[0.0, *(rate * (more - less) for less, more in pairwise(draft))],
             yields=[mean.value(1.0) for mean in self.yields],
             weights=torch.tensor([1.0, *weights]).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
         )
@@ -225,3 +226,13 @@ class Tuner:
             "pause": known.num_left,
             "why": known.why(),
         }
+
+
+def tuner_of(drafter: Any, target: PreTrainedModel, verifier: str, circumstances: Any) -> Tuner:
+    """A tuner that goes on from earlier calls; one that tunes nothing where the options or the rule say so."""
+    options = drafter.generation_config
+    is_text_safe = verifier == "lazy_walk" or not options.deterministic
+    if not options.tune or not is_text_safe:
+        return Tuner(None, target.device)
+    own = repr([getattr(options, name) for name in OWN])
+    return Tuner(knowledge_of(drafter, target, (circumstances, own)), target.device)
