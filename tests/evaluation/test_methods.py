@@ -14,6 +14,7 @@ from transformers.generation import utils
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
+from tests.drafters.test_dflash import peaked_dflash
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import GenerationStats, attach, disable, enable
 from transformers_falcon_spec.errors import SeamError
@@ -22,6 +23,7 @@ from transformers_falcon_spec.evaluation.methods import (
     Method,
     prompt_lookup,
     stock_assistant,
+    stock_dflash,
     target_alone,
     with_drafter,
 )
@@ -52,6 +54,7 @@ def methods(target: PreTrainedModel) -> list[Method]:
         target_alone(),
         prompt_lookup("lookup", 4),
         stock_assistant("sps", make_assistant()),
+        stock_dflash("dflash", peaked_dflash(target, target_layer_ids=[0])),
         with_drafter("falcon", make_drafter(target)),
     ]
 
@@ -72,7 +75,7 @@ def files_called() -> Iterator[set[str]]:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize("place", range(4), ids=["alone", "lookup", "sps", "falcon"])
+@pytest.mark.parametrize("place", range(5), ids=["alone", "lookup", "sps", "dflash", "falcon"])
 def test_stock_methods_run_without_a_line_of_this_package(target: PreTrainedModel, place: int) -> None:
     method = methods(target)[place]
     arguments = method.arguments()

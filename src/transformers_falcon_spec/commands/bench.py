@@ -1,7 +1,7 @@
 """`falcon-spec bench`: interleaved runs of targets alone and with several methods, over prompt files; JSON out.
 
-A method is a drafter of this package, stock assisted generation with a small model, or stock prompt lookup:
-  models/falcon-reference          a folder; its config says whether it is a drafter or a causal language model
+A method is a drafter of this package, stock generation with a small model or a DFlash drafter, or stock prompt lookup:
+  models/falcon-reference          a folder; its config says which of those it is
   NAME=FOLDER                      the same under a name of its own
   NAME@TARGET=FOLDER               for the target of that name only
   prompt-lookup, prompt-lookup:N   Transformers' prompt lookup of 10 or N tokens

@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
 
 from ..errors import OptionError
-from ..evaluation.methods import BASELINE, PROMPT_LOOKUP_TOKENS, Method, prompt_lookup, stock_assistant, with_drafter
+from ..evaluation.methods import (
+    BASELINE,
+    PROMPT_LOOKUP_TOKENS,
+    Method,
+    prompt_lookup,
+    stock_assistant,
+    stock_dflash,
+    with_drafter,
+)
 from .loading import DRAFTERS, load_drafter
 
 PROMPT_LOOKUP = "prompt-lookup"
@@ -47,8 +55,8 @@ class MethodEntry:
     def load(self, target: PreTrainedModel) -> Method:
         """The method, loaded for a target, in its type and on its device.
 
-        A folder whose config names a drafter of this package becomes that drafter; any other is a causal language model for
-        stock assisted generation.
+        A folder whose config names a drafter of this package becomes that drafter, one that names a DFlash drafter of
+        Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
 
         Raises:
             [`OptionError`]: the number of tokens of prompt lookup is none.
@@ -57,10 +65,14 @@ class MethodEntry:
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
-        if AutoConfig.from_pretrained(self.source).model_type in DRAFTERS:
+        kind = AutoConfig.from_pretrained(self.source).model_type
+        if kind in DRAFTERS:
             drafter = load_drafter(self.source, target)
             drafter.check_target(target)
             return with_drafter(self.name, drafter)
+        if kind == MuseGlimmerAssistantConfig.model_type:
+            dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
+            return stock_dflash(self.name, dflash.to(target.device))
         assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()
         return stock_assistant(self.name, assistant.to(target.device))
 

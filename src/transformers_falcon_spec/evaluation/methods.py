@@ -1,7 +1,7 @@
 """The methods that a benchmark compares: each is a name and what `generate` is given; stock methods run without this package.
 
 A benchmark knows no method by name. What a method is stands here: the target alone, a drafter of this package, stock assisted
-generation with a small model, stock prompt lookup.
+generation with a small model or a DFlash drafter, stock prompt lookup.
 """
 
 import copy
@@ -19,7 +19,7 @@ from ..drafters.base import DrafterModel
 from ..generation.seam import without_seam
 from ..provenance import weights_fingerprint
 
-Kind = Literal["target alone", "drafter", "stock assistant", "stock prompt lookup"]
+Kind = Literal["target alone", "drafter", "stock assistant", "stock prompt lookup", "stock block diffusion"]
 BASELINE = "target"  # the name of the method without a drafter
 PROMPT_LOOKUP_TOKENS = 10  # Transformers' own default of its generator
 _ASSISTANT_OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
@@ -31,7 +31,9 @@ class Method:
 
     Args:
         name (`str`): Its arm in the benchmark.
-        kind (`str`): `"target alone"`, `"drafter"` (of this package), `"stock assistant"` or `"stock prompt lookup"`.
+        kind (`str`):
+            `"target alone"`, `"drafter"` (of this package), `"stock assistant"`, `"stock prompt lookup"` or
+            `"stock block diffusion"`.
         assistant ([`~transformers.PreTrainedModel`], *optional*): What goes to `generate` as `assistant_model`.
         options (`dict`): What else `generate` is given by this method alone.
         settings (`dict`): What decides its drafts besides weights; kept with measurements.
@@ -58,7 +60,7 @@ class Method:
     _given_options: list[GenerationConfig] = field(init=False, repr=False, default_factory=list)  # the assistant's own
 
     def __post_init__(self) -> None:
-        if self.assistant is not None:
+        if self.assistant is not None and hasattr(self.assistant, "generation_config"):  # a DFlash drafter has none
             self._given_options.append(copy.deepcopy(self.assistant.generation_config))
 
     @property
@@ -77,8 +79,8 @@ class Method:
         Stock assisted generation may write into the assistant's options (schedule `"heuristic"`), so that one run would depend on
         those before it: the assistant gets the options it was loaded with back first.
         """
-        if self.assistant is not None:
-            self.assistant.generation_config = copy.deepcopy(self._given_options[0])
+        for options in self._given_options:
+            self.assistant.generation_config = copy.deepcopy(options)  # type: ignore[union-attr]  # it is theirs
         return {"assistant_model": self.assistant, **self.options}
 
     def path(self, target: PreTrainedModel) -> AbstractContextManager[None]:
@@ -131,6 +133,15 @@ def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
     settings = {option: defaults.get(option) if value is None else value for option, value in given.items()}
     settings["adapts_threshold"] = is_sklearn_available()
     return Method(name, "stock assistant", assistant=assistant, settings=settings)
+
+
+def stock_dflash(name: str, assistant: PreTrainedModel) -> Method:
+    """Stock block diffusion: a DFlash drafter of Transformers' own fills in a block of masks, and its best tokens are a chain."""
+    size = assistant.config.block_size
+    options = {"speculation_type": "dflash"}
+    return Method(
+        name, "stock block diffusion", assistant=assistant, options=options, num_nodes=size, block_size=size - 1
+    )
 
 
 def prompt_lookup(name: str, num_tokens: int = PROMPT_LOOKUP_TOKENS) -> Method:

@@ -41,7 +41,10 @@ class _Watch:
 
     def _before(self, _module: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
         cache = kwargs.get("past_key_values")
-        self.num_read.append(kwargs["input_ids"].shape[1])
+        read = kwargs.get("input_ids")
+        self.num_read.append(
+            0 if read is None else read.shape[1]
+        )  # DFlash drafters read embeddings; nobody asks how many
         self.num_cached.append(0 if cache is None else int(cache.get_seq_length()))
         synchronize()
         self.starts.append(time.perf_counter())
