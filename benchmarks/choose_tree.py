@@ -79,11 +79,11 @@ def shapes(name: str, drafter: Any, args: argparse.Namespace) -> dict[str, Any]:
     for num_passes, kind, num_nodes in product(args.passes, args.kinds, args.nodes):
         if kind == "grown":
             depth = num_passes * drafter.block_size
-            options = SpeculationConfig(dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth)
+            options = SpeculationConfig(tune=False, dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth)
         else:
             acceptance = measured_acceptance(Path(drafter.name_or_path), drafter.block_size, num_passes)
             tree = DraftTree.best_first(acceptance, num_nodes)
-            options = SpeculationConfig(dynamic_tree=False, draft_tree=tree.to_json())
+            options = SpeculationConfig(tune=False, dynamic_tree=False, draft_tree=tree.to_json())
         arm = copy.copy(drafter)  # the same weights
         arm.generation_config = options
         arms[f"{name}: {kind}, {num_nodes} nodes, {num_passes} passes"] = arm

@@ -42,7 +42,7 @@ def main() -> None:
     for verifier in VERIFIERS:
         arm = copy.copy(drafter)  # the same weights
         arm.generation_config = copy.deepcopy(drafter.generation_config)
-        arm.generation_config.verifier = verifier
+        arm.generation_config.verifier, arm.generation_config.tune = verifier, False
         methods.append(with_drafter(verifier, arm))
     benchmark = Benchmark(target, tokenizer, methods, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
     with tempfile.TemporaryDirectory() as folder:
