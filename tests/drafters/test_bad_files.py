@@ -87,7 +87,9 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(folder: Path, tmp_p
     (folder / WEIGHTS).unlink()
     torch.save({"fc.weight": Evil(tmp_path / "run")}, folder / "pytorch_model.bin")
 
-    with pytest.raises(CheckpointError, match=r"must hold files that can be read.* that would run code, is never read"):
+    with pytest.raises(
+        CheckpointError, match=r"must hold files that can be read.* that would run code, is never read"
+    ):
         FalconSpecDrafter.from_pretrained(folder)
 
     assert not (tmp_path / "run").exists()
