@@ -88,7 +88,9 @@ class FalconSpecConfig(LlamaConfig):
         if not 0 <= self.recurrent_dropout <= 1:
             raise OptionError(f"`recurrent_dropout` must lie in 0..1, but it is {self.recurrent_dropout}.")
         if self.newest_row and not self.block_position_embedding:
-            raise OptionError("`newest_row` needs `block_position_embedding`: rows must know their place in the block.")
+            raise OptionError(
+                "`newest_row` needs `block_position_embedding`: rows must know their place in the block."
+            )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
 
