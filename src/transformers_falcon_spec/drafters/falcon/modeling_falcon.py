@@ -56,7 +56,6 @@ class BlockAttention(LlamaAttention):
         num_tokens, size = states.shape[1], self.config.block_size
         last = (torch.arange(num_tokens, device=states.device) + size - 1 - block_positions).clamp(max=num_tokens - 1)
         ends = states.gather(1, last.expand(len(states), -1)[..., None].expand(-1, -1, states.shape[-1]))
-        assert self.newest is not None  # the caller looked
         maps = self.newest(ends).unflatten(-1, (size, -1))
         places = block_positions.expand(len(states), -1)[..., None, None].expand(-1, -1, 1, states.shape[-1])
         return maps.gather(2, places)[:, :, 0]
