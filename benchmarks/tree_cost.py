@@ -3,7 +3,8 @@
 Command: python -m benchmarks.tree_cost --shapes small 0.3b 1b
 Hardware and time: two CPU cores, about ten minutes for 0.3b in float32. Targets are built in memory. Each round reads one plain step and
 one tree of every size in random order after the same text, so that a change of the machine's speed meets all of them. A cost is the ratio of medians;
-its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain decoding makes them. Writes
+its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain decoding makes them. A tree costs
+the target the same whoever drafted it, Falcon, Eagle or Medusa; what drafting costs is in `falcon-spec bench`. Writes
 `benchmarks/results/tree_cost.json`, which `falcon-spec report` renders into docs/scale.md.
 """
 

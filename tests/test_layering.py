@@ -32,7 +32,7 @@ PACKAGES = {
     "provenance": DECODING,
     "core": {"jaxtyping", "torch", "typing_extensions"},
     "generation": DECODING,
-    "drafters": DECODING,
+    "drafters": DECODING | {"safetensors"},  # for its errors
 }
 TRAINING_THAT_DECODES = {"training.features"}  # the modules of training that may use `generation`: taps and head
 

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         if unknown:
             parser.error(f"unknown arguments: {' '.join(unknown)}")
         module.run(*options)
-    except FalconSpecError as error:
+    except (FalconSpecError, OSError) as error:  # files, the disk and the network tell what is wrong in words
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

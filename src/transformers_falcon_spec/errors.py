@@ -11,6 +11,7 @@ FalconSpecError
 ├── SeamError               Transformers moved the functions that the package wraps
 ├── ParityError             a text with a drafter that is not the target's own
 ├── BenchmarkError          a method that failed in a benchmark which the others finished
+│   └── ProcessKilledError  a method whose process was ended by a signal
 ├── SandboxError            a machine on which programs cannot be run within limits
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
@@ -56,6 +57,10 @@ class ParityError(FalconSpecError, RuntimeError):
 
 class BenchmarkError(FalconSpecError, RuntimeError):
     """A method raised in the middle of a benchmark; the others were measured."""
+
+
+class ProcessKilledError(BenchmarkError):
+    """A signal ended the process in which a method ran; it must not run in the process that measures the others."""
 
 
 class SandboxError(FalconSpecError, RuntimeError):

@@ -11,12 +11,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks import inflate as script
 from tests import runs
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter
 from transformers_falcon_spec.commands.loading import load_drafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.shapes import SHAPES, Shape
 
 ROOT = Path(__file__).parents[2]
+DRAFTERS = {
+    "falcon": FalconSpecDrafter,
+    "eagle-1": EagleDrafter,
+    "eagle-3": EagleDrafter,
+    "medusa": MedusaDrafter,
+}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -28,11 +34,19 @@ def copy_tokenizer(folder: Path) -> None:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> dict[str, str]:
-    """Folders of a tiny target, a Falcon drafter and a draft model."""
-    folders = {name: tmp_path / name for name in ("small", "falcon", "llama")}
+    """Folders of a tiny target, of drafters and of a draft model."""
+    folders = {name: tmp_path / name for name in ("small", "llama", *DRAFTERS)}
     target = make_target()
     target.save_pretrained(folders["small"])
-    make_drafter(target, block_size=2).save_pretrained(folders["falcon"])
+    drafters = {
+        "falcon": make_drafter(target, block_size=2, shortcut=True, newest_row=True),
+        "eagle-1": EagleDrafter.from_target(target),
+        "eagle-3": EagleDrafter.from_target(target, range(20, 60), version=3, feature_layers=(1, -1)),
+        "medusa": MedusaDrafter.from_target(target, num_heads=2),
+    }
+    for name, drafter in drafters.items():
+        assert isinstance(drafter, DRAFTERS[name])
+        drafter.save_pretrained(folders[name])
     make_target(seed=1, num_hidden_layers=1).save_pretrained(folders["llama"])
     copy_tokenizer(folders["small"])
     return {name: str(folder) for name, folder in folders.items()}
@@ -43,7 +57,8 @@ def test_the_script_writes_stock_folders_and_a_card(pair: dict[str, str], tmp_pa
 
     script.main(
         [
-            *("--target", pair["small"], "--drafters", pair["falcon"], pair["llama"], "--output", str(output)),
+            *("--target", pair["small"], "--output", str(output)),
+            *("--drafters", pair["llama"], *(pair[name] for name in DRAFTERS)),
             *("--hidden_size", "256", "--num_layers", "4", "--vocab_size", "300", "--dtype", "bfloat16"),
         ]
     )
@@ -52,10 +67,11 @@ def test_the_script_writes_stock_folders_and_a_card(pair: dict[str, str], tmp_pa
     assert Shape.of(target.config) == Shape(256, 384, 4, 4, 2, 64, 300)
     assert target.dtype == torch.bfloat16
     assert AutoTokenizer.from_pretrained(output / "target").chat_template
-    drafter = load_drafter(str(output / "falcon"), target)
-    assert isinstance(drafter, FalconSpecDrafter)
-    assert drafter.config.target_name_or_path == str(output / "target")
-    runs.drafted(target, drafter)
+    for name, kind in DRAFTERS.items():
+        drafter = load_drafter(str(output / name), target)
+        assert isinstance(drafter, kind)
+        assert drafter.config.target_name_or_path == str(output / "target")
+        runs.drafted(target, drafter, max_new_tokens=6)
     assert AutoModelForCausalLM.from_pretrained(output / "llama").config.num_hidden_layers == 1
     card = json.loads((output / "inflation.json").read_text("utf-8"))
     assert card["what"] == "function of the small model, cost of the large one"

@@ -1,6 +1,7 @@
 """`bench` and `report` through the command line: targets and methods by name, memory, failures, and documents."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ from transformers import AutoModelForCausalLM
 from tests.chat import save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.commands.memory import MemoryRun, peak_resident_bytes
+from transformers_falcon_spec.commands.memory import MemoryRun, Peak, peak_resident_bytes
 from transformers_falcon_spec.commands.methods import MethodEntry, parse_methods, parse_targets
 from transformers_falcon_spec.errors import BenchmarkError, DrafterMismatchError, OptionError
+from transformers_falcon_spec.evaluation.methods import Method
 
 ONE = {"t": "folder"}
 
@@ -81,6 +83,76 @@ def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
     peaks = {entry["arm"]: entry.get("peak_bytes") for entry in result["methods"]}
     assert all(peaks[arm] > 50 * 2**20 for arm in ("target", "prompt-lookup"))
     assert peaks["gone"] is None
+
+
+def test_a_method_that_kills_its_process_is_left_out_and_the_others_are_measured(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, used = MemoryRun.measure, []
+
+    def killed(self: MemoryRun) -> Any:
+        if self.source == "prompt-lookup:3":
+            monkeypatch.setattr(sys, "executable", str(suicide))
+        try:
+            return measure(self) if self.source == "prompt-lookup:3" else Peak(1, None, 0)
+        finally:
+            monkeypatch.setattr(sys, "executable", python)
+
+    python, suicide = sys.executable, tmp_path / "suicide"
+    suicide.write_text("#!/bin/sh\nkill -SEGV $$\n", encoding="utf-8")
+    suicide.chmod(0o700)
+    monkeypatch.setattr(MemoryRun, "measure", killed)
+    arguments = Method.arguments
+    monkeypatch.setattr(Method, "arguments", lambda self: used.append(self.name) or arguments(self))
+    options = ["--methods", "bad=prompt-lookup:3", "prompt-lookup", "--decodings", "greedy", "--limit", "1"]
+
+    status = bench(folders, tmp_path / "x.json", "--targets", folders["target"], *options)
+
+    result = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    failures = {entry["arm"]: entry["failure"] for entry in result["methods"]}
+    assert status == 1
+    assert "bad" not in used
+    assert [row["arm"] for row in result["rows"]] == ["prompt-lookup"]
+    assert failures["bad"]["error"] == "ProcessKilledError"
+    assert "it ended with the signal SIGSEGV" in failures["bad"]["message"]
+    assert failures["target"] is failures["prompt-lookup"] is None
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("folder.json", "`output` must be a file, but `.*folder.json` is a folder"),
+        ("runs.json", "`output` must be a file, but `.*runs.jsonl` is a folder"),
+        ("file/x.json", "`output` must lie in a folder that can be written to, but `.*file` is none"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
+    folders: dict[str, str], tmp_path: Path, output: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "runs.jsonl").mkdir()
+    (tmp_path / "file").touch()
+
+    status = bench(folders, tmp_path / output, "--targets", "/nowhere", "--methods", "prompt-lookup")
+
+    assert status == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_method_of_an_unknown_name_says_what_there_is(folders: dict[str, str]) -> None:
+    target = AutoModelForCausalLM.from_pretrained(folders["target"])
+
+    with pytest.raises(OptionError, match=r"or `prompt-lookup`, but `/nowhere/at/all` is none"):
+        MethodEntry.parse("a=/nowhere/at/all").load(target)
+
+
+def test_a_target_that_is_not_there_is_named_without_a_traceback(
+    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = bench(folders, tmp_path / "x.json", "--targets", "/nowhere/at/all", "--methods", "prompt-lookup")
+
+    assert status == 1
+    assert "/nowhere/at/all" in capsys.readouterr().err
 
 
 def test_a_folder_is_a_drafter_or_a_stock_assistant_by_its_config(folders: dict[str, str]) -> None:

@@ -7,7 +7,8 @@ import torch
 
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
-from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TargetError
+from transformers_falcon_spec.generation.parts import decoder_of
 
 DEEP = {"num_hidden_layers": 6}
 
@@ -61,6 +62,88 @@ def test_kinds_of_layers_are_those_of_the_chosen_ones() -> None:
     model = make_draft_model(target, num_hidden_layers=3)
 
     assert model.config.layer_types == ["sliding_attention"] * 3  # of the first, the third and the last
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "field", "expected"),
+    [
+        ("gemma3n", {"intermediate_size": [32, 48, 64, 96]}, "intermediate_size", [32, 64, 96]),
+        (
+            "deepseek_v32",
+            {"num_hidden_layers": 4, "first_k_dense_replace": 2},
+            "mlp_layer_types",
+            [*["dense"], *["sparse"] * 2],
+        ),
+        ("gpt_neo", {}, "attention_layers", ["global", "global", "local"]),
+        ("llama4", {"num_hidden_layers": 4, "layer_types": None}, "moe_layers", [2]),
+        ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}, "no_rope_layers", [1, 0, 1]),
+        ("gemma4", {}, "layer_types", ["sliding_attention", "sliding_attention", "full_attention"]),
+    ],
+)
+@torch.no_grad()
+def test_what_is_said_of_each_layer_is_said_of_the_chosen_ones(
+    family: str, changes: dict[str, Any], field: str, expected: list[Any]
+) -> None:
+    target = make_target(family, **changes)
+
+    model = make_draft_model(target, num_hidden_layers=3).eval()  # of the first, the third and the last of four
+
+    assert getattr(model.config, field) == expected
+    assert model(make_prompt()).logits.isfinite().all()
+    for place, layer in enumerate([0, 2, 3]):
+        theirs, ours = (
+            decoder_of(part).get_submodule("h" if family == "gpt_neo" else "layers") for part in (target, model)
+        )
+        assert all(value.equal(theirs[layer].state_dict()[name]) for name, value in ours[place].state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["gemma3n", "gemma4"])
+def test_inputs_of_each_layer_are_those_of_the_chosen_ones(family: str) -> None:
+    target = make_target(family)
+
+    model = make_draft_model(target, num_hidden_layers=2)
+
+    theirs, ours = (part.model.embed_tokens_per_layer.weight.unflatten(1, (-1, 8)) for part in (target, model))
+    assert ours.equal(theirs[:, [0, 3]])
+    theirs, ours = (part.model.per_layer_model_projection.weight.unflatten(0, (-1, 8)) for part in (target, model))
+    assert ours.equal(theirs[[0, 3]])
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason", "remedy"),
+    [
+        ("gemma3n_shared_kv", {}, "set of layer types producing a cache", {"num_kv_shared_layers": 0}),
+        ("gemma4_shared_kv", {}, "set of layer types producing a cache", {"num_kv_shared_layers": 0}),
+        ("lfm2", {"num_hidden_layers": 1}, "only be called on Attention layers", {"layer_types": ["full_attention"]}),
+        (
+            "gpt_neo",
+            {"attention_types": [[["global"], 1]]},
+            "attention_layers",
+            {"attention_types": [[["global"], 2]]},
+        ),
+    ],
+)
+@torch.no_grad()
+def test_layers_that_make_no_model_are_refused_with_the_reason_and_a_remedy_that_works(
+    family: str, options: dict[str, Any], reason: str, remedy: dict[str, Any]
+) -> None:
+    target = make_target(family)
+
+    with pytest.raises(
+        DrafterMismatchError, match=rf"Layers \[0.*\] of the target must make a .*{reason}.* starts afresh"
+    ):
+        make_draft_model(target, **options)
+
+    model = make_draft_model(target, **{**options, **remedy}).eval()
+    assert model(make_prompt()).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_a_target_that_stock_assisted_generation_refuses_gets_no_draft_model(family: str) -> None:
+    with pytest.raises(
+        TargetError, match=r"needs a target whose cache can be cut back .* keeps a state of all that it read"
+    ):
+        make_draft_model(make_target(family))
 
 
 def test_another_width_starts_afresh() -> None:

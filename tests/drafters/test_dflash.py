@@ -11,7 +11,7 @@ from tests import runs
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import disable, enable
 from transformers_falcon_spec.drafters.dflash import context_layers, make_dflash
-from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
+from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TargetError
 
 DEEP = {"num_hidden_layers": 6}
 SMALL = {"num_hidden_layers": 2, "block_size": 4}
@@ -98,6 +98,23 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 def test_a_target_of_several_widths_is_refused() -> None:
     with pytest.raises(DrafterMismatchError, match="embeddings, layers and head have one width"):
         make_dflash(make_target("opt", word_embed_proj_dim=32))
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt"])
+def test_a_target_that_takes_no_positions_is_refused(family: str) -> None:
+    with pytest.raises(DrafterMismatchError, match=r"needs a target that is told positions.*takes no `position_ids`"):
+        make_dflash(make_target(family))
+
+
+def test_a_target_that_keeps_a_state_is_refused() -> None:
+    with pytest.raises(TargetError, match="`JambaForCausalLM` keeps a state of all that it read"):
+        make_dflash(make_target("jamba"))
+
+
+def test_a_target_whose_layers_differ_in_width_gives_the_largest() -> None:
+    target = make_target("gemma3n", intermediate_size=[32, 96, 48, 64])
+
+    assert make_dflash(target, **SMALL).config.intermediate_size == 96
 
 
 def test_sampling_with_it_gives_tokens_that_the_target_may_write() -> None:

@@ -1,10 +1,11 @@
 """Methods of a benchmark: stock ones run without a line of this package, runs do not depend on each other, counts from outside."""
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from transformers.generation import utils
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
+from tests.chat import make_tokenizer
 from tests.drafters.test_dflash import peaked_dflash
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import GenerationStats, attach, disable, enable
 from transformers_falcon_spec.errors import SeamError
+from transformers_falcon_spec.evaluation import benchmark as benchmark_module
+from transformers_falcon_spec.evaluation import decoding, watch
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
 from transformers_falcon_spec.evaluation.methods import (
     Method,
@@ -27,6 +32,7 @@ from transformers_falcon_spec.evaluation.methods import (
     target_alone,
     with_drafter,
 )
+from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.evaluation.watch import _counts, _Watch, watched_stats
 
 LOOPING = torch.cat([make_prompt(6)] * 4, dim=1)  # something to look up
@@ -229,6 +235,73 @@ def test_counts_from_outside_are_those_of_the_loop(
     assert stats.verify_seconds > 0
     assert (stats.draft_seconds > 0) == (method.assistant is not None)
     assert stats.prefill_seconds + stats.draft_seconds + stats.verify_seconds < stats.total_seconds
+
+
+class Forwards:
+    """A clock that only forwards move on: forward number i of any model takes 2^i seconds, so that each sum tells its terms."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, **models: PreTrainedModel | None) -> None:
+        self.now, self.who = 0.0, []
+        for name, model in models.items():
+            if model is not None:
+                patch.setattr(model, "forward", self._counted(name, model.forward))
+        for module in (watch, decoding):
+            patch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def _counted(self, name: str, forward: Any) -> Any:
+        @functools.wraps(forward)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.now += 2.0 ** len(self.who)
+            self.who.append(name)
+            return forward(*args, **kwargs)
+
+        return counted
+
+    def seconds(self, who: str, places: slice = slice(None)) -> float:
+        """Of the forwards of one model among some."""
+        return sum(2.0**place for place, name in list(enumerate(self.who))[places] if name == who)
+
+
+@pytest.mark.parametrize("place", [1, 2], ids=["lookup", "sps"])
+def test_the_first_forward_of_a_stock_run_and_its_drafts_are_the_prefill_and_nothing_else_is(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target()
+    method = methods(target)[place]
+    clock = Forwards(monkeypatch, target=target, assistant=method.assistant)
+
+    with method.path(target):
+        stats = watched_stats(target, LOOPING, 8, GREEDY, 0, method.arguments())
+
+    first = clock.who.index("target")
+    before, after = slice(first + 1), slice(first + 1, None)
+    assert stats.prefill_seconds == clock.seconds("target", before) + clock.seconds("assistant", before)
+    assert stats.draft_seconds == clock.seconds("assistant", after)
+    assert stats.verify_seconds == clock.seconds("target", after) > 0
+    assert stats.total_seconds == clock.now
+    assert (first > 0) == (stats.draft_seconds > 0) == (method.assistant is not None)
+
+
+@pytest.mark.parametrize("place", range(3), ids=["alone", "lookup", "sps"])
+def test_the_prefill_of_a_stock_run_is_that_of_a_text_of_one_token(
+    place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = make_target()
+    method = methods(target)[place]
+    given = [method] if method.drafts else []
+    prompts = [Prompt("sums", "a", (("user", "one plus two"),))]
+    benchmark = Benchmark(target, make_tokenizer(), given, prompts, ["greedy"], 6, with_baseline=not method.drafts)
+    clock, calls = Forwards(monkeypatch, target=target, assistant=method.assistant), []
+    run = timed_generate
+    noted = lambda *args, **kwargs: calls.append((args[2], clock.now, run(*args, **kwargs), clock.now)) or calls[-1][2]  # noqa: E731
+    monkeypatch.setattr(benchmark_module, "timed_generate", noted)
+
+    (record,) = benchmark.run(tmp_path / "runs.jsonl").records
+
+    _warm_up, first, whole = calls
+    assert (first[0], whole[0]) == (1, 6)
+    assert record["prefill_seconds"] == first[3] - first[1] > 0
+    assert record["seconds"] == whole[3] - whole[1] > record["prefill_seconds"]
 
 
 def test_watching_leaves_no_hooks(target: PreTrainedModel) -> None:

@@ -108,9 +108,20 @@ def test_layers_that_do_not_exist_are_refused(layer: int) -> None:
 
 def test_a_decoder_without_a_list_of_layers_has_no_inner_features() -> None:
     with pytest.raises(
-        TargetError, match=r"Features of layers \[1\] need a list of 3 decoder layers; the target has none\."
+        TargetError,
+        match=r"Features of layers \[1\] need a list of 3 decoder layers; the target has none\. Read -1 alone",
     ):
         FeatureTaps(torch.nn.Linear(2, 2), 3, (1, -1))
+
+
+def test_a_layer_whose_output_is_no_row_of_tokens_is_refused() -> None:
+    model = make_target("gemma3n")
+    taps = _taps(model, 1, -1)
+
+    with taps.active():
+        model(make_prompt(5))
+        with pytest.raises(TargetError, match=r"Hidden state 1 must be .* but the target gives \(2, 1, 5, 64\)"):
+            taps.take(5)
 
 
 def test_a_tap_that_stays_silent_is_reported() -> None:

@@ -86,11 +86,20 @@ def test_features_are_the_hidden_states_that_were_asked_for_side_by_side(layers:
 
 
 @pytest.mark.parametrize(
-    ("family", "changes"), [("llama", {}), ("granite", {}), ("gemma2", {}), ("opt", {"word_embed_proj_dim": 32})]
+    ("family", "changes", "layers"),
+    [
+        ("llama", {}, (-1,)),
+        ("granite", {}, (-1,)),
+        ("gemma2", {}, (-1,)),
+        ("opt", {"word_embed_proj_dim": 32}, (-1,)),
+        ("llama4", {}, (1,)),
+    ],
 )
-def test_the_logits_of_a_label_are_those_of_the_target(family: str, changes: dict[str, Any]) -> None:
+def test_the_logits_of_a_label_are_those_of_the_target(
+    family: str, changes: dict[str, Any], layers: tuple[int, ...]
+) -> None:
     target, batch = make_target(family, **changes), padded_batch()
-    features = TargetFeatures(target, (-1,), 2)
+    features = TargetFeatures(target, layers, 2)
 
     logits = features.head(features(batch).labels[:1, :8])
 

@@ -6,8 +6,8 @@ A method is a drafter of this package, stock generation with a small model or a 
   NAME@TARGET=FOLDER               for the target of that name only
   prompt-lookup, prompt-lookup:N   Transformers' prompt lookup of 10 or N tokens
 Stock methods and the target alone run with no code of this package in their path. A method that raises is left out from there on,
-the others finish, and the exit status is 1; the same command goes on where it stopped and tries again. docs/benchmarks.md
-explains every number.
+the others finish, and the exit status is 1; the same command goes on where it stopped and tries again. A method whose memory
+process is killed by a signal (a crash, no memory left) is left out altogether. docs/benchmarks.md explains every number.
 
 Example, on the embedded pair:
   falcon-spec bench --targets models/reference-target --methods falcon=models/falcon-reference prompt-lookup
@@ -17,6 +17,7 @@ Example, on the embedded pair:
 
 import gc
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,15 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, logging
 
-from ..errors import OptionError
+from ..errors import OptionError, ProcessKilledError
 from ..evaluation.benchmark import Benchmark, Failure, Outcome
 from ..evaluation.decoding import decoding_options
 from ..evaluation.methods import BASELINE, Method
-from ..evaluation.prompts import Prompt, read_prompts
+from ..evaluation.prompts import Prompt, check_lengths, read_prompts
 from ..evaluation.speed_results import changes_greedy_text, failure_of, is_whole
 from ..evaluation.summary import summarize
 from ..provenance import provenance
-from .loading import load_target
+from .loading import load_target, read_config
 from .memory import MemoryRun
 from .methods import MethodEntry, parse_methods, parse_targets
 
@@ -82,6 +83,9 @@ def run(command: BenchCommand) -> None:
     targets = parse_targets(command.targets)
     methods = parse_methods(command.methods, targets)
     prompts = _checked_prompts(command)
+    for folder in targets.values():  # before anything is loaded or measured
+        config, tokenizer = read_config(folder)
+        check_lengths(prompts, tokenizer, config, command.max_new_tokens)
     total, entries, dtypes = Outcome(), [], {}
     for name, folder in targets.items():
         outcome, found, dtypes[name] = _measure(command, name, folder, methods, prompts)
@@ -111,19 +115,35 @@ def _checked_prompts(command: BenchCommand) -> list[Prompt]:
         raise OptionError(
             f"`output` must end in `.json`, but it is `{command.output}`; other files are named after it."
         )
+    _check_can_be_written(Path(command.output))
     prompts = read_prompts(command.prompts, command.limit)
     if not prompts:
         raise OptionError(f"There must be a prompt to answer, but {command.prompts} hold none within `limit`.")
     return prompts
 
 
+def _check_can_be_written(output: Path) -> None:
+    """Refuse a place where no results file can be: found out after hours of runs it would be too late."""
+    for path in (output, output.with_suffix(".jsonl")):
+        if path.is_dir():
+            raise OptionError(f"`output` must be a file, but `{path}` is a folder. Name a file in it.")
+    folder = next(folder for folder in output.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise OptionError(
+            f"`output` must lie in a folder that can be written to, but `{folder}` is none. Choose another."
+        )
+
+
 def _measure(
     command: BenchCommand, name: str, folder: str, methods: list[MethodEntry], prompts: list[Prompt]
 ) -> tuple[Outcome, list[Entry], str]:
     """All methods on one target: their runs, what results say of each, and the target's type."""
-    target, tokenizer = load_target(folder, command.dtype, command.device)
     wanted = [entry for entry in methods if entry.target in (None, name)]
-    loaded, failures = _load(wanted, target, name)
+    sources: dict[str, str | None] = {BASELINE: None} if command.baseline else {}
+    sources |= {entry.name: entry.source for entry in wanted}
+    peaks, failed_memory, killed = _memory(command, name, folder, sources)
+    target, tokenizer = load_target(folder, command.dtype, command.device)
+    loaded, failures = _load([entry for entry in wanted if entry.name not in killed], target, name)
     benchmark = Benchmark(
         target=target,
         tokenizer=tokenizer,
@@ -133,26 +153,21 @@ def _measure(
         max_new_tokens=command.max_new_tokens,
         repeats=command.repeats,
         seed=command.seed,
-        with_baseline=command.baseline,
+        with_baseline=command.baseline and BASELINE not in killed,
         target_name=name,
     )
     outcome = benchmark.run(Path(command.output).with_suffix(".jsonl"))
     outcome.failures[:0] = failures
+    told = {failure.arm for failure in outcome.failures}
+    outcome.failures += [failure for failure in failed_memory if failure.arm not in told]
     described = {entry["arm"]: entry for entry in benchmark.describe(outcome)}
-    dtype = str(target.dtype).removeprefix("torch.")
-    del benchmark, target, loaded  # the processes below need the room
-    gc.collect()
-    torch.cuda.empty_cache()
-    sources: dict[str, str | None] = {BASELINE: None} if command.baseline else {}
-    sources |= {entry.name: entry.source for entry in wanted}
-    peaks = _memory(command, name, folder, sources, outcome) if command.memory_texts else {}
     failed = {failure.arm: failure.to_json() for failure in outcome.failures}
     entries = [
         {"target": name, "arm": arm, **described.get(arm, {}), "source": source or folder, **peaks.get(arm, {}),
          "failure": failed.get(arm)}
         for arm, source in sources.items()
     ]  # fmt: skip
-    return outcome, entries, dtype
+    return outcome, entries, str(target.dtype).removeprefix("torch.")
 
 
 def _load(entries: list[MethodEntry], target: PreTrainedModel, name: str) -> tuple[list[Method], list[Failure]]:
@@ -167,13 +182,17 @@ def _load(entries: list[MethodEntry], target: PreTrainedModel, name: str) -> tup
 
 
 def _memory(
-    command: BenchCommand, name: str, folder: str, sources: dict[str, str | None], outcome: Outcome
-) -> dict[str, Entry]:
-    """Peak memory of each method that did not fail, one process after the other; the target of this process is gone by now."""
-    peaks, failed = {}, {failure.arm for failure in outcome.failures}
-    for arm, source in sources.items():
-        if arm in failed:
-            continue
+    command: BenchCommand, name: str, folder: str, sources: dict[str, str | None]
+) -> tuple[dict[str, Entry], list[Failure], set[str]]:
+    """Peak memory of each method, what failed, and the methods that a signal killed: those must not run in this process.
+
+    One process after the other, before this one takes room.
+    """
+    gc.collect()  # a target measured before
+    torch.cuda.empty_cache()
+    peaks: dict[str, Entry] = {}
+    failures, killed = [], set()
+    for arm, source in sources.items() if command.memory_texts else ():
         memory_run = MemoryRun(
             target=folder,
             source=source,
@@ -187,14 +206,15 @@ def _memory(
         try:
             peak = memory_run.measure()
         except Exception as error:  # noqa: BLE001  one process may be killed, the others go on
-            outcome.failures.append(Failure.of(error, name, arm, "measuring memory"))
+            failures.append(Failure.of(error, name, arm, "measuring memory"))
+            killed |= {arm} if isinstance(error, ProcessKilledError) else set()
         else:
             peaks[arm] = {
                 "peak_bytes": peak.num_bytes,
                 "peak_device_bytes": peak.num_device_bytes,
                 "weight_bytes": peak.num_weight_bytes,
             }
-    return peaks
+    return peaks, failures, killed
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -3,9 +3,16 @@
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from ..drafters.base import DrafterModel, check_is_drafter
+from ..drafters.base import DrafterModel, check_is_drafter, readable
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
@@ -26,12 +33,24 @@ def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, Pr
 
     Raises:
         [`OptionError`]: `dtype` is none of the known ones.
+        [`CheckpointError`]: files of the folder cannot be read.
     """
     if dtype not in DTYPES:
         raise OptionError(f"`dtype` must be one of {sorted(DTYPES)}, but it is {dtype!r}.")
     placed: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
-    target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **placed).eval()
-    return target, AutoTokenizer.from_pretrained(name)
+    with readable(name):
+        target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **placed).eval()
+        return target, AutoTokenizer.from_pretrained(name)
+
+
+def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The config of a target, and its tokenizer.
+
+    Raises:
+        [`CheckpointError`]: files of the folder cannot be read.
+    """
+    with readable(name):
+        return AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 
 
 def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
@@ -40,7 +59,9 @@ def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
     Raises:
         [`CheckpointError`]: the config names no drafter of this package.
     """
-    drafter = DRAFTERS[check_is_drafter(name, DRAFTERS)].from_pretrained(name, dtype=target.dtype).eval()
+    with readable(name):
+        kind = check_is_drafter(name, DRAFTERS)
+    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
     return drafter.to(target.device)
 
 

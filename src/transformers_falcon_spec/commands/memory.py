@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import logging
 
-from ..errors import BenchmarkError
+from ..errors import BenchmarkError, ProcessKilledError
 from ..evaluation.decoding import decoding_options, timed_generate
 from ..evaluation.methods import target_alone
 from ..evaluation.prompts import read_prompts
@@ -64,14 +65,16 @@ class MemoryRun:
 
         Raises:
             [`BenchmarkError`]: the process failed; the message holds its last line.
+            [`ProcessKilledError`]: a signal ended it.
         """
         command = [sys.executable, "-m", __name__, json.dumps(asdict(self))]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             last = (result.stderr.strip() or "it said nothing").split("\n")[-1]
-            raise BenchmarkError(
+            kind = ProcessKilledError if result.returncode < 0 else BenchmarkError
+            raise kind(
                 f"The process that measures the memory of `{self.source or 'the target alone'}` must end with 0, but it ended "
-                f"with {result.returncode}: {last}. Run `{' '.join(command[:3])} '{command[3]}'` to see all of it."
+                f"with {_ending(result.returncode)}: {last}. Run `{' '.join(command[:3])} '{command[3]}'` to see all of it."
             )
         return Peak(**json.loads(result.stdout.strip().split("\n")[-1]))
 
@@ -87,6 +90,11 @@ class MemoryRun:
                 timed_generate(target, ids, self.max_new_tokens, options, 0, **method.arguments())
         weights = list(method.assistant.parameters()) if method.assistant is not None else []
         return Peak(peak_resident_bytes(), _peak_device_bytes(), sum(w.numel() * w.element_size() for w in weights))
+
+
+def _ending(status: int) -> str:
+    """An exit status in words; a signal's name where one ended the process."""
+    return str(status) if status >= 0 else f"the signal {signal.Signals(-status).name}"
 
 
 def peak_resident_bytes() -> int:

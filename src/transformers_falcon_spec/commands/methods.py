@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
 
+from ..drafters.base import readable
 from ..errors import OptionError
 from ..evaluation.methods import (
     BASELINE,
@@ -59,18 +60,25 @@ class MethodEntry:
         Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
 
         Raises:
-            [`OptionError`]: the number of tokens of prompt lookup is none.
+            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source.
             [`DrafterMismatchError`]: the drafter was made for another target.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
-        kind = AutoConfig.from_pretrained(self.source).model_type
-        if kind in DRAFTERS:
+        try:
+            with readable(self.source):
+                config = AutoConfig.from_pretrained(self.source)
+        except OSError as error:
+            raise OptionError(
+                f"A method must be the folder or Hub name of a drafter or of a causal language model, or `{PROMPT_LOOKUP}`, but "
+                f"`{self.source}` is none: {str(error).split(chr(10))[0]}"
+            ) from error
+        if config.model_type in DRAFTERS:
             drafter = load_drafter(self.source, target)
             drafter.check_target(target)
             return with_drafter(self.name, drafter)
-        if kind == MuseGlimmerAssistantConfig.model_type:
+        if config.model_type == MuseGlimmerAssistantConfig.model_type:
             dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
             return stock_dflash(self.name, dflash.to(target.device))
         assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()

@@ -1,4 +1,11 @@
-"""`falcon-spec report`: render results files into documents, between their markers, and results of `bench` into HTML pages."""
+"""`falcon-spec report`: render results files into documents, between their markers, and results of `bench` into HTML pages.
+
+A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced.
+
+Example, on the results that come with the package:
+  falcon-spec report --results benchmarks/results --documents README.md
+  falcon-spec report --pages benchmarks/results/speed.json
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path

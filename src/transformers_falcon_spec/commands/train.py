@@ -1,4 +1,10 @@
-"""`falcon-spec train`: distil a drafter from a target, on conversations that the target answered."""
+"""`falcon-spec train`: distil a drafter from a target, on conversations that the target answered.
+
+Example: a drafter in 20 steps, on a single conversation (docs/train_your_own.md has the whole way):
+  echo '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, how are you?"}]}' > talk.jsonl
+  falcon-spec train --target models/reference-target --data talk.jsonl --output_dir my-drafter --max_steps 20 --report_to none
+  falcon-spec generate --target models/reference-target --drafter my-drafter --prompt "What is 3 plus 4?" --compare
+"""
 
 import json
 import logging

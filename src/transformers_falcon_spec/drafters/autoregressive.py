@@ -7,13 +7,18 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from ..errors import OptionError
-from ..generation.parts import decoder_of
+from ..errors import DrafterMismatchError, OptionError
+from ..generation.parts import check_can_be_assisted, decoder_of
 
 DEFAULT_LAYERS = 2
+_OF_EACH_LAYER = (
+    *("layer_types", "mlp_layer_types", "no_rope_layers"),  # kinds
+    *("intermediate_size", "activation_sparsity_pattern"),  # Gemma 3n
+)
 
 
 def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
@@ -29,6 +34,8 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
 
     Raises:
         [`OptionError`]: an option that is no field, or a number of layers that the target does not have.
+        [`TargetError`]: stock assisted generation does not serve the target.
+        [`DrafterMismatchError`]: the chosen layers of the target make no model of their own.
 
     Example:
 
@@ -41,6 +48,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
 
     ```
     """
+    check_can_be_assisted(target)
     theirs = target.config.get_text_config(decoder=True)
     unknown = sorted(name for name in options if not hasattr(theirs, name))
     if unknown:
@@ -49,12 +57,27 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
     num_layers, most = options["num_hidden_layers"], theirs.num_hidden_layers
     if not 1 <= num_layers <= most:
         raise OptionError(f"`num_hidden_layers` must lie in 1..{most}, the target's number, but it is {num_layers}.")
-    layers = _spread(most, num_layers)
-    model = AutoModelForCausalLM.from_config(_config(theirs, layers, options), dtype=torch.float32)
+    try:
+        model = _assembled(target, _spread(most, num_layers), options)
+    except (StrictDataclassError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise DrafterMismatchError(
+            f"Layers {_spread(most, num_layers)} of the target must make a `{type(target).__name__}` of their own, but they do not: "
+            f"{reason}. Choose another `num_hidden_layers`, or name more fields of `{type(theirs).__name__}`: a draft model that "
+            "differs in more than its depth starts afresh."
+        ) from error
+    return model.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+
+def _assembled(target: PreTrainedModel, layers: list[int], options: dict[str, Any]) -> PreTrainedModel:
+    """The draft model, filled where it differs from the target in depth alone."""
+    config = _config(target.config.get_text_config(decoder=True), layers, options)
+    DynamicCache(config=config).get_seq_length()  # assisted generation asks for it; without attention there is none
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.generation_config = copy.deepcopy(target.generation_config)
     if set(options) == {"num_hidden_layers"}:
         _copy_weights(target, model, layers)
-    return model.to(target.device)
+    return model
 
 
 def _spread(num_layers: int, num_chosen: int) -> list[int]:
@@ -63,20 +86,41 @@ def _spread(num_layers: int, num_chosen: int) -> list[int]:
 
 
 def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]) -> PreTrainedConfig:
-    """The target's configuration with other fields; kinds of layers, where they are listed, are those of the chosen ones."""
-    fields = {**theirs.to_dict(), **options}
+    """The target's configuration with other fields; what is said of each layer is said of the chosen ones."""
+    given, most = theirs.to_dict(), theirs.num_hidden_layers
+    fields = {**given, **options}
     fields.pop("quantization_config", None)
-    if fields.get("layer_types") is not None and "layer_types" not in options:
-        fields["layer_types"] = [fields["layer_types"][layer] for layer in layers]
+    for name in set(_OF_EACH_LAYER) - set(options):
+        if isinstance(given.get(name), list | tuple) and len(given[name]) == most:
+            fields[name] = [given[name][layer] for layer in layers]
+    kinds = fields.pop("attention_layers", None)  # of GPT-Neo, whose `attention_types` say how often a pattern comes
+    if kinds and "attention_types" not in options:
+        fields["attention_types"] = [[[kinds[layer]], 1] for layer in layers]
+    if given.get("moe_layers") is not None and "moe_layers" not in options:  # Llama 4 names them by their place
+        fields["moe_layers"] = [place for place, layer in enumerate(layers) if layer in given["moe_layers"]]
+    if given.get("num_kv_shared_layers") and "num_kv_shared_layers" not in options:  # the last ones
+        fields["num_kv_shared_layers"] = sum(layer >= most - given["num_kv_shared_layers"] for layer in layers)
     return type(theirs).from_dict(fields)
 
 
 def _copy_weights(target: PreTrainedModel, model: PreTrainedModel, layers: list[int]) -> None:
     """Fill a model that differs from `target` in depth alone."""
+    most = target.config.get_text_config(decoder=True).num_hidden_layers
     for (name, theirs), ours in zip(decoder_of(target).named_children(), decoder_of(model).children(), strict=True):
-        if isinstance(theirs, nn.ModuleList) and len(theirs) == target.config.get_text_config().num_hidden_layers:
+        if isinstance(theirs, nn.ModuleList) and len(theirs) == most:
             for layer, source in zip(getattr(decoder_of(model), name), layers, strict=True):
                 layer.load_state_dict(theirs[source].state_dict())
         else:
-            ours.load_state_dict(theirs.state_dict())
+            shapes = {key: value.shape for key, value in ours.state_dict().items()}
+            ours.load_state_dict(
+                {key: _narrowed(value, shapes.get(key), most, layers) for key, value in theirs.state_dict().items()}
+            )
     model.get_output_embeddings().load_state_dict(target.get_output_embeddings().state_dict())
+
+
+def _narrowed(weight: Tensor, shape: torch.Size | None, num_layers: int, layers: list[int]) -> Tensor:
+    """The chosen layers' parts of a weight that holds a part for each layer in a row, as those of Gemma 3n's inputs per layer."""
+    if shape is None or weight.shape == shape:
+        return weight
+    dim = next(dim for dim, (size, wanted) in enumerate(zip(weight.shape, shape, strict=True)) if size != wanted)
+    return weight.unflatten(dim, (num_layers, -1))[(slice(None),) * dim + (layers,)].flatten(dim, dim + 1)

@@ -1,11 +1,15 @@
 """What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, ClassVar, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
@@ -135,8 +139,14 @@ class DrafterModel(PreTrainedModel):
         """Load a drafter; the arguments are those of `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: a checkpoint of other software; weights are missing, left over or of another shape.
+            [`CheckpointError`]: a checkpoint of other software; files that cannot be read; weights are missing, left over, of another
+                shape or not finite.
         """
+        with readable(pretrained_model_name_or_path):
+            return cls._checked(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
+    def _checked(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         if pretrained_model_name_or_path is not None and "config" not in kwargs:
             assert cls.config_class is not None  # every drafter has one
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **_hub_options(kwargs))
@@ -151,6 +161,7 @@ class DrafterModel(PreTrainedModel):
                 f"`{pretrained_model_name_or_path}` must hold exactly the weights of `{cls.__name__}`, but it has "
                 f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
             )
+        check_finite(model, pretrained_model_name_or_path)
         model.generation_config = _load_options(pretrained_model_name_or_path, kwargs)
         return loaded if wants_info else model
 
@@ -158,6 +169,42 @@ class DrafterModel(PreTrainedModel):
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """The model and what stock loading says of its weights."""
         return super().from_pretrained(name_or_path, *args, **kwargs)
+
+
+@contextmanager
+def readable(name_or_path: Any) -> Iterator[None]:
+    """Inside, files of a folder that cannot be read are refused in words; what the Hub says stays as it is.
+
+    Raises:
+        [`CheckpointError`]: they cannot.
+    """
+    try:
+        yield
+    except (SafetensorError, UnpicklingError, EOFError, StrictDataclassError, OSError) as error:
+        if name_or_path is None or (isinstance(error, OSError) and not Path(name_or_path).is_dir()):
+            raise
+        raise CheckpointError(
+            f"`{name_or_path}` must hold files that can be read, but they cannot: {' '.join(str(error).split())[:300]}. Fetch or "
+            "save it again; a file cut short, or one that would run code, is never read."
+        ) from error
+
+
+def check_finite(model: PreTrainedModel, name_or_path: Any) -> None:
+    """Refuse weights with NaN or infinity.
+
+    Raises:
+        [`CheckpointError`]: there are some.
+    """
+    wrong = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.device.type != "meta" and not weight.isfinite().all()
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"`{name_or_path}` must hold finite weights, but {len(wrong)} hold NaN or infinity, the first of them `{wrong[0]}`. Take "
+            "an earlier checkpoint of the training."
+        )
 
 
 def _check_device(device: torch.device, target: PreTrainedModel) -> None:
@@ -186,11 +233,16 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
         [`CheckpointError`]: it is none of `model_types`.
     """
     config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds a {type(config).__name__}. Fetch it again."
+        )
     kind = config.get("model_type")
     if kind not in model_types:
         raise CheckpointError(
             f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A checkpoint "
-            f"of other software must be converted first: `falcon-spec convert {name_or_path} DEST`."
+            f"of other software must be converted first: `falcon-spec convert {name_or_path} DEST`. Draft models and DFlash "
+            "drafters are for stock `generate`; `falcon-spec bench` takes draft models."
         )
     return str(kind)
 

@@ -4,12 +4,13 @@ They are no drafters of this package and need none of it to run. The only classe
 Muse-Glimmer's assistant; they take any target whose embeddings, layers and head have one width. Source: arXiv 2602.06036.
 """
 
+import inspect
 from typing import Any
 
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 
 from ..errors import DrafterMismatchError, OptionError
-from ..generation.parts import embedding_width, head_width
+from ..generation.parts import check_can_be_assisted, embedding_width, head_width
 from .base import check_fields
 
 DEFAULT_LAYERS = MuseGlimmerAssistantConfig.num_hidden_layers
@@ -25,7 +26,8 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     filled in holds the embedding of the pad token, or of the last one in the vocabulary where there is no pad token.
 
     Raises:
-        [`DrafterMismatchError`]: embeddings, layers and head of `target` differ in width.
+        [`TargetError`]: stock assisted generation does not serve the target.
+        [`DrafterMismatchError`]: embeddings, layers and head of `target` differ in width, or it takes no positions.
         [`OptionError`]: an option that is no field, or one that the target or the training does not allow.
 
     Example:
@@ -40,12 +42,18 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     ```
     """
     check_fields(MuseGlimmerAssistantConfig, options)
+    check_can_be_assisted(target)
+    if "position_ids" not in inspect.signature(target.forward).parameters:
+        raise DrafterMismatchError(
+            f"DFlash needs a target that is told positions, since `generate` hands them on, but `{type(target).__name__}` takes no "
+            "`position_ids`. Train a drafter of another `method` for it."
+        )
     text = target.config.get_text_config(decoder=True)
     widths = {"embeddings": embedding_width(target), "layers": text.hidden_size, "head": head_width(target)}
     if len(set(widths.values())) > 1:
         raise DrafterMismatchError(
             f"DFlash needs a target whose embeddings, layers and head have one width, but `{target.config._name_or_path}` "
-            f"has {widths}."
+            f"has {widths}. Train a drafter of another `method` for it."
         )
     fields = {**_sizes(target), **options}
     fields.setdefault("layer_types", [ATTENTION] * fields.get("num_hidden_layers", DEFAULT_LAYERS))
@@ -69,7 +77,7 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
     rope = getattr(text, "rope_parameters", None) or {}
     return {
         "hidden_size": text.hidden_size,
-        "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        "intermediate_size": _widest(getattr(text, "intermediate_size", None)) or 4 * text.hidden_size,
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
         "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
@@ -79,6 +87,11 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
         "mask_token_id": text.vocab_size - 1 if pad is None else pad,
         **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
+
+
+def _widest(size: int | list[int] | None) -> int | None:
+    """Of targets that say it for each layer (Gemma 3n) the largest."""
+    return max(size) if isinstance(size, list) else size
 
 
 def _check(config: MuseGlimmerAssistantConfig, text: Any) -> None:

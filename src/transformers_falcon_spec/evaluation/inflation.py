@@ -7,18 +7,18 @@ speed of their place (channel i moves to i d'/d). Ratios are powers of 4, so tha
 number by those is exact, and what is left is the order in which kernels add.
 
 New ids of a larger vocabulary hold the rows of the padding token, but must never be chosen, though a Llama head has no bias: n
-copies would take n times its share, and tie with it. So one of the new channels, the first, becomes a bias: it holds the
-constant c in every token, and only the head's rows of new ids read it, times -2^30. RMSNorm sees c where it saw a part of its
-epsilon, e' H' + c^2 = e H with e and e' the epsilons, so that real logits stay as they were and new ids get logits of -10^4 or
-lower, with probability zero in float32. The head is a table of its own then, for embeddings hold c and the head of real ids
-must not. Sampling with a seed reads noise of another length; its distribution is the same, its text is not.
+copies would take n times its share, and tie with it. So one of the new channels, the first, becomes a bias: it holds a positive
+number in whatever a head reads, and only the head's rows of new ids read it, times -2^58, so that new ids get logits of -10^4 or lower, with
+probability zero in float32. A target's embeddings put the constant 2^-24 there, which its layers pass on and the last norm lets
+through; heads that read features find it in those, and drafters that feed themselves add it anew in every pass, with the bias of their
+last layer. RMSNorm sees it, but its square is lost in rounding beside the epsilon's share, which must be 2^-24 or more. The
+head is a table of its own then, for embeddings hold the constant and the head of real ids must not. Sampling with a seed reads noise
+of another length; its distribution is the same, its text is not.
 """
 
 import copy
-import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -28,74 +28,12 @@ from transformers.initialization import no_init_weights
 
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
+from .inflated_kinds import CONSTANT, KINDS, MUTE, RULES, Kind
 from .shapes import ZERO, Layout, Shape
 
-_MUTE = -(2.0**30)  # weight of the constant channel in the logits of new ids
 _ROPE_TYPES = ("default", "linear", "llama3")  # each pair's frequency follows from its own unscaled one
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _TO_STREAM = re.compile(r"(o_proj|down_proj)\.(weight|bias)$")  # what a layer adds
-
-# Which axes a weight has, by the end of its name, the first that fits; and the factor it takes.
-RULES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
-    (r"(embed_tokens|lm_head)\.weight", ("vocab", "hidden"), None),
-    (r"q_proj\.weight", ("query", "hidden"), "query_factor"),
-    (r"q_proj\.bias", ("query",), "query_factor"),
-    (r"[kv]_proj\.weight", ("key", "hidden"), None),
-    (r"[kv]_proj\.bias", ("key",), None),
-    (r"o_proj\.weight", ("hidden", "query"), None),
-    (r"(gate|up)_proj\.weight", ("inner", "hidden"), None),
-    (r"(gate|up)_proj\.bias", ("inner",), None),
-    (r"down_proj\.weight", ("hidden", "inner"), None),
-    (r"(o|down)_proj\.bias", ("hidden",), None),
-    (r"(^|_layer|\.)norm\.weight", ("hidden",), "gain_factor"),
-    (r"block_position\.weight", ("same", "hidden"), None),
-    (r"recurrence\.weight_ih_l0", ("gates", "fused"), None),
-    (r"recurrence\.weight_[ih]h_l\d+", ("gates", "hidden"), None),
-    (r"recurrence\.bias_[ih]h_l\d+", ("gates",), None),
-)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is particular to a kind of model.
-
-    Args:
-        changes (`Callable`): Fields of its configuration beside those of [`Shape`].
-        hold (`Callable`): Writes a constant into one channel of every token, in every stream that an RMSNorm or the head reads.
-    """
-
-    changes: Callable[[Any, int], dict[str, Any]]
-    hold: Callable[[Any, int, float], None]
-
-
-def _hold_in_embeddings(model: Any, channel: int, level: float) -> None:
-    """Every embedding holds the constant, and the last norm lets it through to the head, whose new rows read it."""
-    model.get_input_embeddings().weight[:, channel] = level
-    model.get_decoder().norm.weight[channel] = 1.0
-
-
-def _hold_in_recurrence(model: Any, channel: int, level: float) -> None:
-    """One unit of the last LSTM: input gate and cell saturated, nothing remembered, so that the output gate sets its value."""
-    hidden, last = model.config.hidden_size, model.config.num_recurrent_layers - 1
-    share = level / math.tanh(1)
-    bias = getattr(model.recurrence, f"bias_ih_l{last}")
-    bias[channel::hidden] = torch.tensor([1e3, -1e3, 1e3, math.log(share / (1 - share))]).to(bias)
-
-
-def _falcon_changes(config: Any, hidden_size: int) -> dict[str, Any]:
-    """Widths of what it reads."""
-    if config.embedding_size != config.hidden_size or config.feature_size % config.hidden_size:
-        raise OptionError(
-            f"`embedding_size` and the width of each feature must be `hidden_size`, {config.hidden_size}, but they are "
-            f"{config.embedding_size} and {config.feature_size} for {len(config.feature_layers)} features."
-        )
-    return {"embedding_size": hidden_size, "feature_size": hidden_size * len(config.feature_layers)}
-
-
-KINDS = {
-    "llama": Kind(lambda _config, _hidden_size: {}, _hold_in_embeddings),
-    "falcon_spec": Kind(_falcon_changes, _hold_in_recurrence),
-}
 
 
 def inflate(
@@ -164,13 +102,11 @@ def inflate_drafter(
         return _with_options(type(drafter)(config), drafter)
     config, small = drafter.config, Shape.of(target.config)
     changes: dict[str, Any] = {}
-    num_fused = 0
     if isinstance(drafter, DrafterModel):
-        num_fused = 1 + len(drafter.feature_layers)
         depth = small.num_hidden_layers if shape.num_hidden_layers > small.num_hidden_layers else None
         changes["feature_layers"] = [_feature_layer(layer, depth) for layer in drafter.feature_layers]
-    own = Shape.of(config)
-    layout = Layout(own, own.along(small, shape), config.pad_token_id or 0, num_fused)
+    own = small.of_drafter(config)
+    layout = Layout(own, own.along(small, shape), config.pad_token_id or 0)
     return _inflated(drafter, layout, changes, dtype, device)
 
 
@@ -190,19 +126,16 @@ def _inflated(
     device: torch.device | str | None,
 ) -> PreTrainedModel:
     """Build the large model and fill it weight by weight."""
-    kind = _kind(model)
+    kind, config = _kind(model), model.config.to_dict()
     dtype = dtype or model.dtype
-    if layout.has_new_ids and dtype == torch.float16:
-        raise OptionError(
-            "A larger `vocab_size` needs `dtype` bfloat16, float32 or float64: the weight that keeps new ids from being "
-            "chosen is too large for float16."
-        )
-    level = _level(model.config.rms_norm_eps * layout.small.hidden_size) if layout.has_new_ids else 0.0
-    epsilon = (model.config.rms_norm_eps * layout.small.hidden_size - level**2) / layout.large.hidden_size
-    changes = {**asdict(layout.large), **kind.changes(model.config, layout.large.hidden_size), **changes}
-    changes["rms_norm_eps"] = epsilon
+    sizes: dict[str, Any] = asdict(layout.large)
+    if "rms_norm_eps" in config:
+        sizes["rms_norm_eps"] = config["rms_norm_eps"] * layout.small.hidden_size / layout.large.hidden_size
     if layout.has_new_ids:
-        changes["tie_word_embeddings"] = False
+        _check_room(config, layout, dtype)
+        sizes["tie_word_embeddings"] = False
+    sizes = {**sizes, **kind.changes(model.config, layout), **changes}
+    changes = {name: size for name, size in sizes.items() if name in config}  # kinds have sizes of their own
     with no_init_weights(), torch.device(device or model.device):
         large = type(model)._from_config(
             _config(model.config, changes),
@@ -213,8 +146,9 @@ def _inflated(
     weights = model.state_dict()
     for name, weight in large.named_parameters():
         _fill(weight, name, weights, layout)
+    kind.copy(large, model)
     if layout.has_new_ids:
-        _mute(large, kind, layout, level)
+        kind.hold(large, layout.small.hidden_size)
     return _with_options(large, model)
 
 
@@ -227,22 +161,32 @@ def _kind(model: PreTrainedModel) -> Kind:
     name = model.config.model_type
     if name not in KINDS:
         raise OptionError(f"A model to inflate must be one of {sorted(KINDS)}, but this one is `{name}`.")
-    rope_type = model.config.rope_parameters["rope_type"]
-    if rope_type not in _ROPE_TYPES:
+    rope = model.config.to_dict().get("rope_parameters")
+    if rope is not None and rope["rope_type"] not in _ROPE_TYPES:
         raise OptionError(
             f"`rope_type` must be one of {_ROPE_TYPES}, whose frequencies do not depend on the width of a head, but it is "
-            f"`{rope_type}`."
+            f"`{rope['rope_type']}`."
         )
     return KINDS[name]
 
 
-def _level(room: float) -> float:
-    """The constant of the new channel: the largest power of two whose square leaves at least half of `room`, the sum of epsilons."""
-    if not room > 0:
+def _check_room(config: dict[str, Any], layout: Layout, dtype: torch.dtype) -> None:
+    """Refuse what leaves no room for new ids that are never chosen.
+
+    Raises:
+        [`OptionError`]: a type too narrow for the weight that mutes them, or epsilons that do not hide the constant.
+    """
+    if dtype == torch.float16:
         raise OptionError(
-            f"A larger `vocab_size` needs a positive `rms_norm_eps`, part of which becomes a channel, but it gives {room}."
+            "A larger `vocab_size` needs `dtype` bfloat16, float32 or float64: the weight that keeps new ids from being "
+            "chosen is too large for float16."
         )
-    return 2.0 ** math.floor(math.log2(room / 2) / 2)
+    least = CONSTANT**2 * 2**24 / layout.small.hidden_size  # half a unit in the last place of float32
+    if config.get("rms_norm_eps", least) < least:
+        raise OptionError(
+            f"A larger `vocab_size` needs an `rms_norm_eps` of at least {least:.1e}, beside which the channel that keeps new ids "
+            f"from being chosen is lost in rounding, but it is {config['rms_norm_eps']}."
+        )
 
 
 def _fill(weight: Tensor, name: str, weights: dict[str, Tensor], layout: Layout) -> None:
@@ -254,15 +198,20 @@ def _fill(weight: Tensor, name: str, weights: dict[str, Tensor], layout: Layout)
             return
         name = name.replace(found[0], f"layers.{int(found[1]) % layout.small.num_hidden_layers}.")
     axes, factor = _rule(name)
+    if name not in weights:
+        assert name.endswith("_proj.bias"), name  # one that only the constant needs
+        return
     small = weights[name]
     places: list[Tensor] = []
-    for axis, kind in enumerate(axes):
-        source = torch.arange(len(small)) if kind == "same" else layout.source(kind)
+    for axis, what in enumerate(axes):
+        source = layout.source(what, small.shape[axis])
         used = (source != ZERO).nonzero().squeeze(-1)
         small = small.index_select(axis, source[used].to(small.device))
         places.append(used.to(weight.device))
     scale = 1.0 if factor is None else getattr(layout, factor)
     weight[torch.meshgrid(*places, indexing="ij")] = (small * scale).to(weight)
+    if axes[0] == "logits" and layout.has_new_ids:
+        weight[len(weights[name]) :, layout.small.hidden_size] = MUTE
 
 
 def _rule(name: str) -> tuple[tuple[str, ...], str | None]:
@@ -275,15 +224,6 @@ def _rule(name: str) -> tuple[tuple[str, ...], str | None]:
         if re.search(rf"(?:{pattern})$", name):
             return axes, factor
     raise OptionError(f"The weight `{name}` must have a rule that says how it is widened. Add one to `RULES`.")
-
-
-def _mute(large: Any, kind: Kind, layout: Layout, level: float) -> None:
-    """Let the head's rows of new ids read a constant that is in every token."""
-    channel = layout.small.hidden_size
-    kind.hold(large, channel, level)
-    head = large.get_output_embeddings()
-    if head is not None:
-        head.weight[layout.small.vocab_size :, channel] = _MUTE
 
 
 def _config(config: Any, changes: dict[str, Any]) -> Any:

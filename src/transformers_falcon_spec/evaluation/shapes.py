@@ -51,6 +51,11 @@ class Shape:
         """The sizes in a configuration."""
         return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
+    def of_drafter(self, config: Any) -> "Shape":
+        """The sizes in a drafter's configuration; those that its kind lacks are this target's."""
+        given = config.to_dict()
+        return replace(self, **{field.name: given[field.name] for field in fields(self) if field.name in given})
+
     @property
     def group_size(self) -> int:
         """Query heads that share a key head."""
@@ -100,7 +105,6 @@ class Layout:
         small ([`Shape`]): Of the model that is given.
         large ([`Shape`]): Of the model that computes the same.
         pad_id (`int`): Token whose rows stand at ids that the small vocabulary lacks.
-        num_fused (`int`): Vectors of hidden size that a drafter reads side by side.
 
     Raises:
         [`OptionError`]: rounding, not only zeros, would tell the two apart, or something does not fit.
@@ -109,7 +113,6 @@ class Layout:
     small: Shape
     large: Shape
     pad_id: int = 0
-    num_fused: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what would not be exact."""
@@ -157,24 +160,41 @@ class Layout:
         """What queries are multiplied by: attention divides by the square root of the head's width."""
         return (self.large.head_dim / self.small.head_dim) ** 0.5
 
-    def source(self, axis: str) -> Tensor:
-        """The small index, or [`ZERO`], at each large index of an axis."""
+    def num_ids(self, num_small: int) -> int:
+        """How many ids stand for `num_small` of the small ones: all for all, and a draft vocabulary grows in proportion."""
+        return -(-num_small * self.large.vocab_size // self.small.vocab_size)
+
+    def source(self, axis: str, num_small: int) -> Tensor:
+        """The small index, or [`ZERO`], at each large index of an axis.
+
+        Args:
+            axis (`str`):
+                `hidden`, `query`, `key`, `inner`; `ids` of a table that is looked up and `logits` of one that is not; `same` for
+                an axis that stays.
+            num_small (`int`):
+                Length of the axis in the small model. Several vectors of hidden size may stand side by side: the gates of an
+                LSTM, features, maps. Logits may be those of a draft vocabulary.
+        """
+        if axis == "same":
+            return torch.arange(num_small)
+        if axis == "hidden":
+            hidden = self.small.hidden_size
+            assert num_small % hidden == 0, "kinds refuse other widths"
+            return _side_by_side(self._sources[axis], num_small // hidden, hidden)
+        if axis in ("ids", "logits"):
+            ids = _padded(num_small, self.num_ids(num_small))
+            return ids.where(ids != ZERO, min(self.pad_id, num_small - 1))  # any row will do in a draft vocabulary
         return self._sources[axis]
 
     @cached_property
     def _sources(self) -> dict[str, Tensor]:
         small, large = self.small, self.large
-        hidden = _padded(small.hidden_size, large.hidden_size)
         query_heads, key_heads = self._heads()
-        ids = _padded(small.vocab_size, large.vocab_size)
         return {
-            "hidden": hidden,
-            "gates": _side_by_side(hidden, 4, small.hidden_size),  # an LSTM's: input, forget, cell, output
-            "fused": _side_by_side(hidden, self.num_fused, small.hidden_size),
+            "hidden": _padded(small.hidden_size, large.hidden_size),
             "query": self._spread(query_heads),
             "key": self._spread(key_heads),
             "inner": _padded(small.intermediate_size, large.intermediate_size),
-            "vocab": ids.where(ids != ZERO, self.pad_id),
         }
 
     def _heads(self) -> tuple[list[int], list[int]]:
@@ -216,5 +236,4 @@ def _padded(num_small: int, num_large: int) -> Tensor:
 
 def _side_by_side(source: Tensor, times: int, num_small: int) -> Tensor:
     """The same axis several times, one after the other."""
-    parts = [source.where(source == ZERO, source + number * num_small) for number in range(times)]
-    return torch.cat(parts) if parts else source[:0]
+    return torch.cat([source.where(source == ZERO, source + number * num_small) for number in range(times)])

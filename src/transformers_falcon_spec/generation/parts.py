@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..errors import TargetError
+
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The part whose output the head reads. Where a model names itself (text-only Llama 4), the part with the embeddings."""
@@ -15,6 +17,19 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
         return decoder
     embeddings = model.get_input_embeddings()
     return next(part for part in model.children() if any(inner is embeddings for inner in part.modules()))
+
+
+def check_can_be_assisted(model: PreTrainedModel) -> None:
+    """Refuse a target that stock assisted generation refuses.
+
+    Raises:
+        [`TargetError`]: the target keeps a state that no token can be taken out of.
+    """
+    if model._is_stateful:
+        raise TargetError(
+            "Stock assisted generation needs a target whose cache can be cut back to the tokens that were kept, but a "
+            f"`{type(model).__name__}` keeps a state of all that it read. Choose a target whose layers are all attention."
+        )
 
 
 def head_width(model: PreTrainedModel) -> int:

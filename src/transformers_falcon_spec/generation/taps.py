@@ -11,6 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import TargetError
 
+_NUM_DIMS = 3  # rows, tokens, width
+
 
 class FeatureTaps:
     """Catches the outputs of chosen layers, named by their index in Transformers' `hidden_states`.
@@ -32,7 +34,8 @@ class FeatureTaps:
         inner = [layer for layer in self.feature_layers if layer != -1]
         if inner and len(self._layers) != num_layers:
             raise TargetError(
-                f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none."
+                f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none. Read -1 alone, "
+                "what the head reads."
             )
         if any(not 0 <= layer < num_layers for layer in inner):
             raise TargetError(
@@ -91,6 +94,12 @@ class FeatureTaps:
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
     """All that one tap caught, which must be `num_tokens` tokens."""
+    shapes = {tuple(part.shape) for part in caught if part.dim() != _NUM_DIMS}
+    if shapes:
+        raise TargetError(
+            f"Hidden state {layer} must be of shape [rows, tokens, hidden size], but the target gives {sorted(shapes)[0]}. Read -1 "
+            "alone, what the head reads; a kind of drafter that needs other layers does not fit this target."
+        )
     num_seen = sum(part.shape[1] for part in caught)
     if not caught or num_seen != num_tokens:
         seen = f"{num_seen} tokens" if caught else "nothing"

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..generation.parts import apply_head
+from ..generation.parts import apply_head, decoder_of
 from ..generation.target import Target
 
 
@@ -51,7 +51,7 @@ class TargetFeatures:
         """The `features` `[rows, tokens, feature]` and, where those are other ones, the `head_inputs` of a batch."""
         view = Target(self.target, self.feature_layers)
         with view.taps.active():
-            outputs = self.target.get_decoder()(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            outputs = decoder_of(self.target)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
             features = view.taps.take(input_ids.shape[1])
         assert features is not None  # at least one layer is tapped
         found = {"features": features, "head_inputs": outputs[0]}

@@ -138,8 +138,9 @@ class DrafterTrainer(Trainer):
                 "`fit_draft_tree` needs a drafter with a static draft tree, but this one drafts without."
             )
         metrics = self.evaluate()
+        num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
         places = [
-            [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(MAX_RANK)]
+            [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(num_ranks)]
             for place in range(self.objective.num_places)
         ]
         acceptance = torch.tensor(places * self.args.draft_tree_passes)
@@ -151,7 +152,8 @@ class DrafterTrainer(Trainer):
 def rank_counts(outcome: Outcome, num_places: int) -> Tensor:
     """`[1, places, MAX_RANK + 1]` rows by place and rank of the target's best token; the last column is beyond the list."""
     logits, best = outcome.draft_logits, outcome.target_logits.argmax(-1, keepdim=True)
-    is_hit = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices == best
+    listed = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1)
+    is_hit = (listed.indices == best) & (listed.values > -torch.inf)  # what cannot be drafted has no rank
     rank = torch.where(is_hit.any(-1), is_hit.int().argmax(-1), MAX_RANK)
     counts = torch.zeros(1, num_places, MAX_RANK + 1, device=logits.device)
     counts[0].index_put_((outcome.places, rank), torch.ones_like(rank, dtype=counts.dtype), accumulate=True)

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tiny import make_prompt
 from tests.training.runs import example_batch, make_dataset, make_trainer
 from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
-from transformers_falcon_spec.training.trainer import DrafterTrainer, rank_counts
+from transformers_falcon_spec.training.trainer import MAX_RANK, DrafterTrainer, rank_counts
 
 STEPS = 3
 KINDS: dict[str, dict[str, Any]] = {
@@ -21,6 +22,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "eagle-3.1": {"version": 3, "fc_norm": True, "norm_output": True, "qkv_bias": True},
     "speculators": {"version": 3, "norm_before_fc": True, "norm_before_residual": True, "draft_vocab_size": 60},
 }
+
+
+FEW = {"version": 3, "draft_token_ids": [5, 6, 7, 8]}  # fewer than the ranks that are counted
 
 
 def trainer_of(folder: Path, kind: str, **options: Any) -> DrafterTrainer:
@@ -124,6 +128,40 @@ def test_evaluation_counts_tokens_that_cannot_be_drafted_as_missed(tmp_path: Pat
     assert counts.sum() == len(best)
     assert 0 < int(is_lost.sum()) <= int(counts[0, :, -1].sum())
     assert torch.bincount(outcome.places).tolist() == [30, 30, 30]  # tokens 4 to 13 of three rows
+
+
+@torch.no_grad()
+def test_ranks_beyond_a_small_draft_vocabulary_hold_nothing(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, FEW, make=EagleDrafter.from_target, ttt_steps=STEPS)
+    trainer.model.eval()
+    _, outcome = trainer.compute_loss(trainer.model, example_batch(30), return_outputs=True)
+    can_be_drafted = trainer.model.t2d[outcome.target_logits.argmax(-1)]
+
+    counts = rank_counts(outcome, STEPS)[0]
+
+    assert counts[:, :4].sum() == can_be_drafted.sum()
+    assert counts[:, 4:MAX_RANK].sum() == 0
+    assert counts[:, MAX_RANK].sum() == (~can_be_drafted).sum() > 0
+
+
+def test_a_tree_is_no_wider_than_the_draft_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(
+        tmp_path,
+        FEW,
+        make=EagleDrafter.from_target,
+        ttt_steps=2,
+        draft_tree_nodes=30,
+        draft_tree_passes=1,
+    )
+    measured = {f"eval_rank_{rank}_at_{place}": 0.0 for rank in range(MAX_RANK) for place in (1, 2)}
+    monkeypatch.setattr(trainer, "evaluate", lambda: measured)
+
+    tree = trainer.fit_draft_tree()
+
+    assert (len(tree), int(tree.ranks.max())) == (1 + 4 + 4 * 4, 3)
+    target = trainer.features.target
+    out = target.generate(make_prompt(), assistant_model=trainer.model.eval(), max_new_tokens=6, do_sample=False)
+    assert out.shape == (1, 18)
 
 
 def test_the_most_frequent_tokens_are_those_that_the_assistant_says(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ class Objective(ABC):
         self.config: Any = drafter.config
         self.features, self.args = features, args
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that the drafter can draft."""
+        return int(self.config.vocab_size)
+
     @classmethod
     def of(cls, drafter: Any) -> type["Objective"]:  # noqa: ARG003  subclasses look at it
         """The objective of this drafter, where a kind of drafter has several."""

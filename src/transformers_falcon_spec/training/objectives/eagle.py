@@ -19,6 +19,11 @@ class EagleObjective(Objective, ABC):
         """The objective of the drafter's version."""
         return FeatureObjective if drafter.config.version == 1 else TrainingTimeTest
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Those of its own vocabulary, where it has one."""
+        return int(self.config.num_draft_tokens)
+
 
 class FeatureObjective(EagleObjective):
     """Version 1: the next feature and its distribution, from features with noise."""

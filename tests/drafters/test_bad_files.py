@@ -1,0 +1,100 @@
+"""Loading a drafter from files that are cut short, not what they should be, or not finite: refused in words, nothing run."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec.errors import CheckpointError
+
+WEIGHTS, CONFIG, OPTIONS = "model.safetensors", "config.json", "generation_config.json"
+
+
+class Evil:
+    """A pickle that makes a folder when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_drafter(make_target(), block_size=2).save_pretrained(tmp_path / "drafter")
+    return tmp_path / "drafter"
+
+
+def cut(name: str, share: float) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(share * len(data))])
+
+    return change
+
+
+def with_field(name: str, value: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        (folder / CONFIG).write_text(json.dumps({**config, name: value}), encoding="utf-8")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cut(WEIGHTS, 0.9), "must hold files that can be read, but they cannot: .*not fully covered"),
+        (cut(WEIGHTS, 0.001), "must hold files that can be read"),
+        (cut(WEIGHTS, 0), "must hold files that can be read, but they cannot: .*header too small"),
+        (cut(CONFIG, 0.5), "but they cannot: .*not a valid JSON file"),
+        (cut(OPTIONS, 0.5), "but they cannot: .*not a valid JSON file"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "but they cannot: .*no file named model.safetensors"),
+        (
+            lambda folder: (folder / CONFIG).write_text("[]"),
+            "`config.json` of .* must hold a JSON object, but it holds a list",
+        ),
+        (with_field("block_size", "two"), "but they cannot: .*'block_size' expected int, got str"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(folder: Path, change: Callable[[Path], None], message: str) -> None:
+    change(folder)
+
+    with pytest.raises(CheckpointError, match=message):
+        FalconSpecDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
+    weights = load_file(folder / WEIGHTS)
+    name = min(weights)
+    weights[name].view(-1)[3] = value
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=f"must hold finite weights, but 1 hold NaN or infinity, .* `{name}`"):
+        FalconSpecDrafter.from_pretrained(folder)
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_not_run(folder: Path, tmp_path: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    torch.save({"fc.weight": Evil(tmp_path / "run")}, folder / "pytorch_model.bin")
+
+    with pytest.raises(
+        CheckpointError, match=r"must hold files that can be read.* that would run code, is never read"
+    ):
+        FalconSpecDrafter.from_pretrained(folder)
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_nowhere_keeps_the_words_of_the_hub() -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        FalconSpecDrafter.from_pretrained("/nowhere/at/all")
