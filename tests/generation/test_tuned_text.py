@@ -38,7 +38,11 @@ class Fickle(Knowledge):
     def new_prices(self, num_nodes: int) -> Prices:
         price = self.random.choice([0.0, 1e-4, 1e-3, 0.01, 0.1])
         return Prices(
-            torch.arange(num_nodes) * price, [self.random.choice([0.0, 0.1, 9.0])] * 40, [1.0] * 40, torch.ones(33)
+            torch.arange(num_nodes) * price,
+            [self.random.choice([0.0, 0.1, 9.0])] * 40,
+            [1.0] * 40,
+            torch.ones(33),
+            self.random.choice([0, 6]),
         )
 
 

@@ -48,7 +48,8 @@ class GrownTreeGenerator(StaticTreeGenerator):
 
     def _grow(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
-        width = 1 if budget.is_chain else options.tree_top_k
+        wanted = max(options.tree_top_k, prices.width if prices else 0)
+        width = 1 if budget.is_chain else min(wanted, self.num_draft_tokens)
         num_blocks = max(
             width // size, 1
         )  # fed in each pass after the first, so that a pass feeds about `width` tokens

@@ -45,6 +45,7 @@ class Prices:
         float
     ]  # tokens that pass p has added, its nodes paid, for each token expected to be kept where it goes on
     weights: Tensor  # [depths] how often nodes of a depth are kept, over how often the drafter says
+    width: int  # nodes of a depth that should at least be considered, so that there are enough worth their price
 
 
 @dataclass(frozen=True)

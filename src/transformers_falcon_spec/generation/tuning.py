@@ -37,6 +37,7 @@ PAUSE, LONGEST_PAUSE = 64, 1024  # plain steps before drafting is tried again; t
 UNREAD = 8  # after so many plain steps a proposal reads much text first, and its seconds say nothing of others
 MAX_DEPTH = 32  # depths and passes whose chances are learned
 MAX_WEIGHT = 4.0
+NODES_PER_WIDTH, MAX_WIDTH = 4, 16  # of trees of so many nodes that many nodes of a depth are considered
 EPS = 1e-6
 
 
@@ -77,6 +78,7 @@ class Knowledge:
     draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes
     tokens: Mean = field(default_factory=Mean)  # of a step
     seconds: Mean = field(default_factory=Mean)
+    num_nodes: Mean = field(default_factory=Mean)  # of drafted steps
     advantage: Mean = field(default_factory=Mean)  # tokens by which a drafted step beats plain ones in the same time
     yields: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # see `Prices`
     expected: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # tokens kept by depth
@@ -95,6 +97,7 @@ class Knowledge:
         self.seconds.learn(seconds)
         if not num_passes:
             return
+        self.num_nodes.learn(num_nodes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
         if self.advantage.num >= LEAST_STEPS and self.advantage.value() + self.advantage.error < 0:
             self.num_left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
@@ -133,6 +136,7 @@ class Knowledge:
             passes=[0.0, *(rate * (more - less) for less, more in pairwise(draft))],
             yields=[mean.value(1.0) for mean in self.yields],
             weights=torch.tensor([1.0, *weights]).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
+            width=min(round(self.num_nodes.value() / NODES_PER_WIDTH), MAX_WIDTH),
         )
 
     def why(self) -> str:
