@@ -57,7 +57,9 @@ def test_chances_are_the_softmax_of_the_scores_at_the_temperature_of_the_place(
             at = depth + place + 1
             own = logits[0, block, place]
             spread = (temperature or 1.0) if stored is None else place_temperature(at, heat)
-            weights = [math.exp((float(x) - heat * math.log(float(e))) / spread) for x, e in zip(own, noises[at])]
+            weights = [
+                math.exp((float(x) - heat * math.log(float(e))) / spread) for x, e in zip(own, noises[at], strict=True)
+            ]
             expected = torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.double)
             torch.testing.assert_close(chances[0, block, place], expected)
 

@@ -4,9 +4,11 @@ Fitted by maximum likelihood: those at which the target's own tokens had the hig
 section 4.2), for each place of a block. Figures of a calibrated drafter are made with temperatures fitted to other prompts.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,9 +125,11 @@ def expected_calibration_error(chances: Tensor, is_kept: Tensor) -> float:
 
 def error_by_luck(chances: Tensor, seed: int) -> float:
     """The calibration error that is left on average if every node comes true with exactly its chance."""
-    generator = torch.Generator().manual_seed(seed)
-    draws = [torch.rand(len(chances), generator=generator) < chances for _ in range(NUM_DRAWS)]
-    return sum(expected_calibration_error(chances, kept) for kept in draws) / NUM_DRAWS
+    generator, total = torch.Generator().manual_seed(seed), 0.0
+    for chance in chances.sort().values.double().chunk(NUM_BINS):
+        num_kept = (torch.rand(NUM_DRAWS, len(chance), generator=generator) < chance).double().sum(dim=1)
+        total += float((num_kept - chance.sum()).abs().mean())
+    return total / len(chances)
 
 
 def reliability(chances: Tensor, is_kept: Tensor) -> list[dict[str, Any]]:
@@ -165,7 +169,7 @@ def compare(texts: Sequence[Text], fits: Sequence[Fit], block_size: int, seed: i
         chosen = [text for text in texts if text.decoding == decoding]
         before = [(text, torch.full_like(text.seen.depths, AS_IT_IS)) for text in chosen]
         after = [(t, fits[folds[t.prompt]].steps(t.seen.depths, t.temperature, block_size)) for t in chosen]
-        pairs = list(zip(before, after, strict=True))
+        losses = [(_loss(first), _loss(second), len(second[1])) for first, second in zip(before, after, strict=True)]
         rows.append(
             {
                 "decoding": decoding,
@@ -174,8 +178,8 @@ def compare(texts: Sequence[Text], fits: Sequence[Fit], block_size: int, seed: i
                 "num_undraftable": sum(int((text.seen.chosen == -torch.inf).sum()) for text in chosen),
                 "before": _figures(before, seed),
                 "after": _figures(after, seed),
-                "loss_saved": loss_saved(pairs),
-                "loss_saved_interval": bootstrap(pairs, loss_saved, seed),
+                "loss_saved": loss_saved(losses),
+                "loss_saved_interval": bootstrap(losses, loss_saved, seed),
             }
         )
     return rows
@@ -184,19 +188,21 @@ def compare(texts: Sequence[Text], fits: Sequence[Fit], block_size: int, seed: i
 Stepped = tuple[Text, Tensor]  # a text and the steps of its lists
 
 
-def loss_saved(pairs: Sequence[tuple[Stepped, Stepped]]) -> float:
-    """How much less the loss of a list is in the second of each pair, on average."""
-    return _loss([first for first, _ in pairs]) - _loss([second for _, second in pairs])
+def loss_saved(texts: Sequence[tuple[float, float, int]]) -> float:
+    """How much less the loss of a list is after than before; of each text both sums and how many lists it has."""
+    return sum(before - after for before, after, _ in texts) / sum(num for _, _, num in texts)
 
 
-def _loss(stepped: Sequence[Stepped]) -> float:
-    sums = [float(text.seen.losses.gather(1, steps[:, None]).double().sum()) for text, steps in stepped]
-    return sum(sums) / max(sum(len(steps) for _, steps in stepped), 1)
+def _loss(stepped: Stepped) -> float:
+    """Of all lists of a text together."""
+    text, steps = stepped
+    return float(text.seen.losses.gather(1, steps[:, None]).double().sum())
 
 
 def _figures(stepped: Sequence[Stepped], seed: int) -> dict[str, Any]:
     """Loss of the chosen token; error, what luck alone leaves of it, and bins, of all nodes and of the best of each list."""
-    found: dict[str, Any] = {"loss": _loss(stepped)}
+    num_lists = sum(len(steps) for _, steps in stepped)
+    found: dict[str, Any] = {"loss": sum(map(_loss, stepped)) / num_lists}
     for name, width in (("all_nodes", None), ("best_nodes", 1)):
         chances = torch.cat([text.seen.chances(steps)[:, :width].flatten() for text, steps in stepped])
         is_kept = torch.cat([text.seen.is_kept[:, :width].flatten() for text, _ in stepped])
@@ -206,3 +212,12 @@ def _figures(stepped: Sequence[Stepped], seed: int) -> dict[str, Any]:
             "bins": reliability(chances, is_kept),
         }
     return found
+
+
+def read_calibration(path: Path) -> dict[str, Any] | None:
+    """A results file of `falcon-spec calibrate`; None where the file is of another kind."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) and "fits_of_folds" in result else None
