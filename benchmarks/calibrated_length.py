@@ -19,7 +19,7 @@ from transformers import logging
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
-from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
 from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.provenance import provenance, weights_fingerprint
@@ -47,6 +47,25 @@ def arms_of(drafter: Any, fit: dict[str, list[float]], num_nodes: int, num_passe
         arm.config.confidence_temperatures = temperatures
         arm.generation_config = SpeculationConfig(dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth)
     return arms
+
+
+def row_of(found: dict[str, Counts], prompts: list[Prompt], shape: tuple[int, int], decoding: str) -> dict[str, Any]:
+    """Lengths of both arms with trees of one shape, and their ratio."""
+    nodes, passes = shape
+    keys = [f"{prompt.prompt_id}|{nodes}|{passes}|{decoding}" for prompt in prompts]
+    pairs = [(found[f"{key}|as it is"], found[f"{key}|calibrated"]) for key in keys]
+    row = {
+        "num_tree_nodes": nodes,
+        "num_passes": passes,
+        "decoding": decoding,
+        "num_prompts": len(pairs),
+        "length_as_it_is": length([first for first, _ in pairs]),
+        "length_calibrated": length([second for _, second in pairs]),
+        "gain": gain(pairs),
+        "gain_interval": bootstrap(pairs, gain, 0),
+    }
+    print(row)
+    return row
 
 
 def main() -> None:
@@ -84,23 +103,7 @@ def main() -> None:
             stats = run.output.speculation
             found[key] = (stats.num_accepted, stats.num_steps)
             records.append({"key": key, "num_accepted": stats.num_accepted, "num_steps": stats.num_steps})
-    rows = []
-    for (nodes, passes), decoding in product(shapes, args.decodings):
-        keys = [f"{prompt.prompt_id}|{nodes}|{passes}|{decoding}" for prompt in prompts]
-        pairs = [(found[f"{key}|as it is"], found[f"{key}|calibrated"]) for key in keys]
-        rows.append(
-            {
-                "num_tree_nodes": nodes,
-                "num_passes": passes,
-                "decoding": decoding,
-                "num_prompts": len(pairs),
-                "length_as_it_is": length([first for first, _ in pairs]),
-                "length_calibrated": length([second for _, second in pairs]),
-                "gain": gain(pairs),
-                "gain_interval": bootstrap(pairs, gain, 0),
-            }
-        )
-        print(rows[-1])
+    rows = [row_of(found, prompts, shape, decoding) for shape, decoding in product(shapes, args.decodings)]
     origin = provenance(seed=0, **{key: str(value) for key, value in vars(args).items()})
     args.output.write_text(
         json.dumps({"provenance": origin, "fit": fit, "rows": rows}, indent=1) + "\n", encoding="utf-8"
