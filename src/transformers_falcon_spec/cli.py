@@ -29,6 +29,9 @@ COMMANDS = {
     "parity": Command(
         "parity", ("commands.parity:ParityCommand",), "check token for token that the text is the target's"
     ),
+    "calibrate": Command(
+        "calibrate", ("commands.calibrate:CalibrateCommand",), "fit how far a drafter's chances may be trusted"
+    ),
     "report": Command("report", ("commands.report:ReportCommand",), "render results files into the README"),
     "regenerate": Command(
         "regenerate",

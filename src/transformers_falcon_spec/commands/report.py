@@ -1,4 +1,5 @@
-"""`falcon-spec report`: render results files into documents, between their markers, and results of `bench` into HTML pages.
+"""`falcon-spec report`: render results files into documents, between their markers, and results of `bench` and `calibrate` into HTML
+pages.
 
 A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced.
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import OptionError
+from ..evaluation.calibration import read_calibration
 from ..evaluation.report import PAGES, render_into
 from ..evaluation.speed_results import read_result
 
@@ -30,8 +32,8 @@ class ReportCommand:
     pages: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Results files of `bench`; each becomes an HTML page with plots beside it, of its name with .html. Needs "
-            "matplotlib, the extra `report`."
+            "help": "Results files of `bench` and `calibrate`; each becomes an HTML page with plots beside it, of its name with .html. "
+            "Needs matplotlib, the extra `report`."
         },
     )
 
@@ -49,9 +51,11 @@ def run(command: ReportCommand) -> None:
 def _page(path: Path) -> None:
     if path.suffix != ".json":
         raise OptionError(f"`pages` must name results files that end in `.json`, but one is `{path}`.")
-    result = read_result(path)
-    from ..evaluation.speed_page import render_speed_page  # noqa: PLC0415  needs matplotlib, which documents do without
+    page, calibration = path.with_suffix(".html"), read_calibration(path)
+    result = calibration or read_result(path)
+    from ..evaluation.calibration_page import render_calibration_page  # noqa: PLC0415  needs matplotlib,
+    from ..evaluation.speed_page import render_speed_page  # noqa: PLC0415  which documents do without
 
-    page = path.with_suffix(".html")
-    page.write_text(render_speed_page(result), encoding="utf-8")
+    render = render_speed_page if calibration is None else render_calibration_page
+    page.write_text(render(result), encoding="utf-8")
     print(f"{page} shows {path}")

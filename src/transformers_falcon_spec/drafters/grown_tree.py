@@ -16,6 +16,7 @@ from ..core.tree import DraftTree
 from ..errors import OptionError
 from ..generation.cache import drop_last
 from ..generation.candidates import Draft, DraftBudget, TargetView
+from .confidence import block_temperatures
 from .static_tree import StaticTreeGenerator
 
 PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
@@ -95,15 +96,23 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def log_chances(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         """How likely the target is to take each token, of logits `[rows, blocks, k, tokens]` of blocks that start below `depth`.
 
-        When sampling it will take the best of `probabilities / noise`. If its log-probabilities are the drafter's plus independent
-        Gumbel noise, then the chance of a token is its share of the drafter's ratios.
+        It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread, the chance of
+        a token is the softmax of the drafter's scores at that spread as temperature: as `confidence_temperatures` of the config
+        have it, else 1 or the temperature of the draws.
         """
+        stored = self.drafter.config.confidence_temperatures
+        temperatures = block_temperatures(stored, depth, self.block_size, budget.temperature)
+        scores = self.scores(logits, budget, depth)
+        return (scores / scores.new_tensor(temperatures)[:, None]).log_softmax(dim=-1)
+
+    def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+        """What the target takes the best of, if its logits are the drafter's: these, or less the temperature times log noise."""
         if budget.noise is None:
-            return logits.log_softmax(dim=-1)
+            return logits
         rows, _blocks, size, _tokens = logits.shape
         noises = [budget.noise(row, depth + place + 1) for row in range(rows) for place in range(size)]
         noise = self.over_draft_ids(torch.stack(noises).to(logits)).reshape(rows, 1, size, -1)
-        return (logits / (budget.temperature or 1.0) - noise.log()).log_softmax(dim=-1)
+        return logits - (budget.temperature or 1.0) * noise.log()
 
     def over_draft_ids(self, values: Tensor) -> Tensor:
         """Values `[..., vocab]` of the target's tokens, of those alone that the drafter can draft."""

@@ -165,6 +165,48 @@ def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | Non
     return _plot(name, "Speed-up against the size of the draft tree", "nodes", described, rows, draw, height=1.7)
 
 
+def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
+    """Share of drafts that were kept against their chance, before and after calibration, a panel for each decoding.
+
+    Each row holds `set`, the name of its panel, and bins of `nodes` under `before` and `after`.
+    """
+    sides = {"before": "as the drafter is", "after": "calibrated on other prompts"}
+
+    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+        (row,) = panel
+        axes.plot([0, 1], [0, 1], color=_TEXT, linewidth=0.8, linestyle=":", label="chances that come true")
+        for index, (side, label) in enumerate(sides.items()):
+            bins = row[side][nodes]["bins"]
+            shares = [each["share"] for each in bins]
+            errors = [
+                [max(each["share"] - each["interval"][0], 0) for each in bins],
+                [max(each["interval"][1] - each["share"], 0) for each in bins],
+            ]
+            lines = axes.errorbar(
+                [each["chance"] for each in bins],
+                shares,
+                errors,
+                color=_color(index),
+                marker=_marker(index),
+                markersize=4,
+                elinewidth=0.8,
+                label=label,
+            )
+            lines.lines[0].set_gid(f"mark-{side}-{rows.index(row)}")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.set_ylabel("kept")
+        axes.grid(linewidth=0.5)
+
+    described = [
+        f"{row['set']}, {label}: mean distance {row[side][nodes]['error']:.3f}"
+        for row in rows
+        for side, label in sides.items()
+    ]
+    title = "Share kept against chance, where the parent was kept"
+    return _plot(name, title, "chance", described, rows, draw, height=2.6)
+
+
 def _plot(
     name: str,
     title: str,

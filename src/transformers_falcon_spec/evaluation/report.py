@@ -20,12 +20,14 @@ _RENDERERS = {
     "verifiers.json": tables.verifiers,
     "soak.json": tables.soak,
     "tree_cost.json": tables.tree_cost,
+    "calibration.json": tables.calibration,
 }
 PAGES = {
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
     "scale.md": ["tree_cost.json"],
+    "calibration.md": ["calibration.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

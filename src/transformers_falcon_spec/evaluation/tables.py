@@ -205,3 +205,39 @@ def tree_cost(result: dict[str, Any], name: str) -> str:
         "",
     ]
     return "\n".join([*lines, table(header, body), "", source_line(result, name)])
+
+
+def calibration(result: dict[str, Any], name: str) -> str:
+    """How far a drafter's chances are from the truth, before and after calibration, and the temperatures."""
+    header = [
+        "decoding",
+        "lists",
+        "error of the best node, before",
+        "after",
+        "luck alone",
+        "error of 8 nodes, before",
+        "after",
+        "loss before",
+        "saved (95 % interval)",
+    ]
+    body = [
+        [
+            row["decoding"],
+            str(row["num_lists"]),
+            *(f"{row[side]['best_nodes']['error']:.3f}" for side in ("before", "after")),
+            f"{row['after']['best_nodes']['error_by_luck']:.3f}",
+            *(f"{row[side]['all_nodes']['error']:.4f}" for side in ("before", "after")),
+            f"{row['before']['loss']:.3f}",
+            f"{row['loss_saved']:.3f} ({row['loss_saved_interval'][0]:.3f} to {row['loss_saved_interval'][1]:.3f})",
+        ]
+        for row in result["rows"]
+    ]
+    fits = [
+        [words, *(" ".join(f"{value:.2f}" for value in found[part]) for part in ("greedy", "sampled"))]
+        for words, found in [
+            ("all prompts", result["fit"]),
+            *((f"all but fold {number}", found) for number, found in enumerate(result["fits_of_folds"], start=1)),
+        ]
+    ]
+    lines = [table(header, body), "", table(["temperatures fitted to", "greedy, by place", "sampled, by place"], fits)]
+    return "\n".join([*lines, "", source_line(result, name)])

@@ -4,12 +4,13 @@ from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import embedding_width, feature_width, head_width
 from ..base import target_fields
+from ..confidence import GrowingConfig
 
 VERSIONS = (1, 3)
 OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -18,7 +19,7 @@ DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no li
 
 
 @strict
-class EagleConfig(LlamaConfig):
+class EagleConfig(GrowingConfig):
     """Configuration of [`EagleDrafter`]; fields of its one decoder layer are those of `LlamaConfig`.
 
     Args:
@@ -39,6 +40,7 @@ class EagleConfig(LlamaConfig):
         feature_size (`int`, *optional*): Width of those together.
         embedding_size (`int`, *optional*): Width of the target's token embeddings.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
+        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
 
     Example:
@@ -116,6 +118,7 @@ class EagleConfig(LlamaConfig):
             )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
+        self.check_confidence(block_size=1)
 
     def _check_version_1(self) -> None:
         given = [name for name in OF_VERSION_3 if getattr(self, name)]

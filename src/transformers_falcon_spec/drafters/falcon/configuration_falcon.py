@@ -3,19 +3,20 @@
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import embedding_width, feature_width, head_width
 from ..base import check_fields, target_fields
+from ..confidence import GrowingConfig
 
 RECURRENCES = ("sequence", "token")
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
 
 
 @strict
-class FalconSpecConfig(LlamaConfig):
+class FalconSpecConfig(GrowingConfig):
     """Configuration of [`FalconSpecDrafter`]; fields of its attention blocks are those of `LlamaConfig`.
 
     Args:
@@ -39,6 +40,7 @@ class FalconSpecConfig(LlamaConfig):
         feature_size (`int`, *optional*): Width of those together.
         embedding_size (`int`, *optional*): Width of the target's token embeddings.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts a chain of one block.
+        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
 
     Example:
@@ -93,6 +95,7 @@ class FalconSpecConfig(LlamaConfig):
             )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
+        self.check_confidence(self.block_size)
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "FalconSpecConfig":

@@ -1,0 +1,94 @@
+"""How far a drafter's chances may be trusted: temperatures by place, measured by `falcon-spec calibrate`, in its config."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig
+
+from ..errors import OptionError
+
+PARTS = ("greedy", "sampled")
+
+
+@strict
+class GrowingConfig(LlamaConfig):
+    """What configurations of drafters that grow trees share.
+
+    Args:
+        confidence_temperatures (`dict`, *optional*):
+            `{"greedy": [...], "sampled": [...]}`, for each depth what [`confidence_temperature`] takes: of one pass or more, block
+            after block; later passes take those of the last block. None trusts the drafter as it is.
+    """
+
+    confidence_temperatures: dict[str, Any] | None = None
+
+    def check_confidence(self, block_size: int) -> None:
+        """Refuse temperatures that are none, or that do not fill whole blocks.
+
+        Raises:
+            [`OptionError`]: they are one of those.
+        """
+        values = self.confidence_temperatures
+        if values is None:
+            return
+        if set(values) != set(PARTS) or not all(_are_numbers(values[part]) for part in PARTS):
+            raise OptionError(
+                'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite numbers, those of '
+                f"greedy above 0 and the others at least 0, but it is {values!r:.120}. Fit them: `falcon-spec calibrate`."
+            )
+        if any(value == 0 for value in values["greedy"]):
+            raise OptionError(f"Greedy `confidence_temperatures` must be above 0, but they are {values['greedy']}.")
+        lengths = [len(values[part]) for part in PARTS]
+        if lengths[0] != lengths[1] or not lengths[0] or lengths[0] % block_size:
+            raise OptionError(
+                f"Both lists of `confidence_temperatures` must hold one for each place of whole blocks of {block_size}, but they "
+                f"hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
+            )
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        for value in values
+    )
+
+
+def confidence_temperature(greedy: float, sampled: float, temperature: float | None) -> float:
+    """At which temperature the softmax of a drafter's scores tells how likely the target takes a token.
+
+    Scores are logits, less the temperature of the draws times the log of their noise. The target's scores spread about them: by
+    `greedy` when it takes the best, and the more the hotter it draws, for hotter text is harder to foresee. The two add up as
+    independent errors do; `docs/calibration.md` shows how well that fits.
+
+    Example:
+
+    ```python
+    >>> confidence_temperature(0.6, 0.8, None), confidence_temperature(0.6, 0.8, 1.0)
+    (0.6, 1.0)
+
+    ```
+    """
+    return greedy if temperature is None else math.hypot(greedy, temperature * sampled)
+
+
+def block_temperatures(
+    stored: Mapping[str, Sequence[float]] | None, depth: int, block_size: int, temperature: float | None
+) -> list[float]:
+    """The temperatures of the places of a block that starts below `depth`, when the target draws at `temperature`.
+
+    Example:
+
+    ```python
+    >>> stored = {"greedy": [0.7, 0.8, 0.9], "sampled": [0.0, 0.0, 0.0]}
+    >>> [block_temperatures(stored, depth, 1, None) for depth in (0, 2, 5)]
+    [[0.7], [0.9], [0.9]]
+
+    ```
+    """
+    if stored is None:
+        return [1.0 if temperature is None else temperature] * block_size
+    start = min(depth, len(stored["greedy"]) - block_size)
+    pairs = list(zip(stored["greedy"], stored["sampled"], strict=True))[start : start + block_size]
+    return [confidence_temperature(greedy, sampled, temperature) for greedy, sampled in pairs]

@@ -1,0 +1,33 @@
+"""One HTML page from a results file of `falcon-spec calibrate`: reliability before and after, and the temperatures."""
+
+from typing import Any
+
+from .pages import render
+from .plots import reliability_plot
+from .speed_page import fixed
+
+NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eight likeliest tokens of each list"}
+
+
+def render_calibration_page(result: dict[str, Any]) -> str:
+    """One HTML file that needs nothing else; names are escaped.
+
+    Raises:
+        [`OptionError`]: matplotlib is not installed.
+    """
+    rows = [{**row, "set": row["decoding"]} for row in result["rows"]]
+    sections = [
+        {
+            "name": name.replace("_", "-"),
+            "nodes": name,
+            "title": title,
+            "plot": reliability_plot(f"plot-{name}", rows, name),
+        }
+        for name, title in NODES.items()
+    ]
+    return render("calibration.html", {**result, "sections": sections}, fixed=fixed, thousandths=thousandths)
+
+
+def thousandths(value: float) -> str:
+    """Three digits."""
+    return f"{value:.3f}"

@@ -1,0 +1,119 @@
+"""`calibrate` through the command line, on a tiny pair saved to disk."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.chat import save_target
+from tests.pages import Outline
+from tests.tiny import make_drafter
+from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter, cli
+from transformers_falcon_spec.evaluation.report import BEGIN, END, render_into
+
+Pair = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A drafter that knows its target's own features, so that paths are kept, and prompts."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = AutoModelForCausalLM.from_pretrained(save_target(folder / "target"))
+    make_drafter(target, block_size=1).save_pretrained(folder / "drafter")
+    LookaheadDrafter.from_target(target).save_pretrained(folder / "lookahead")
+    prompts = folder / "sums.jsonl"
+    words = ["one plus two", "three", "four minus one", "two times two"]
+    rows = [json.dumps({"id": str(number), "prompt": text}) + "\n" for number, text in enumerate(words)]
+    prompts.write_text("".join(rows), encoding="utf-8")
+    return {name: str(folder / name) for name in ("target", "drafter", "lookahead")} | {"prompts": str(prompts)}
+
+
+def calibrate(pair: Pair, output: Path, *options: str, drafter: str = "drafter") -> int:
+    given = ["--target", pair["target"], "--drafter", pair[drafter], "--prompts", pair["prompts"]]
+    return cli.main(["calibrate", *given, "--output", str(output), "--max_new_tokens", "24", *options])
+
+
+@pytest.fixture(scope="module")
+def done(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("done")
+    output = folder / "calibration.json"
+    assert calibrate(pair, output, "--save", "--html", str(folder / "page.html")) == 0
+    return output
+
+
+def test_the_fit_is_stored_and_nothing_else_changes(pair: Pair, done: Path) -> None:
+    result = json.loads(done.read_text(encoding="utf-8"))
+
+    drafter = FalconSpecDrafter.from_pretrained(pair["drafter"])
+
+    assert drafter.config.confidence_temperatures == result["fit"]
+    fresh = make_drafter(AutoModelForCausalLM.from_pretrained(pair["target"]), block_size=1)
+    assert all(weight.equal(drafter.state_dict()[name]) for name, weight in fresh.state_dict().items())
+    assert drafter.generation_config.dynamic_tree is None
+    assert [row["decoding"] for row in result["rows"]] == ["greedy", "temperature-0.7", "temperature-1"]
+    assert {"command", "commit", "versions", "device", "seed"} <= set(result["provenance"])
+
+
+def test_a_run_goes_on_where_it_stopped(pair: Pair, done: Path, tmp_path: Path) -> None:
+    output = tmp_path / "again.json"
+    lines = done.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    output.with_suffix(".jsonl").write_text("".join(lines[:10]), encoding="utf-8")
+
+    assert calibrate(pair, output) == 0
+
+    assert output.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines(keepends=True) == lines
+    results: list[dict[str, Any]] = [json.loads(path.read_text(encoding="utf-8")) for path in (done, output)]
+    assert results[0]["rows"] == results[1]["rows"]
+    assert results[0]["fit"] == results[1]["fit"]
+
+
+def test_the_page_and_the_table_show_the_figures_and_need_nothing_else(done: Path, tmp_path: Path) -> None:
+    source = (done.parent / "page.html").read_text(encoding="utf-8")
+    result = json.loads(done.read_text(encoding="utf-8"))
+    document = tmp_path / "calibration.md"
+    document.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+
+    assert cli.main(["report", "--pages", str(done)]) == 0
+    render_into(document, done.parent)
+
+    page, table = Outline(source), document.read_text(encoding="utf-8")
+    assert done.with_suffix(".html").read_text(encoding="utf-8") == source
+    assert re.search(r"https?:|//", source) is None
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "metadata"})
+    assert not re.findall(r"#0[0-3]0[0-9a-f]{3}\b", source)  # no stand-in colour is left
+    assert sum(tag == "svg" for tag, _ in page.tags) == 2
+    assert len(set(re.findall(r'id="(\S+-mark-(?:before|after)-\d)', source))) == 2 * 2 * 3
+    for row in result["rows"]:
+        for side in ("before", "after"):
+            error = f"{row[side]['best_nodes']['error']:.3f}"
+            assert error in page.text
+            assert error in table
+    assert result["provenance"]["commit"] in page.text
+
+
+@pytest.mark.parametrize(
+    ("options", "drafter", "message"),
+    [
+        (["--passes", "0"], "drafter", "`passes` must be at least 1, but it is 0"),
+        (["--limit", "1", "--max_new_tokens", "2"], "drafter", "Each place needs at least 20 tokens"),
+        ([], "lookahead", "Chances are those of trees that grow|grows no trees"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(
+    pair: Pair, tmp_path: Path, options: list[str], drafter: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert calibrate(pair, tmp_path / "calibration.json", *options, drafter=drafter) == 1
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_names_that_cannot_be_written_are_refused_before_anything_is_loaded(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert calibrate(pair, tmp_path / "calibration.txt") == 1
+    assert "`output` must end in `.json`" in capsys.readouterr().err
+
+    assert calibrate({**pair, "drafter": "someone/drafter"}, tmp_path / "calibration.json", "--save") == 1
+    assert "`save` writes into the drafter's folder, but `someone/drafter` is none" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""Temperatures of a drafter's chances: what a config takes, which chances come of them, and that the text never does."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.drafters.eagle.kinds import make_eagle
+from tests.tiny import VOCAB_SIZE, make_drafter, make_target
+from transformers_falcon_spec import EagleDrafter, FalconSpecConfig, FalconSpecDrafter, SpeculationConfig
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.target import Target
+
+STORED = {"greedy": [0.5, 0.6, 1.5, 1.6], "sampled": [0.0, 0.8, 2.0, 0.5]}
+TREES = {"dynamic_tree": True, "tree_depth": 4, "num_tree_nodes": 10}
+
+
+def place_temperature(depth: int, temperature: float) -> float:
+    """Of the place at `depth`, 1 below the root: the naive twin of what the package looks up for blocks of two."""
+    place = depth - 1 if depth <= 4 else 2 + (depth - 1) % 2
+    return math.sqrt(STORED["greedy"][place] ** 2 + (temperature * STORED["sampled"][place]) ** 2)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return make_target(seed=7).double().requires_grad_(False)
+
+
+def generator_of(target: Any, **options: Any) -> Any:
+    drafter = make_drafter(target, block_size=2, **options)
+    drafter.generation_config = SpeculationConfig(**TREES)
+    return drafter.candidate_generator(Target(target, (-1,)), 100, torch.Generator())
+
+
+@pytest.mark.parametrize("stored", [None, STORED])
+@pytest.mark.parametrize("depth", [0, 2, 6])
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_chances_are_the_softmax_of_the_scores_at_the_temperature_of_the_place(
+    target: Any, stored: Any, depth: int, temperature: float | None
+) -> None:
+    generator = generator_of(target, confidence_temperatures=stored)
+    randomness = torch.Generator().manual_seed(depth)
+    logits = torch.randn(1, 3, 2, VOCAB_SIZE, generator=randomness, dtype=torch.double)
+    noises = torch.empty(20, VOCAB_SIZE, dtype=torch.double).exponential_(generator=randomness)
+    noise = None if temperature is None else lambda row, at: noises[at]
+    budget = DraftBudget((100,), 512, temperature=temperature, noise=noise)
+
+    chances = generator.log_chances(logits, budget, depth).exp()
+
+    heat = temperature or 0.0
+    for block in range(3):
+        for place in range(2):
+            at = depth + place + 1
+            own = logits[0, block, place]
+            spread = (temperature or 1.0) if stored is None else place_temperature(at, heat)
+            weights = [
+                math.exp((float(x) - heat * math.log(float(e))) / spread) for x, e in zip(own, noises[at], strict=True)
+            ]
+            expected = torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.double)
+            torch.testing.assert_close(chances[0, block, place], expected)
+
+
+@pytest.mark.parametrize("mode", [{}, runs.SAMPLING])
+@pytest.mark.parametrize("kind", ["falcon", "eagle-1"])
+def test_the_text_is_the_targets_own_and_the_tree_another(target: Any, kind: str, mode: dict[str, Any]) -> None:
+    drafts: list[list[Any]] = []
+    for stored in (None, {"greedy": [4.0, 0.1, 4.0, 0.1], "sampled": [0.0] * 4}):
+        if kind == "falcon":
+            drafter = make_drafter(target, block_size=2, confidence_temperatures=stored)
+            drafter.generation_config = SpeculationConfig(**TREES)
+        else:
+            drafter = make_eagle(target, kind, confidence_temperatures=stored, **TREES)
+        seen = watch_drafts(drafter)
+
+        pair = runs.both(target, drafter, **mode)
+
+        pair.assert_equal()
+        drafts.append(seen)
+    assert drafts[0] != drafts[1]
+
+
+def watch_drafts(drafter: Any) -> list[Any]:
+    """Parents and tokens of every draft."""
+    seen: list[Any] = []
+    make = drafter.candidate_generator
+
+    def watched(*args: Any) -> Any:
+        generator = make(*args)
+        propose = generator.propose
+
+        def proposed(budget: DraftBudget) -> Any:
+            draft = propose(budget)
+            if draft is not None:
+                seen.append((draft.parents.tolist(), draft.token_ids.tolist()))
+            return draft
+
+        generator.propose = proposed
+        return generator
+
+    drafter.candidate_generator = watched
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["falcon", "eagle-1"])
+def test_temperatures_are_kept_with_the_weights(target: Any, kind: str, tmp_path: Path) -> None:
+    classes = {"falcon": FalconSpecDrafter, "eagle-1": EagleDrafter}
+    make = {"falcon": lambda: make_drafter(target, block_size=2, confidence_temperatures=STORED)}
+    drafter = make.get(kind, lambda: make_eagle(target, kind, confidence_temperatures=STORED))()
+
+    drafter.save_pretrained(tmp_path)
+
+    assert classes[kind].from_pretrained(tmp_path).config.confidence_temperatures == STORED
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"greedy": [1.0, 1.0]}, "A stored `confidence_temperatures` must be"),
+        ({"greedy": [1.0, 1.0], "sampled": [1.0, "x"]}, "lists of finite numbers"),
+        ({"greedy": [1.0, float("inf")], "sampled": [1.0, 1.0]}, "lists of finite numbers"),
+        ({"greedy": [1.0, -1.0], "sampled": [1.0, 1.0]}, "lists of finite numbers"),
+        ({"greedy": [1.0, 0.0], "sampled": [1.0, 1.0]}, "Greedy `confidence_temperatures` must be above 0"),
+        ({"greedy": [1.0], "sampled": [1.0]}, "whole blocks of 2, but they hold 1 and 1"),
+        ({"greedy": [1.0, 1.0], "sampled": [1.0] * 4}, "whole blocks of 2, but they hold 2 and 4"),
+        ({"greedy": [], "sampled": []}, "whole blocks of 2, but they hold 0 and 0"),
+    ],
+)
+def test_what_is_no_list_of_temperatures_is_refused(stored: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        FalconSpecConfig(hidden_size=64, num_attention_heads=4, block_size=2, confidence_temperatures=stored)

@@ -1,0 +1,244 @@
+"""Fitting temperatures: known ones are found again, whole softmaxes agree, and errors are those of the definition."""
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.drafters.eagle.kinds import make_eagle
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.calibration import (
+    Fit,
+    Text,
+    compare,
+    error_by_luck,
+    expected_calibration_error,
+    fit,
+    fits_of_folds,
+    fold_of,
+    nearest_step,
+    reliability,
+)
+from transformers_falcon_spec.evaluation.confidence import AS_IT_IS, TEMPERATURES, ListWatch, Observations
+
+VOCAB = 30
+TRUE = Fit(greedy=(0.6, 1.6), sampled=(0.8, 0.0))
+HEATS = {"greedy": None, "warm": 0.5, "hot": 1.0}
+ONE_STEP = math.log(TEMPERATURES[1] / TEMPERATURES[0])
+
+Lists = tuple[list[int], torch.Tensor, list[int]]  # depths, scores and choices
+
+
+def true_temperature(place: int, heat: float | None) -> float:
+    return math.sqrt(TRUE.greedy[place] ** 2 + ((heat or 0.0) * TRUE.sampled[place]) ** 2)
+
+
+def made_lists(num: int, heat: float | None, seed: int) -> Lists:
+    """Random scores, and choices that come true with the chances that the true temperatures give, in blocks of two."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 2 * torch.randn(num, VOCAB, generator=generator)
+    depths = [1 + row % 4 for row in range(num)]
+    spreads = torch.tensor([true_temperature((depth - 1) % 2, heat) for depth in depths])
+    chosen = torch.multinomial((scores / spreads[:, None]).softmax(-1), 1, generator=generator)[:, 0]
+    return depths, scores, chosen.tolist()
+
+
+def made_texts(num_prompts: int, num: int) -> tuple[list[Text], dict[str, list[Lists]]]:
+    texts, raw = [], {}
+    for number in range(num_prompts):
+        for place, (name, heat) in enumerate(HEATS.items()):
+            lists = made_lists(num, heat, 10 * number + place)
+            raw.setdefault(name, []).append(lists)
+            texts.append(Text(f"prompt {number:02d}", name, heat, Observations.of(*lists, heat or 1.0)))
+    return texts, raw
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[list[Text], dict[str, list[Lists]]]:
+    return made_texts(10, 400)
+
+
+def test_known_temperatures_are_found_again(made: Any) -> None:
+    found = fit(made[0], num_places=2, block_size=2)
+
+    for place in range(2):
+        assert abs(math.log(found.greedy[place] / TRUE.greedy[place])) < 1.5 * ONE_STEP
+    for heat in (0.5, 1.0):
+        for place in range(2):
+            spread = math.hypot(found.greedy[place], heat * found.sampled[place])
+            assert abs(math.log(spread / true_temperature(place, heat))) < 1.5 * ONE_STEP
+
+
+def naive_loss(lists: list[Lists], place: int, spread: float) -> float:
+    """Minus the log chance of all choices of a place, from whole softmaxes."""
+    total = 0.0
+    for depths, scores, chosen in lists:
+        for depth, row, token in zip(depths, scores.double(), chosen, strict=True):
+            if (depth - 1) % 2 == place:
+                total -= float((row / spread).log_softmax(-1)[token])
+    return total
+
+
+def test_the_fit_is_the_best_of_a_search_over_whole_softmaxes() -> None:
+    texts, raw = made_texts(3, 60)
+
+    found = fit(texts, num_places=2, block_size=2)
+
+    for place in range(2):
+        losses = [naive_loss(raw["greedy"], place, temperature) for temperature in TEMPERATURES]
+        assert found.greedy[place] == TEMPERATURES[losses.index(min(losses))]
+        spreads = [0.0, *TEMPERATURES[::4], found.sampled[place]]
+        sums = []
+        for spread in spreads:
+            used = {name: math.hypot(found.greedy[place], HEATS[name] * spread) for name in ("warm", "hot")}
+            nearest = {name: TEMPERATURES[nearest_step(value)] for name, value in used.items()}
+            sums.append(sum(naive_loss(raw[name], place, nearest[name]) for name in nearest))
+        assert sums[-1] <= min(sums) + 1e-3
+
+
+def test_places_of_later_passes_count_as_those_of_the_last_one() -> None:
+    fitted = Fit(greedy=(0.5, 1.0, 2.0, 4.0), sampled=(0.0, 0.0, 0.0, 0.0))
+
+    steps = fitted.steps(torch.tensor([1, 2, 3, 4, 5, 6, 7]), None, block_size=2)
+
+    assert [TEMPERATURES[step] for step in steps] == [0.5, 1.0, 2.0, 4.0, 2.0, 4.0, 2.0]
+
+
+def test_figures_are_those_of_a_fit_to_other_prompts(made: Any) -> None:
+    texts = made[0]
+    fits = fits_of_folds(texts, 2, 2)
+    folds = fold_of(texts)
+
+    rows = compare(texts, fits, 2, seed=0)
+
+    assert [row["decoding"] for row in rows] == list(HEATS)
+    assert fits[0] == fit([text for text in texts if folds[text.prompt] == 1], 2, 2)
+    for row in rows:
+        assert row["num_lists"] == 4000
+        assert row["after"]["best_nodes"]["error"] < 2.5 * row["after"]["best_nodes"]["error_by_luck"]
+    greedy = rows[0]
+    assert greedy["before"]["best_nodes"]["error"] > 2 * greedy["after"]["best_nodes"]["error"]
+    low, high = greedy["loss_saved_interval"]
+    assert 0 < low < greedy["loss_saved"] < high
+
+
+def naive_error(chances: list[float], is_kept: list[bool]) -> float:
+    pairs = sorted(zip(chances, is_kept, strict=True), key=lambda pair: pair[0])
+    size, total = math.ceil(len(pairs) / 15), 0.0
+    for start in range(0, len(pairs), size):
+        part = pairs[start : start + size]
+        total += abs(sum(chance for chance, _ in part) - sum(kept for _, kept in part))
+    return total / len(pairs)
+
+
+@pytest.mark.parametrize("num", [7, 100, 1003])
+def test_the_calibration_error_is_the_mean_distance_over_bins(num: int) -> None:
+    chance = random.Random(num)
+    chances, is_kept = [chance.random() for _ in range(num)], [chance.random() < 0.3 for _ in range(num)]
+
+    found = expected_calibration_error(torch.tensor(chances), torch.tensor(is_kept))
+
+    bins = reliability(torch.tensor(chances), torch.tensor(is_kept))
+    assert found == pytest.approx(naive_error(chances, is_kept), abs=1e-6)
+    assert sum(each["num_nodes"] * abs(each["share"] - each["chance"]) for each in bins) / num == pytest.approx(found)
+    assert all(each["interval"][0] <= each["share"] <= each["interval"][1] for each in bins)
+
+
+def test_luck_alone_leaves_less_the_more_there_are() -> None:
+    few, many = (error_by_luck(torch.linspace(0.1, 0.9, num), seed=0) for num in (150, 15000))
+
+    assert 0 < many < few / 5
+
+
+def test_too_few_tokens_at_a_place_are_refused(made: Any) -> None:
+    with pytest.raises(OptionError, match=r"at least 20 tokens, greedy and sampled, but place 1 of 2 saw 0 and 4000"):
+        fit([text for text in made[0] if text.decoding != "greedy"], 2, 2)
+    with pytest.raises(OptionError, match="place 5 of 6 saw 0 and 0"):
+        fit(made[0], num_places=6, block_size=2)
+
+
+def test_what_was_seen_survives_json_and_a_token_that_cannot_be_drafted() -> None:
+    scores = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    seen = Observations.of([1, 2, 3], scores, [4, -1, int(scores[2].argmax())], 0.7)
+
+    again = Observations.from_json(seen.to_json())
+
+    for name in ("depths", "ranks"):
+        assert getattr(again, name).equal(getattr(seen, name))
+    torch.testing.assert_close(again.losses, seen.losses, atol=1e-4, rtol=0)
+    assert again.losses[1].eq(0).all()
+    assert again.is_kept[1].any().item() is False
+    assert again.is_kept[2].tolist() == [True] + [False] * 7
+    steps = torch.full((3,), AS_IT_IS)
+    expected = (scores / 0.7).softmax(-1)
+    torch.testing.assert_close(again.chances(steps), expected.topk(8).values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(again.losses[0, AS_IT_IS], -expected[0, 4].log(), atol=1e-4, rtol=0)
+
+
+def falcon(target: Any) -> Any:
+    drafter = make_drafter(target, block_size=2)
+    drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=2, num_tree_nodes=73, tree_top_k=8)
+    return drafter
+
+
+def eagle(target: Any) -> Any:
+    return make_eagle(target, "eagle-1", tree_depth=2, num_tree_nodes=73, tree_top_k=8)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize("make", [falcon, eagle])
+def test_the_watch_sees_what_the_text_became(make: Callable[[Any], Any], temperature: float | None) -> None:
+    target = make_target(seed=7).double()
+    watch = ListWatch(make(target))
+    options = {} if temperature is None else {"do_sample": True, "temperature": temperature, "top_k": 0}
+
+    pairs = [runs.both(target, watch.drafter, make_prompt(seed=seed), **options) for seed in range(6)]
+    seen = watch.take(temperature)
+
+    for pair in pairs:
+        pair.assert_equal()
+    assert seen is not None
+    assert watch.take(temperature) is None
+    histogram: dict[int, int] = {}
+    for pair in pairs:
+        for num, steps in pair.stats.acceptance_histogram.items():
+            histogram[num] = histogram.get(num, 0) + steps
+    is_first, is_second = seen.depths == 1, seen.depths == 2
+    # every node that a list gave is in the tree, so that what is kept of a tree is what the lists held; at its end a text
+    # has no room for the second node, whose list a block has all the same
+    num_first, num_second = (int(seen.is_kept[at].any(-1).sum()) for at in (is_first, is_second))
+    slack = len(pairs) * (watch.drafter.block_size > 1)
+    assert num_first == sum(steps for num, steps in histogram.items() if num >= 1)
+    assert 0 <= num_second - sum(steps for num, steps in histogram.items() if num >= 2) <= slack
+    assert num_second <= int(is_second.sum()) <= num_first
+    assert sum(histogram.values()) > 30
+
+
+def test_a_watched_drafter_drafts_as_if_it_were_not_calibrated() -> None:
+    target = make_target(seed=7).double()
+    stored = {"greedy": [9.0, 0.1], "sampled": [9.0, 0.1]}
+    found = []
+    for temperatures in (None, stored):
+        drafter = falcon(target)
+        drafter.config.confidence_temperatures = temperatures
+        watch = ListWatch(drafter)
+        runs.drafted(target, watch.drafter)
+        found.append(watch.take(None))
+        assert drafter.config.confidence_temperatures == temperatures
+
+    assert found[0].log_norms.equal(found[1].log_norms)
+
+
+def test_a_drafter_without_growing_trees_is_refused() -> None:
+    target = make_target()
+    static = make_drafter(target, block_size=2)
+
+    for drafter in (static, LookaheadDrafter.from_target(target)):
+        with pytest.raises(OptionError, match="Chances are those of trees that grow"):
+            ListWatch(drafter)
