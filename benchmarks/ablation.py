@@ -20,6 +20,7 @@ from safetensors import safe_open
 from transformers_falcon_spec.commands.loading import load_target
 from transformers_falcon_spec.commands.train import TrainCommand
 from transformers_falcon_spec.drafters.falcon import FalconSpecConfig
+from transformers_falcon_spec.generation.options import SpeculationConfig
 from transformers_falcon_spec.provenance import provenance
 from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.dataset import ConversationDataset
@@ -105,15 +106,21 @@ def _point(name: str, options: dict[str, str], args: argparse.Namespace) -> dict
     bench = folder / "bench.json"
     if not bench.is_file():
         prompts = [str(HERE / "prompts" / f"{name}.jsonl") for name in SETS]
-        _run(folder, "bench", "--target", args.target, "--drafters", f"point={folder}", "--prompts", *prompts,
-             "--decodings", "temperature-0.7", "--baseline", "false", "--limit", str(args.limit), "--output", str(bench))  # fmt: skip
+        SpeculationConfig(tune=False).save_pretrained(folder)
+        _run(folder, "bench", "--targets", args.target, "--methods", f"point={folder}", "--prompts", *prompts, "--no_baseline",
+             "--decodings", "temperature-0.7", "--limit", str(args.limit), "--output", str(bench))  # fmt: skip
     rows = json.loads(bench.read_text(encoding="utf-8"))["rows"]
     return {
         "name": name,
         "num_parameters": _num_parameters(folder),
-        "acceptance": {row["set"]: row for row in rows},
+        "acceptance": {row["set"]: _length(row) for row in rows},
         "accuracy_by_block_position": _accuracy(folder, int(options["block_size"])),
     }
+
+
+def _length(row: dict[str, Any]) -> dict[str, Any]:
+    interval = row["acceptance_length_pooled_interval"]
+    return {"acceptance_length": row["acceptance_length_pooled"], "acceptance_length_interval": interval}
 
 
 def _run(folder: Path, *command: str) -> None:

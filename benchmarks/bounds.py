@@ -102,6 +102,7 @@ def main() -> None:
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
     drafter = load_drafter(args.drafter, target)
+    drafter.generation_config.tune = False
     options = decoding_options(DECODING)
     seconds = forward_seconds(target, args.repeats)
     cost = {size: statistics.median(found) / statistics.median(seconds[1]) for size, found in seconds.items()}

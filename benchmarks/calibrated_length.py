@@ -45,7 +45,9 @@ def arms_of(drafter: Any, fit: dict[str, list[float]], num_nodes: int, num_passe
         arm = arms[name] = copy.copy(drafter)  # the same weights
         arm.config = copy.copy(drafter.config)
         arm.config.confidence_temperatures = temperatures
-        arm.generation_config = SpeculationConfig(dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth)
+        arm.generation_config = SpeculationConfig(
+            tune=False, dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth
+        )
     return arms
 
 

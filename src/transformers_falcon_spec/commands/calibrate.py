@@ -146,6 +146,7 @@ def _look(
     prompts = read_prompts(command.prompts, command.limit)
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter.generation_config = SpeculationConfig(
+        tune=False,  # whatever it costs
         dynamic_tree=True,
         num_tree_nodes=command.num_tree_nodes,
         tree_depth=_depth(command, drafter),

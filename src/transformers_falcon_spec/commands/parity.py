@@ -107,6 +107,7 @@ def _make_check(command: ParityCommand) -> ParityCheck:
     target, tokenizer = load_target(command.target, command.dtype, command.device)
     drafter = load_drafter(command.drafter, target)
     drafter.generation_config.strict = command.strict
+    drafter.generation_config.tune = False  # every step is to draft
     is_low = target.dtype in LOW_PRECISION
     if is_low and command.reread_in_float32:
         print(

@@ -1,5 +1,4 @@
-"""`falcon-spec report`: render results files into documents, between their markers, and results of `bench` and `calibrate` into HTML
-pages.
+"""`falcon-spec report`: render results files into documents, between their markers, and into HTML pages.
 
 A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced.
 
