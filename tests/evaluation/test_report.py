@@ -60,3 +60,40 @@ def test_verifiers_stand_on_their_own_page_and_batches_in_the_readme(tmp_path: P
     assert "| `gumbel` | GSM8K | 2.25 (2.00 to 2.50) | 1.90 | 1.21x (1.10 to 1.30) |" in pages[0].read_text("utf-8")
     assert "| 4 | 100 tokens/s | 80 tokens/s | 1.21x (1.10 to 1.30) | 2.25 | 7/8 |" in pages[1].read_text("utf-8")
     assert "gumbel" not in pages[1].read_text("utf-8")
+
+
+def test_drafters_stand_beside_each_other_by_rate_and_by_nodes(tmp_path: Path) -> None:
+    runs = [
+        {"name": "falcon", "learning_rate": 2e-3, "num_steps": 8000, "loss": 1.5, "accuracy": [0.7, 0.5]},
+        {"name": "eagle", "learning_rate": 4e-3, "num_steps": 8000, "loss": 0.5, "accuracy": [0.72]},
+    ]
+    shares = {
+        "decoding": "greedy",
+        "acceptance_length_pooled_interval": [2.0, 3.0],
+        "acceptance_by_depth": [0.8, 0.625],
+    }
+    rows = [
+        {**shares, "method": method, "num_nodes": num_nodes, "set": set_name, "acceptance_length_pooled": length}
+        for method, num_nodes, set_name, length in (
+            ("falcon", 4, "gsm8k", 2.25),
+            ("falcon", 16, "gsm8k", 2.5),
+            ("falcon", 16, "mt_bench", 1.75),
+            ("eagle", 16, "gsm8k", 3.0),
+        )
+    ]
+    for name, found in (("training", {"rows": runs, "description": ["Alike."]}), ("depths", {"rows": rows})):
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"provenance": provenance(seed=0), **found}), encoding="utf-8"
+        )
+    page = tmp_path / "rivals.md"
+    page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+
+    render_into(page, tmp_path)
+
+    text = page.read_text(encoding="utf-8")
+    assert "| falcon | 0.002 | 8000 | 1.500 | 0.700 | 0.500 |" in text
+    assert "| eagle | 0.004 | 8000 | 0.500 | 0.720 | - |" in text
+    assert "Acceptance length on GSM8K / MT-Bench" in text
+    assert "| falcon | 2.25 / - | 2.50 / 1.75 |" in text
+    assert "| eagle | - / - | 3.00 / - |" in text
+    assert "| falcon | MT-Bench | 1.75 (2.00 to 3.00) | 0.80 0.62 |" in text

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ..errors import OptionError
-from . import speed_tables, tables
+from . import rival_tables, speed_tables, tables
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -20,6 +20,9 @@ _RENDERERS = {
     "verifiers.json": tables.verifiers,
     "soak.json": tables.soak,
     "tree_cost.json": tables.tree_cost,
+    "rivals.json": speed_tables.speed,
+    "depths.json": rival_tables.depths,
+    "training.json": rival_tables.training,
     "calibration.json": tables.calibration,
 }
 PAGES = {
@@ -27,6 +30,7 @@ PAGES = {
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
     "scale.md": ["tree_cost.json"],
+    "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}

@@ -1,0 +1,74 @@
+"""Drafters beside each other as Markdown: how they were trained, and what they keep at equal node budgets."""
+
+from typing import Any
+
+from .tables import SET_NAMES, Rows, source_line, table
+
+SHOWN_NODES = 16  # the budget whose acceptance is shown depth by depth
+NONE = "-"
+
+
+def training(result: dict[str, Any], name: str) -> str:
+    """Training runs on the same data: rate, steps, loss and accuracy on held-out answers."""
+    places = max(len(row["accuracy"]) for row in result["rows"])
+    header = ["drafter", "learning rate", "steps", "loss", *(f"token {place + 1}" for place in range(places))]
+    body = [
+        [
+            row["name"],
+            f"{row['learning_rate']:g}",
+            str(row["num_steps"]),
+            f"{row['loss']:.3f}",
+            *(f"{share:.3f}" for share in row["accuracy"]),
+            *[NONE] * (places - len(row["accuracy"])),
+        ]
+        for row in result["rows"]
+    ]
+    lines = ["### Training", "", *result["description"], "", table(header, body), "", source_line(result, name)]
+    return "\n".join(lines)
+
+
+def depths(result: dict[str, Any], name: str) -> str:
+    """Acceptance length at every node budget, and acceptance by depth at one of them."""
+    rows: Rows = result["rows"]
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    names = " / ".join(SET_NAMES.get(set_name, set_name) for set_name in sets)
+    parts = [
+        "### Acceptance at equal node budgets",
+        "",
+        f"Acceptance length on {names}, by nodes that the target reads in a step.",
+    ]
+    for decoding in dict.fromkeys(row["decoding"] for row in rows):
+        chosen = [row for row in rows if row["decoding"] == decoding]
+        parts += ["", f"{decoding.capitalize()}:", "", _lengths(chosen, sets)]
+    greedy = [row for row in rows if row["decoding"] == "greedy" and row["num_nodes"] == SHOWN_NODES]
+    parts += [
+        "",
+        f"Share kept at each depth of those kept above it, greedy, {SHOWN_NODES} nodes:",
+        "",
+        _by_depth(greedy),
+    ]
+    return "\n".join([*parts, "", source_line(result, name)])
+
+
+def _lengths(rows: Rows, sets: list[str]) -> str:
+    budgets = sorted({row["num_nodes"] for row in rows})
+    found = {(row["method"], row["num_nodes"], row["set"]): row["acceptance_length_pooled"] for row in rows}
+    body = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = [[found.get((method, num_nodes, set_name)) for set_name in sets] for num_nodes in budgets]
+        body.append([method, *(" / ".join(NONE if x is None else f"{x:.2f}" for x in cell) for cell in cells)])
+    return table(["method", *(f"{num_nodes} nodes" for num_nodes in budgets)], body)
+
+
+def _by_depth(rows: Rows) -> str:
+    body = [
+        [
+            row["method"],
+            SET_NAMES.get(row["set"], row["set"]),
+            f"{row['acceptance_length_pooled']:.2f} ({row['acceptance_length_pooled_interval'][0]:.2f} to "
+            f"{row['acceptance_length_pooled_interval'][1]:.2f})",
+            " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"][:6]),
+        ]
+        for row in sorted(rows, key=lambda row: row["method"])
+    ]
+    return table(["method", "set", "acceptance length (95 % interval)", "depths 1, 2, ..."], body)
