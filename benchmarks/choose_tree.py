@@ -77,17 +77,20 @@ def shapes(name: str, drafter: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The drafter with every shape of tree, by what the shape is called."""
     arms = {}
     for num_passes, kind, num_nodes in product(args.passes, args.kinds, args.nodes):
-        if kind == "grown":
-            depth = num_passes * drafter.block_size
-            options = SpeculationConfig(tune=False, dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth)
-        else:
-            acceptance = measured_acceptance(Path(drafter.name_or_path), drafter.block_size, num_passes)
-            tree = DraftTree.best_first(acceptance, num_nodes)
-            options = SpeculationConfig(tune=False, dynamic_tree=False, draft_tree=tree.to_json())
         arm = copy.copy(drafter)  # the same weights
-        arm.generation_config = options
+        arm.generation_config = shape_options(kind, drafter, num_nodes, num_passes)
         arms[f"{name}: {kind}, {num_nodes} nodes, {num_passes} passes"] = arm
     return arms
+
+
+def shape_options(kind: str, drafter: Any, num_nodes: int, num_passes: int) -> SpeculationConfig:
+    """Options for trees of that many nodes, static or grown; large ones consider more nodes of a depth."""
+    if kind == "grown":
+        grown = {"tree_depth": num_passes * drafter.block_size, "tree_top_k": max(num_nodes // 4, 4)}
+        return SpeculationConfig(tune=False, dynamic_tree=True, num_tree_nodes=num_nodes, **grown)
+    acceptance = measured_acceptance(Path(drafter.name_or_path), drafter.block_size, num_passes)
+    tree = DraftTree.best_first(acceptance, num_nodes)
+    return SpeculationConfig(tune=False, dynamic_tree=False, draft_tree=tree.to_json())
 
 
 def save_shape(folder: Path, options: SpeculationConfig) -> None:

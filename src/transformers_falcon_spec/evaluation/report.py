@@ -8,6 +8,7 @@ from . import rival_tables, speed_tables, tables
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+BUDGETS = ("budgets.json", "budgets_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
     "batches.json": tables.batches,
@@ -20,6 +21,7 @@ _RENDERERS = {
     "verifiers.json": tables.verifiers,
     "soak.json": tables.soak,
     "tree_cost.json": tables.tree_cost,
+    **dict.fromkeys(BUDGETS, tables.budgets),
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
@@ -30,6 +32,7 @@ PAGES = {
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
     "scale.md": ["tree_cost.json"],
+    "tuning.md": list(BUDGETS),
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
 }  # all others go to the README

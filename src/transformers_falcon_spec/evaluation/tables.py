@@ -241,3 +241,25 @@ def calibration(result: dict[str, Any], name: str) -> str:
     ]
     lines = [table(header, body), "", table(["temperatures fitted to", "greedy, by place", "sampled, by place"], fits)]
     return "\n".join([*lines, "", source_line(result, name)])
+
+
+def budgets(result: dict[str, Any], name: str) -> str:
+    """Speed-up and acceptance length of trees of every size, and of the tuner, set by set."""
+    rows: Rows = result["rows"]
+    sets, origin = list(dict.fromkeys(row["set"] for row in rows)), result["provenance"]
+    found = {(row["decoding"], row["arm"], row["set"]): row for row in rows}
+    shape = "the embedded pair" if origin["shape"] == "None" else f"the pair inflated to `{origin['shape']}`"
+    lines = [f"### Speed by size of the tree, {shape}, {origin['dtype']}, {origin['threads']} threads"]
+    for decoding in dict.fromkeys(row["decoding"] for row in rows):
+        body = [
+            [arm, *(_speed_and_length(found[decoding, arm, set_name]) for set_name in sets)]
+            for arm in dict.fromkeys(row["arm"] for row in rows)
+        ]
+        header = [decoding, *(SET_NAMES.get(set_name, set_name) for set_name in sets)]
+        lines += ["", table(header, body)]
+    return "\n".join([*lines, "", source_line(result, name)])
+
+
+def _speed_and_length(row: dict[str, Any]) -> str:
+    low, high = row["speedup_interval"]
+    return f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f}), {row['acceptance_length_pooled']:.2f} tokens"

@@ -1,0 +1,100 @@
+"""Speed against the size of the draft tree: the best static tree of each size, a grown one, and the tuner, on one pair.
+
+Command: python -m benchmarks.budgets; with --shape 0.3b --dtype bfloat16 on an inflated pair, the small pair's acceptance at a large
+model's cost. Hardware and time: two CPU cores and nothing else running, about 30 minutes; resumes. All arms are interleaved prompt by
+prompt. Writes `benchmarks/results/budgets.json` (`budgets_<shape>.json`), which `falcon-spec report` renders into docs/tuning.md;
+`falcon-spec report --pages` draws speed against size.
+"""
+
+import argparse
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, logging
+
+from benchmarks.choose_tree import shape_options
+from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
+from transformers_falcon_spec.evaluation.methods import Method, with_drafter
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.shapes import SHAPES
+from transformers_falcon_spec.evaluation.summary import summarize
+from transformers_falcon_spec.provenance import provenance
+
+HERE = Path(__file__).parent
+SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
+
+
+def main() -> None:
+    """Run every size and the tuner."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--drafter", default="models/falcon-reference")
+    parser.add_argument("--shape", choices=[*SHAPES], help="inflate the pair to this shape; left out: as it is")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", nargs="+", default=SETS)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 12, 16, 32, 64, 128, 256])
+    parser.add_argument("--passes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7"])
+    parser.add_argument("--limit", type=int, default=6, help="prompts of each file")
+    parser.add_argument("--max_new_tokens", type=int, default=128)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(args.threads)
+    output = args.output or HERE / "results" / f"budgets{f'_{args.shape}' if args.shape else ''}.json"
+    target, tokenizer, drafter = load_pair(args)
+    prompts = read_prompts(args.prompts, args.limit)
+    benchmark = Benchmark(target, tokenizer, arms(drafter, args), prompts, args.decodings, args.max_new_tokens)
+    outcome = benchmark.run(output.with_suffix(".jsonl"))
+    rows = summarize(outcome.complete())
+    origin = provenance(seed=0, **{key: str(value) for key, value in vars(args).items()})
+    result = {"provenance": origin, "methods": benchmark.describe(outcome), "rows": rows}
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for row in sorted(rows, key=lambda row: (row["decoding"], row["set"], -row["speedup"])):
+        low, high = row["speedup_interval"]
+        speed = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})"
+        print(
+            f"{row['decoding']:16s} {row['set']:10s} {row['arm']:30s} {speed}, length {row['acceptance_length_pooled']:.2f}"
+        )
+
+
+def load_pair(args: argparse.Namespace) -> tuple[PreTrainedModel, Any, Any]:
+    """Target, tokenizer and drafter, inflated if asked; the drafter knows its folder either way."""
+    target, tokenizer = load_target(args.target, "float32", "cpu")
+    drafter: Any = load_drafter(args.drafter, target)
+    if not args.shape:
+        dtype = DTYPES[args.dtype]
+        return target.to(dtype).to(args.device), tokenizer, drafter.to(dtype).to(args.device)
+    places = {"dtype": DTYPES[args.dtype], "device": args.device}
+    large: Any = inflate_drafter(drafter, target, SHAPES[args.shape], **places)
+    large.name_or_path = args.drafter
+    return inflate(target, SHAPES[args.shape], **places), tokenizer, large
+
+
+def arms(drafter: Any, args: argparse.Namespace) -> list[Method]:
+    """The drafter with every size of both kinds of tree, and with the tuner in charge."""
+    options = {
+        f"{kind}, {num_nodes} nodes, {num_passes} passes": shape_options(kind, drafter, num_nodes, num_passes)
+        for kind in ("static", "grown")
+        for num_passes in args.passes
+        for num_nodes in args.nodes
+    }
+    options |= {"tuned": SpeculationConfig(dynamic_tree=True), "tuned, static": SpeculationConfig(dynamic_tree=False)}
+    methods = []
+    for name, chosen in options.items():
+        arm = copy.copy(drafter)  # the same weights
+        arm.generation_config = chosen
+        methods.append(with_drafter(name, arm))
+    return methods
+
+
+if __name__ == "__main__":
+    main()
