@@ -5,7 +5,7 @@ A tree is judged by its expected acceptance length, the sum of the chances of it
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 Rates = Sequence[Sequence[float]]  # [depths][ranks]: chance of a rank at depth d + 1
 Places = frozenset[tuple[int, ...]]  # a tree as the ranks on the way to each node; the root is ()
@@ -15,7 +15,7 @@ def best_length(acceptance: Rates, num_nodes: int) -> float:
     """The highest expected length of a tree of at most `num_nodes` nodes: what each child's subtree gets is tried out."""
     num_depths, num_ranks = len(acceptance), len(acceptance[0])
 
-    @lru_cache(maxsize=None)
+    @cache
     def below(depth: int, rank: int, budget: int) -> float:
         """The best that children of ranks `rank` and more add to a node at `depth` whose own chance is 1."""
         if depth == num_depths or rank == num_ranks or budget == 0:

@@ -224,7 +224,9 @@ def test_the_expected_length_is_the_sum_of_the_chances_of_all_paths(parents: lis
 
 @few
 @given(acceptances, st.data())
-def test_a_tree_of_widths_takes_the_likeliest_of_each_depth(acceptance: list[list[float]], data: st.DataObject) -> None:
+def test_a_tree_of_widths_takes_the_likeliest_of_each_depth(
+    acceptance: list[list[float]], data: st.DataObject
+) -> None:
     level, widths, expected = [()], [], [()]
     for depth, rates in enumerate(acceptance):
         places = [(*path, rank) for path in level for rank in range(len(rates))]
@@ -254,11 +256,17 @@ RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
         (lambda: DraftTree.best_first(2.5 * RATES, 3), r"from 0 to 1 .* but it is \[\[1\.25, 0\.625\]"),
         (lambda: DraftTree.best_first(-RATES, 3), r"`acceptance` must hold chances from 0 to 1"),
         (lambda: DraftTree.best_first(RATES / 0 * 0, 3), r"`acceptance` must hold chances from 0 to 1"),
-        (lambda: DraftTree.of_widths(RATES, [2, 0]), r"at depth 2 it is 0 and 4 fit\. Take fewer nodes there, or more"),
+        (
+            lambda: DraftTree.of_widths(RATES, [2, 0]),
+            r"at depth 2 it is 0 and 4 fit\. Take fewer nodes there, or more",
+        ),
         (lambda: DraftTree.of_widths(RATES, [3]), r"at depth 1 it is 3 and 2 fit\."),
         (lambda: DraftTree.of_widths(RATES, [1, 1, 1]), r"at depth 3 it is 1 and 0 fit\."),
         (lambda: DraftTree.of_widths(RATES + 1, [1]), r"`acceptance` must hold chances from 0 to 1"),
-        (lambda: DraftTree.chain(3).expected_length(RATES), r"of depth 3 and 1 ranks, but it has 2 depths and 2 ranks"),
+        (
+            lambda: DraftTree.chain(3).expected_length(RATES),
+            r"of depth 3 and 1 ranks, but it has 2 depths and 2 ranks",
+        ),
         (lambda: DraftTree.from_lists([-1, 0, 0, 0]).expected_length(RATES), r"of depth 1 and 3 ranks, but it has 2"),
     ],
 )

@@ -69,8 +69,10 @@ class GrownTreeGenerator(StaticTreeGenerator):
             best = self.log_chances(self.draft_logits(features), budget, number * size).topk(width, dim=-1)
             ends, blocks = growth.expand_blocks(ends, self.target_ids(best.indices), best.values, num_blocks)
         drop_last(self.slots.cache, seen.shape[-1] * size)
-        token_ids, tree = growth.best(min(options.num_tree_nodes, budget.num_nodes))
-        return Draft(token_ids, tree.parents, num_passes=num_passes)
+        num_nodes = min(options.num_tree_nodes, budget.num_nodes)
+        token_ids, tree = growth.best(num_nodes)
+        chances = growth.best_chances(num_nodes) if budget.wants_chances else None
+        return Draft(token_ids, tree.parents, num_passes=num_passes, chances=chances)
 
     def log_chances(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         """How likely the target is to take each token, of logits `[rows, blocks, k, tokens]` of blocks that start below `depth`.

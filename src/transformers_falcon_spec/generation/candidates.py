@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ..errors import OptionError
+
 
 @runtime_checkable
 class TargetView(Protocol):
@@ -49,6 +51,15 @@ class DraftBudget:
     noise: Callable[[int, int], Tensor] | None = (
         None  # [vocab] by row and depth: children are the best of probabilities / noise, and nobody asks from what
     )
+    wants_chances: bool = False  # somebody looks at the trees: say how likely each node seems
+
+    def __post_init__(self) -> None:
+        """A budget is of whole numbers that leave room for the root."""
+        if self.num_nodes < 1 or min(self.depths) < 0 or (self.num_passes or 0) < 0:
+            raise OptionError(
+                "A budget must leave room for the root, so `num_nodes` must be at least 1, `depths` and `num_passes` at least 0, "
+                f"but they are {self.num_nodes}, {self.depths} and {self.num_passes}. 0 passes draft nothing."
+            )
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,9 @@ class Draft:
     draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: nothing was drawn
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
+    chances: Tensor | None = (
+        None  # [rows, nodes] that the target takes each node after its parent, by the drafter; where wanted
+    )
 
 
 @dataclass(frozen=True)

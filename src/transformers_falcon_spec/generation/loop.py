@@ -19,7 +19,7 @@ from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidate
 from .judge import REJECTION_RULES, Judge
 from .layers import sliding_windows
 from .options import SpeculationConfig
-from .output import LayerStates, SpeculativeOutput, report
+from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
 from .target import Form, Reading, Target
 
@@ -126,8 +126,8 @@ class SpeculativeDecoding:
     def _budget(self, rooms: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
         is_foreseen = self.config.do_sample and self.judge.verifier not in REJECTION_RULES
-        noise = self._noise_ahead() if is_foreseen else None
-        return DraftBudget(rooms, MAX_NODES, is_chain=self.form == "chain", temperature=temperature, noise=noise)
+        noise, is_chain = self._noise_ahead() if is_foreseen else None, self.form == "chain"
+        return DraftBudget(rooms, MAX_NODES, None, is_chain, temperature, noise, wants_chances=is_observed())
 
     def _noise_ahead(self) -> Callable[[int, int], Tensor]:
         """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
@@ -166,6 +166,7 @@ class SpeculativeDecoding:
         for row, verdict in enumerate(verdicts):
             if not verdict.path:
                 continue
+            probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
             max_depth = max(depth_lists[row])
             if self.batch.is_closed(row):  # what lies below the last token was never asked for
                 max_depth = min(max_depth, verdict.num_accepted)
@@ -174,14 +175,11 @@ class SpeculativeDecoding:
                 num_nodes=num_drafted[row] + 1,
                 max_depth=max_depth,
                 num_accepted=verdict.num_accepted,
-                coverage=self._coverage(row, parent_lists[row], draft, verdict),
+                coverage=coverage(probs, parent_lists[row], draft.token_ids[row].tolist(), verdict.path),
             )
         self.stats.num_passes += draft.num_passes
         self.stats.num_reread += self.judge.num_unclear
-
-    def _coverage(self, row: int, parents: list[int], draft: Draft, verdict: Verdict) -> list[float]:
-        probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
-        return coverage(probs, parents, draft.token_ids[row].tolist(), verdict.path)
+        show(draft, verdicts)
 
     def _hand_over(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Tell the drafter the newest tokens; their features stand in these columns of each row."""
