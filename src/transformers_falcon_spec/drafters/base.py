@@ -129,10 +129,10 @@ class DrafterModel(PreTrainedModel):
         """Refuse trees of which only a part could ever be drafted."""
         options, tree = self.generation_config, self.draft_tree
         sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
-        if tree is not None:
-            sizes["`draft_tree`"] = (len(tree), int(tree.depths.max()))
         if self.is_tree_dynamic:
             sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)
+        if tree is not None:
+            sizes["`draft_tree`"] = (len(tree), int(tree.depths.max()))
         context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         for name, (num_nodes, depth) in sizes.items():
             if num_nodes > MAX_NODES or (context is not None and depth >= context):
