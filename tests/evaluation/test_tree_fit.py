@@ -111,7 +111,10 @@ def test_a_present_tree_beyond_what_was_measured_is_not_compared() -> None:
             {"num_passes": 9},
             r"must have at most 512 nodes, but 18 depths of 10 ranks below 6 nodes each make more\. Lower",
         ),
-        ({"num_ranks": 98}, r"`draft_tree` and `tree_top_k` ask for the 98 best tokens of a place, .* knows 97"),
+        (
+            {"num_ranks": 98, "width": 1},
+            r"`draft_tree` and `tree_top_k` ask for the 98 best tokens of a place, .* knows 97",
+        ),
         (
             {"num_passes": 30, "num_ranks": 2, "width": 1},
             r"end within the target's context of 48 tokens, .* depth 60\.",
@@ -135,7 +138,7 @@ def test_a_drafter_without_static_trees_is_refused() -> None:
 
 
 def test_a_target_that_verifies_chains_only_is_refused() -> None:
-    target = make_target("bloom")
+    target = make_target("lfm2")
 
     with pytest.raises(TargetError, match=r"A tree needs a target that verifies trees, but .* Draft a chain\."):
         TreeFit(target, make_tokenizer(), make_drafter(target, block_size=2))
