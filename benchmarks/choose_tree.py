@@ -18,13 +18,13 @@ import torch
 from transformers import logging
 
 from transformers_falcon_spec import DraftTree, SpeculationConfig
-from transformers_falcon_spec.commands.loading import load_drafters, load_target
+from transformers_falcon_spec.commands.loading import load_drafters, load_target, save_tree
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.training.trainer import MAX_RANK
+from transformers_falcon_spec.training.trainer import acceptance_of
 
 HERE = Path(__file__).parent
 
@@ -33,8 +33,7 @@ def measured_acceptance(folder: Path, block_size: int, num_passes: int) -> torch
     """Share of held-out rows whose best token stood at each rank, by depth: `[depths, ranks]`."""
     curve = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"]
     last = next(entry for entry in reversed(curve) if "eval_rank_0_at_1" in entry)
-    places = [[last[f"eval_rank_{r}_at_{place + 1}"] for r in range(MAX_RANK)] for place in range(block_size)]
-    return torch.tensor(places * num_passes)
+    return acceptance_of(last, block_size, num_passes)
 
 
 def main() -> None:
@@ -98,9 +97,8 @@ def save_shape(folder: Path, options: SpeculationConfig) -> None:
     if options.dynamic_tree:
         options.save_pretrained(folder)
         return
-    tree, path = options.draft_tree, folder / "config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), "draft_tree": tree}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    assert options.draft_tree is not None  # the other kind
+    save_tree(folder, options.draft_tree)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def option_names(command: str) -> list[str]:
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_the_help_of_a_command_names_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main([command, "--help"])
+        cli.main([*command.split(), "--help"])
 
     text = capsys.readouterr().out
     assert end.value.code == 0

@@ -43,6 +43,13 @@ COMMANDS = {
         ("commands.train:TrainCommand", "training.arguments:DrafterTrainingArguments"),
         "distil a drafter from a target",
     ),
+    "trees fit": Command(
+        "fit_tree", ("commands.fit_tree:FitTreeCommand",), "find the best static tree of a size for a drafter"
+    ),
+    "trees paper": Command(
+        "paper_tree", ("commands.paper_tree:PaperTreeCommand",), "write a tree of the paper's shape"
+    ),
+    "trees show": Command("show_tree", ("commands.show_tree:ShowTreeCommand",), "print a static tree"),
     "convert": Command(
         "convert", ("commands.convert:ConvertCommand",), "make a drafter from a checkpoint of other software"
     ),
@@ -52,20 +59,23 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] not in COMMANDS:
+    name = next((" ".join(argv[:num]) for num in (1, 2) if " ".join(argv[:num]) in COMMANDS), None)
+    if name is None:
         print(_usage())
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    command = COMMANDS[argv[0]]
+    command = COMMANDS[name]
     module = importlib.import_module(f".commands.{command.module}", __package__)
     parser = _Parser(
         [_load(name) for name in command.options],
-        prog=f"falcon-spec {argv[0]}",
+        prog=f"falcon-spec {name}",
         description=module.__doc__,
         formatter_class=_Help,
     )
     try:
-        *options, unknown = parser.parse_args_into_dataclasses(argv[1:], return_remaining_strings=True)
+        *options, unknown = parser.parse_args_into_dataclasses(
+            argv[len(name.split()) :], return_remaining_strings=True
+        )
         if unknown:
             parser.error(f"unknown arguments: {' '.join(unknown)}")
         module.run(*options)

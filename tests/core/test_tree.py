@@ -1,14 +1,16 @@
 """Trees: masks, depths and paths against walking up, builders against brute force, refusals by their text."""
 
 import json
+import math
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import reference
+from tests import best_trees, reference
 from tests.core.strategies import few, parent_lists
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.errors import DraftTreeError
@@ -156,6 +158,121 @@ def test_best_first_takes_the_likeliest_nodes_in_order(acceptance: list[list[flo
         parent, rank, depth = int(tree.parents[0, node]), int(tree.ranks[0, node]), int(tree.depths[0, node])
         chances.append(chances[parent] * acceptance[depth - 1][rank])
     assert chances == pytest.approx(reference.best_first(acceptance, num_nodes))
+
+
+unordered = st.integers(1, 3).flatmap(
+    lambda num_ranks: st.lists(
+        st.lists(st.floats(0, 1), min_size=num_ranks, max_size=num_ranks), min_size=1, max_size=3
+    )
+)
+
+
+@few
+@given(unordered, st.integers(1, 5))
+def test_the_dynamic_programme_finds_the_best_of_all_trees(acceptance: list[list[float]], num_nodes: int) -> None:
+    trees = best_trees.all_trees(len(acceptance), len(acceptance[0]), num_nodes)
+
+    best = max(best_trees.length(acceptance, tree) for tree in trees)
+
+    assert best_trees.best_length(acceptance, num_nodes) == pytest.approx(best)
+
+
+@few
+@given(acceptances, st.integers(1, 30))
+def test_no_tree_of_its_size_is_expected_to_be_kept_deeper_than_the_best_first_one(
+    acceptance: list[list[float]], num_nodes: int
+) -> None:
+    rates = torch.tensor(acceptance, dtype=torch.float64)
+
+    tree = DraftTree.best_first(rates, num_nodes)
+
+    assert tree.expected_length(rates) == pytest.approx(best_trees.best_length(acceptance, num_nodes))
+
+
+def test_where_acceptance_rises_with_rank_best_first_is_not_the_best() -> None:
+    acceptance = [[0.1, 0.9]]
+
+    length = DraftTree.best_first(torch.tensor(acceptance), 2).expected_length(torch.tensor(acceptance))
+
+    assert (length, best_trees.best_length(acceptance, 2)) == pytest.approx((1.1, 1.9))
+
+
+@few
+@given(acceptances, st.integers(1, 20), st.integers(1, 20))
+def test_the_first_nodes_of_a_best_first_tree_are_that_of_fewer(
+    acceptance: list[list[float]], num_nodes: int, num_fewer: int
+) -> None:
+    rates = torch.tensor(acceptance, dtype=torch.float64)
+
+    pruned = DraftTree.best_first(rates, num_nodes).pruned(max_depth=9, num_nodes=min(num_fewer, num_nodes))
+
+    assert pruned.to_json() == DraftTree.best_first(rates, min(num_fewer, num_nodes)).to_json()
+
+
+@few
+@given(parent_lists(max_nodes=12), st.lists(st.floats(0, 1), min_size=12, max_size=12))
+def test_the_expected_length_is_the_sum_of_the_chances_of_all_paths(parents: list[int], rates: list[float]) -> None:
+    tree = DraftTree.from_lists(parents)
+    acceptance = [[rates[(depth + rank) % 12] for rank in range(12)] for depth in range(12)]
+
+    length = tree.expected_length(torch.tensor(acceptance, dtype=torch.float64))
+
+    ranks = tree.ranks[0].tolist()
+    places = [tuple(ranks[above] for above in reference.path_to(parents, node)[1:]) for node in range(len(parents))]
+    assert length == pytest.approx(best_trees.length(acceptance, frozenset(places)))
+
+
+@few
+@given(acceptances, st.data())
+def test_a_tree_of_widths_takes_the_likeliest_of_each_depth(
+    acceptance: list[list[float]], data: st.DataObject
+) -> None:
+    level, widths, expected = [()], [], [()]
+    for depth, rates in enumerate(acceptance):
+        places = [(*path, rank) for path in level for rank in range(len(rates))]
+        widths.append(data.draw(st.integers(1, len(places))))
+        chances = {path: math.prod(acceptance[place][rank] for place, rank in enumerate(path)) for path in places}
+        level = sorted(sorted(places, key=lambda path: -chances[path])[: widths[depth]])
+        expected += level
+
+    tree = DraftTree.of_widths(torch.tensor(acceptance, dtype=torch.float64), widths)
+
+    ranks = tree.ranks[0].tolist()
+    paths = [tuple(ranks[above] for above in tree.path_to(node)[1:]) for node in range(len(tree))]
+    assert [sum(len(path) == depth for path in paths) for depth in range(1, len(widths) + 1)] == widths
+    if len({math.prod(acceptance[place][rank] for place, rank in enumerate(path)) for path in paths}) == len(paths):
+        assert paths == expected  # without ties there is one answer
+
+
+RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DraftTree.best_first(RATES, 0), r"`num_nodes` must be at least 1, for the root, but it is 0\."),
+        (lambda: DraftTree.best_first(RATES, -3), r"`num_nodes` must be at least 1, for the root, but it is -3\."),
+        (lambda: DraftTree.best_first(RATES[:0], 3), r"`acceptance` must hold chances from 0 to 1 of at least one"),
+        (lambda: DraftTree.best_first(2.5 * RATES, 3), r"from 0 to 1 .* but it is \[\[1\.25, 0\.625\]"),
+        (lambda: DraftTree.best_first(-RATES, 3), r"`acceptance` must hold chances from 0 to 1"),
+        (lambda: DraftTree.best_first(RATES / 0 * 0, 3), r"`acceptance` must hold chances from 0 to 1"),
+        (
+            lambda: DraftTree.of_widths(RATES, [2, 0]),
+            r"at depth 2 it is 0 and 4 fit\. Take fewer nodes there, or more",
+        ),
+        (lambda: DraftTree.of_widths(RATES, [3]), r"at depth 1 it is 3 and 2 fit\."),
+        (lambda: DraftTree.of_widths(RATES, [1, 1, 1]), r"at depth 3 it is 1 and 0 fit\."),
+        (lambda: DraftTree.of_widths(RATES + 1, [1]), r"`acceptance` must hold chances from 0 to 1"),
+        (
+            lambda: DraftTree.chain(3).expected_length(RATES),
+            r"of depth 3 and 1 ranks, but it has 2 depths and 2 ranks",
+        ),
+        (lambda: DraftTree.from_lists([-1, 0, 0, 0]).expected_length(RATES), r"of depth 1 and 3 ranks, but it has 2"),
+    ],
+)
+def test_trees_of_bad_budgets_and_chances_are_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(DraftTreeError, match=message):
+        build()
 
 
 @few

@@ -27,6 +27,11 @@ LOOK = """(() => {
       marks: [...svg.querySelectorAll('[id*="-mark-"]')].map(mark => [box(mark).width, box(mark).height]),
       color: getComputedStyle(svg.querySelector('text')).fill,
     })),
+    nodes: [...document.querySelectorAll('.tree .node')].map(node => ({
+      text: node.textContent,
+      left: box(node).left,
+      border: getComputedStyle(node).borderTopWidth,
+    })),
     page_color: getComputedStyle(document.body).backgroundColor,
   });
 })()"""

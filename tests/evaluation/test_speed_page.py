@@ -3,17 +3,15 @@
 import copy
 import html
 import json
-import os
 import re
-import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.evaluation.speed_page import render_speed_page, tree_curves
@@ -277,28 +275,15 @@ def test_a_file_that_holds_no_benchmark_is_refused(
     assert f"`{path}` must be a results file of `falcon-spec bench`" in capsys.readouterr().err
 
 
-def browser_python() -> str:
-    """A Python that has PyQt6-WebEngine."""
-    if "FALCON_SPEC_BROWSER_PYTHON" in os.environ:
-        return os.environ["FALCON_SPEC_BROWSER_PYTHON"]
-    if find_spec("PyQt6") is None or find_spec("PyQt6.QtWebEngineCore") is None:
-        pytest.skip("PyQt6-WebEngine is not installed, nor does FALCON_SPEC_BROWSER_PYTHON name a Python that has it")
-    return sys.executable
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [375, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page(result: dict[str, Any], width: int, scheme: str, tmp_path: Path) -> None:
     path = tmp_path / "speed.html"
     path.write_text(render_speed_page(result), encoding="utf-8")
-    flags = f"--no-sandbox --disable-gpu --blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
-    environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", "QTWEBENGINE_CHROMIUM_FLAGS": flags}
-    command = [browser_python(), str(Path(__file__).with_name("browser.py")), str(path), str(width)]
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    seen = seen_in_a_browser(path, width, scheme)
 
-    seen = json.loads(done.stdout.strip().split("\n")[-1])
     assert seen["console"] == []
     assert seen["requests"] == [path.as_uri()]
     assert seen["page_width"] <= seen["width"]

@@ -57,8 +57,10 @@ class World:
         self.draft_seconds += self._noisy(self.draft(done)) if done else 0.0
         self.read_seconds += self._noisy(self.read(token_ids.shape[1]))
         self.num_tokens += 1 + num_kept
-        chances = growth.expected_by_depth(num_nodes, MOST_PASSES) if prices else None
-        return Draft(token_ids, tree.parents, num_passes=done, chances=chances, gains=tuple(gains)), num_kept
+        expected = growth.expected_by_depth(num_nodes, MOST_PASSES) if prices else None
+        return Draft(
+            token_ids, tree.parents, num_passes=done, expected_by_depth=expected, gains=tuple(gains)
+        ), num_kept
 
     def _walk(self, growth: TreeGrowth, num_nodes: int) -> int:
         """How deep a text goes along the tree, at each node as likely as the drafter says."""

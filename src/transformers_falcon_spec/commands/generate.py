@@ -1,9 +1,11 @@
 """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
 
-The comparison checks token for token that both texts are the same and shows where the time went.
+The comparison checks token for token that both texts are the same and shows where the time went. `--show_tree` prints the tree of
+each step instead of the text as it grows, and `--tree_html` writes these trees to a page; docs/trees.md explains both.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -16,6 +18,11 @@ from ..errors import OptionError
 from ..evaluation.decoding import Run, repetition_rate, timed_generate
 from ..evaluation.parity import ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
+from ..evaluation.step_page import WatchedText, render_step_page
+from ..evaluation.step_text import step_text
+from ..evaluation.steps import StepLog
+from ..generation.output import observe_steps
+from ..provenance import provenance
 from .loading import load_drafter, load_target
 
 WARM_UP_TOKENS = 8
@@ -38,11 +45,24 @@ class GenerateCommand:
     dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
     limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
+    show_tree: bool = field(
+        default=False, metadata={"help": "Print the tree of each step: tokens, how likely they seemed, what was kept."}
+    )
+    tree_html: str | None = field(default=None, metadata={"help": "HTML page to write, with the trees of all steps."})
 
     def __post_init__(self) -> None:
-        """A prompt must come from somewhere."""
+        """A prompt must come from somewhere, and what is timed must not be watched."""
+        if self.compare and self.watches_steps:
+            raise OptionError(
+                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without `compare`."
+            )
         if not self.prompt and not self.prompts:
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
+
+    @property
+    def watches_steps(self) -> bool:
+        """Whether somebody looks at trees."""
+        return self.show_tree or self.tree_html is not None
 
     @property
     def options(self) -> dict[str, bool | float | int]:
@@ -63,6 +83,9 @@ def run(command: GenerateCommand) -> None:
     if command.compare:
         _compare(command, target, tokenizer, drafter, prompts, console)
         return
+    if command.watches_steps:
+        _watch(command, target, tokenizer, drafter, prompts, console)
+        return
     for prompt in prompts:
         console.rule(prompt.text.split("\n")[0][:70])
         ids = prompt.input_ids(tokenizer).to(target.device)
@@ -75,6 +98,34 @@ def run(command: GenerateCommand) -> None:
             max_new_tokens=command.max_new_tokens,
             **command.options,
         )
+
+
+def _watch(
+    command: GenerateCommand,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafter: DrafterModel,
+    prompts: list[Prompt],
+    console: Console,
+) -> None:
+    """Write every prompt's text, and show the trees of its steps."""
+    texts = []
+    for prompt in prompts:
+        log = StepLog(tokenizer)
+        with observe_steps(log):
+            ids = prompt.input_ids(tokenizer)
+            done = timed_generate(target, ids, command.max_new_tokens, command.options, command.seed, drafter)
+        text = str(tokenizer.decode(done.new_ids, skip_special_tokens=True))
+        texts.append(WatchedText(prompt.text, text, log.steps))
+        console.rule(prompt.text.split("\n")[0][:70])
+        for number, step in enumerate(log.steps if command.show_tree else [], start=1):
+            console.print(step_text(number, step))
+        console.print(text, markup=False, highlight=False)
+    if command.tree_html is not None:
+        dtype = str(target.dtype).removeprefix("torch.")
+        page = render_step_page(texts, provenance(**{**vars(command), "dtype": dtype}))
+        Path(command.tree_html).write_text(page, encoding="utf-8")
+        console.print(f"{command.tree_html} shows the trees", markup=False, highlight=False, soft_wrap=True)
 
 
 def _compare(

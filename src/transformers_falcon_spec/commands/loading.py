@@ -1,5 +1,7 @@
-"""Loading a target, its tokenizer and drafters for a command, in one place."""
+"""Loading a target, its tokenizer, drafters and trees for a command, and saving trees, in one place."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +14,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel, check_is_drafter, readable
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
-from ..errors import OptionError
+from ..errors import DraftTreeError, OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DRAFTERS: dict[str, type[DrafterModel]] = {
@@ -79,3 +82,37 @@ def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, Drafte
             raise OptionError(f"Two drafters are called `{arm}`. Name them: `--drafters one=FOLDER other=FOLDER`.")
         drafters[arm] = load_drafter(folder, target)
     return drafters
+
+
+def load_tree(name: str) -> DraftTree:
+    """A static tree from a JSON file that is one or holds one as `draft_tree`, or from a drafter's folder: the one it drafts.
+
+    Raises:
+        [`DraftTreeError`]: there is no such file, it is no JSON, it holds no tree, or the tree is not well formed.
+    """
+    path = Path(name)
+    files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
+    for file in files:
+        try:
+            value = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            raise DraftTreeError(
+                f"`{file}` must be JSON, but {error}. Write `trees fit`'s output there anew."
+            ) from None
+        if isinstance(value, dict) and "parents" not in value:
+            value = value.get("draft_tree")
+        if value is not None:
+            return DraftTree.from_json(value)
+    raise DraftTreeError(
+        f"`{name}` must be a JSON file with `parents` and `ranks`, or with a `draft_tree` that has them, or the folder of a drafter "
+        "that stores such a tree, but none was found. `falcon-spec trees fit` writes one."
+    )
+
+
+def save_tree(folder: Path, tree: dict[str, list[int]]) -> None:
+    """Make a static tree the drafter's own: it goes into its `config.json`."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text(encoding="utf-8")), "draft_tree": tree}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -127,6 +127,13 @@ class TreeGrowth:
         chances, depths = self.log_chances.gather(1, kept).exp(), self.depths.gather(1, kept)
         return chances.new_zeros(max_depth + 1).index_add(0, depths.flatten(), chances.flatten())
 
+    def best_chances(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
+        """The chance of each node of [`TreeGrowth.best`] given that its parent is right; 1 at the root, 0 at fillers."""
+        kept = _likeliest(self.log_chances, num_nodes)
+        above = self.log_chances.gather(1, self.parents.gather(1, kept).clamp(min=0))
+        chances = (self.log_chances.gather(1, kept) - above).exp()
+        return chances.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
+
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
         """Tokens and tree of the likeliest `num_nodes` of each row, root included; rows with fewer end in fillers."""
         kept = _likeliest(self.log_chances, num_nodes)

@@ -92,10 +92,18 @@ class DraftTree:
 
     @classmethod
     def best_first(cls, acceptance: Float[Tensor, "depths ranks"], num_nodes: int) -> "DraftTree":
-        """The `num_nodes` likeliest nodes, when `acceptance[d, r]` is the chance of rank `r` at depth `d + 1`.
+        """The `num_nodes` likeliest nodes, root included, when `acceptance[d, r]` is the chance of rank `r` at depth `d + 1`.
 
-        Nodes come in order of their chance, so that the first n of them are the best tree of n nodes.
+        Nodes come in order of their chance. Where acceptance falls with rank, the first n of them are the tree with the highest
+        expected acceptance length of all trees of n nodes: the chance of a node never exceeds its parent's, so the n likeliest
+        nodes of all hold their ancestors.
+
+        Raises:
+            [`DraftTreeError`]: no room for the root, or `acceptance` holds something that is no chance.
         """
+        _check_acceptance(acceptance)
+        if num_nodes < 1:
+            raise DraftTreeError(f"`num_nodes` must be at least 1, for the root, but it is {num_nodes}.")
         parents, ranks, chances, depths = [-1], [-1], [1.0], [0]
         open_places: dict[tuple[int, int], float] = {}
         while len(parents) < num_nodes:
@@ -113,6 +121,57 @@ class DraftTree:
             chances.append(chance)
             depths.append(depths[parent] + 1)
         return cls.from_lists(parents, ranks)
+
+    @classmethod
+    def of_widths(cls, acceptance: Float[Tensor, "depths ranks"], widths: Sequence[int]) -> "DraftTree":
+        """At each depth `d + 1` the likeliest `widths[d]` nodes below those kept one depth higher, in order of depth.
+
+        Raises:
+            [`DraftTreeError`]: a width that the nodes above do not allow, or something in `acceptance` that is no chance.
+        """
+        _check_acceptance(acceptance)
+        parents, ranks = [-1], [-1]
+        level = [(0, 1.0)]  # nodes of the last depth and their chances
+        for depth, width in enumerate(widths, start=1):
+            rates = acceptance[depth - 1].tolist() if depth <= len(acceptance) else []
+            places = [(parent, rank, chance * rate) for parent, chance in level for rank, rate in enumerate(rates)]
+            if not 1 <= width <= len(places):
+                raise DraftTreeError(
+                    f"`widths` must lie between 1 and what fits below the nodes above, but at depth {depth} it is {width} and "
+                    f"{len(places)} fit. Take fewer nodes there, or more above."
+                )
+            kept = sorted(sorted(places, key=lambda place: -place[2])[:width])
+            level = [(len(parents) + number, chance) for number, (_, _, chance) in enumerate(kept)]
+            parents += [parent for parent, _, _ in kept]
+            ranks += [rank for _, rank, _ in kept]
+        return cls.from_lists(parents, ranks)
+
+    def expected_length(self, acceptance: Float[Tensor, "depths ranks"]) -> float:
+        """Tokens that a step commits on average, the bonus token included: the sum of the chances of a one-row tree's nodes.
+
+        Example:
+
+        ```python
+        >>> DraftTree.from_lists([-1, 0, 0, 1]).expected_length(torch.tensor([[0.5, 0.25], [0.5, 0.25]]))
+        2.0
+
+        ```
+
+        Raises:
+            [`DraftTreeError`]: nodes deeper, or of a higher rank, than `acceptance` knows.
+        """
+        _check_acceptance(acceptance)
+        depth, num_ranks = int(self.depths.max()), int(self.ranks.max()) + 1
+        if depth > acceptance.shape[0] or num_ranks > acceptance.shape[1]:
+            raise DraftTreeError(
+                f"`acceptance` must cover the tree, of depth {depth} and {num_ranks} ranks, but it has "
+                f"{acceptance.shape[0]} depths and {acceptance.shape[1]} ranks. Measure more of them."
+            )
+        chances = [1.0]
+        places = zip(self.parents[0].tolist(), self.depths[0].tolist(), self.ranks[0].tolist(), strict=True)
+        for parent, depth, rank in list(places)[1:]:
+            chances.append(chances[parent] * float(acceptance[depth - 1, rank]))
+        return sum(chances)
 
     def __len__(self) -> int:
         """Nodes per row, root included."""
@@ -170,3 +229,10 @@ def _sibling_order(parents: Sequence[int]) -> list[int]:
 
 def _is_int_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(entry) is int for entry in value)
+
+
+def _check_acceptance(acceptance: Tensor) -> None:
+    if not acceptance.numel() or not ((acceptance >= 0) & (acceptance <= 1)).all():
+        raise DraftTreeError(
+            f"`acceptance` must hold chances from 0 to 1 of at least one depth and rank, but it is {acceptance.tolist()!s:.80}."
+        )

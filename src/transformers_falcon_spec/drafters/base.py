@@ -13,8 +13,10 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
+from ..core.tree import DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
+from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width
 
@@ -64,6 +66,11 @@ class DrafterModel(PreTrainedModel):
         return self.generation_config.draft_tree or getattr(self.config, "draft_tree", None)
 
     @property
+    def draft_tree(self) -> DraftTree | None:
+        """The static tree that is drafted where trees do not grow; None for kinds that draft none."""
+        return None
+
+    @property
     def is_tree_dynamic(self) -> bool:
         """Whether trees grow, where the verifier lets them; a tree in the options says no.
 
@@ -110,9 +117,10 @@ class DrafterModel(PreTrainedModel):
         Raises:
             [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for.
             [`GenerationError`]: the drafter is on another device than `model`.
-            [`OptionError`]: the options ask for trees that drafters of this kind do not draft.
+            [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the target's
+                context, or that have more nodes than the decoding loop reads.
         """
-        _ = self.is_tree_dynamic
+        self._check_tree(model)
         for what, (expected, given) in self.sizes_beside(model).items():
             if expected != given:
                 raise DrafterMismatchError(
@@ -120,6 +128,22 @@ class DrafterModel(PreTrainedModel):
                     f"gives {given}. Load the target it was trained for: `{self.config.target_name_or_path}`."
                 )
         _check_device(self.device, model)
+
+    def _check_tree(self, model: PreTrainedModel) -> None:
+        """Refuse trees of which only a part could ever be drafted."""
+        options, tree = self.generation_config, self.draft_tree
+        sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
+        if self.is_tree_dynamic:
+            sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)
+        if tree is not None:
+            sizes["`draft_tree`"] = (len(tree), int(tree.depths.max()))
+        context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        for name, (num_nodes, depth) in sizes.items():
+            if num_nodes > MAX_NODES or (context is not None and depth >= context):
+                raise OptionError(
+                    f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} tokens, but "
+                    f"{name} has {num_nodes} nodes and reaches depth {depth}. Take a smaller one."
+                )
 
     def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """By name each size that the drafter was made for, beside that of a target."""

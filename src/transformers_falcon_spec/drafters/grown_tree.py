@@ -83,8 +83,14 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 gains += [(hope, worth - before)] if number else []
         drop_last(self.slots.cache, seen.shape[-1] * size)
         token_ids, tree = growth.best(num_kept)
-        chances = growth.expected_by_depth(num_kept, deepest) if prices else None
-        return Draft(token_ids, tree.parents, num_passes=num_passes, chances=chances, gains=tuple(gains))
+        return Draft(
+            token_ids,
+            tree.parents,
+            num_passes=num_passes,
+            chances=growth.best_chances(num_kept) if budget.wants_chances else None,
+            expected_by_depth=growth.expected_by_depth(num_kept, deepest) if prices else None,
+            gains=tuple(gains),
+        )
 
     def _deepest(self, budget: DraftBudget) -> int:
         """How deep trees may grow: as told, and as far as passes pay where that is all that limits them."""

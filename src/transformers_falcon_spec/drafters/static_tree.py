@@ -60,11 +60,11 @@ class StaticTreeGenerator(PairGenerator):
         num_drafted_slots = 0
         dists: list[Tensor] = []  # [rows, parents, vocab] of each pass
         dist_index = torch.full_like(token_ids[:1], -1)
+        chances = torch.ones(token_ids.shape) if budget.wants_chances else None
         for number, draft_pass in enumerate(passes):
             if number:
-                num_rows = len(token_ids)
-                parents = draft_pass.parent_blocks.expand(num_rows, -1)
-                seen = draft_pass.tail_mask.expand(num_rows, -1, -1)
+                parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
+                seen = draft_pass.tail_mask.expand(len(token_ids), -1, -1)
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
                 num_drafted_slots += draft_pass.fed_nodes.numel()
             logits = self.draft_logits(features)
@@ -79,19 +79,35 @@ class StaticTreeGenerator(PairGenerator):
                     dist_index[0, draft_pass.parents] = places
                     dists.append(probs)
             token_ids[:, draft_pass.nodes] = found.to(token_ids.device)
+            if chances is not None:
+                chances[:, draft_pass.nodes.cpu()] = self._chances(draft_pass, logits, found, budget, number)
         drop_last(self.slots.cache, num_drafted_slots)
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
-        return Draft(token_ids, parents_by_row(tree, depths).to(token_ids.device), num_passes=len(passes), **drawn)
+        by_row = parents_by_row(tree, depths).to(token_ids.device)
+        return Draft(token_ids, by_row, num_passes=len(passes), chances=chances, **drawn)
 
     def _drawn(self, draft_pass: DraftPass, logits: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
         """Distributions `[rows, parents, vocab]` of the parents' children, and the drawn tokens `[rows, drafted]`."""
-        assert budget.temperature is not None  # the caller asked
-        probs = torch.softmax(logits[(slice(None), *draft_pass.lists)] / budget.temperature, dim=-1)
-        probs = self.over_target_ids(probs)
-        depths = (draft_pass.lists[1] + number * self.block_size + 1).tolist()
+        probs = self._probs(draft_pass, logits, budget)
         num_children = int(draft_pass.siblings[1].max()) + 1
-        children = draw_children(probs, depths, num_children, budget, self.rng)
+        children = draw_children(probs, self._depths(draft_pass, number), num_children, budget, self.rng)
         return probs, children[(slice(None), *draft_pass.siblings)]
+
+    def _chances(
+        self, draft_pass: DraftPass, logits: Tensor, found: Tensor, budget: DraftBudget, number: int
+    ) -> Tensor:
+        """How likely the `found` tokens of a pass seem."""
+        probs, depths = self._probs(draft_pass, logits, budget), self._depths(draft_pass, number)
+        return node_chances(probs, found, draft_pass.siblings[0], depths, budget)
+
+    def _probs(self, draft_pass: DraftPass, logits: Tensor, budget: DraftBudget) -> Tensor:
+        """Distributions `[rows, parents, vocab]` of the parents' children."""
+        lists = logits[(slice(None), *draft_pass.lists)]
+        return self.over_target_ids(torch.softmax(lists / (budget.temperature or 1.0), dim=-1))
+
+    def _depths(self, draft_pass: DraftPass, number: int) -> list[int]:
+        """Where the children of each parent stand."""
+        return (draft_pass.lists[1] + number * self.block_size + 1).tolist()
 
 
 def tree_from_json(value: dict[str, Any]) -> DraftTree:
@@ -126,10 +142,26 @@ def draw_children(
 
     Each parent draws anew, unless the budget brings noise: then that of `depths`, where the children of each parent stand.
     """
-    if budget.noise is None:
+    noise = _coming_noise(probs, depths, budget)
+    if noise is None:
         noise = torch.empty(probs.shape).exponential_(generator=rng).to(probs.device)
-    else:
-        noises = [budget.noise(row, depth) for row in range(len(probs)) for depth in depths]
-        noise = torch.stack(noises).reshape(probs.shape).to(probs.device)
     children = draw_distinct(probs.flatten(0, 1), noise.flatten(0, 1), num_children)
     return children.reshape(*probs.shape[:2], -1)
+
+
+def node_chances(probs: Tensor, found: Tensor, parents: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
+    """How likely the target is to take each of the tokens `found` `[rows, nodes]`, by the drafter's `probs` `[rows, parents, vocab]`.
+
+    `parents` `[nodes]` are places in `probs`. Where the budget brings noise it is taken into account as grown trees do.
+    """
+    noise = _coming_noise(probs, depths, budget)
+    weights = probs if noise is None else probs / noise
+    likely = weights / weights.sum(dim=-1, keepdim=True)
+    return likely[:, parents].gather(-1, found.to(probs.device)[..., None]).squeeze(-1).float().cpu()
+
+
+def _coming_noise(probs: Tensor, depths: list[int], budget: DraftBudget) -> Tensor | None:
+    if budget.noise is None:
+        return None
+    noises = [budget.noise(row, depth) for row in range(len(probs)) for depth in depths]
+    return torch.stack(noises).reshape(probs.shape).to(probs.device)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ..errors import OptionError
+
 
 @runtime_checkable
 class TargetView(Protocol):
@@ -41,9 +43,7 @@ class Prices:
 
     nodes: Tensor  # [nodes] of reading n + 1 nodes and not the root alone
     passes: list[float]  # of pass p after p passes; the first is not asked about
-    yields: list[
-        float
-    ]  # tokens that pass p has added, its nodes paid, for each token expected to be kept where it goes on
+    yields: list[float]  # net tokens that pass p has added, for each token expected to be kept where it goes on
     weights: Tensor  # [depths] how often nodes of a depth are kept, over how often the drafter says
     width: int  # nodes of a depth that should at least be considered, so that there are enough worth their price
 
@@ -63,6 +63,15 @@ class DraftBudget:
         None  # [vocab] by row and depth: children are the best of probabilities / noise, and nobody asks from what
     )
     prices: Prices | None = None  # whoever can draft less than allowed does so where it is worth it
+    wants_chances: bool = False  # somebody looks at the trees: say how likely each node seems
+
+    def __post_init__(self) -> None:
+        """A budget is of whole numbers that leave room for the root."""
+        if self.num_nodes < 1 or min(self.depths) < 0 or (self.num_passes or 0) < 0:
+            raise OptionError(
+                "A budget must leave room for the root, so `num_nodes` must be at least 1, `depths` and `num_passes` at least 0, "
+                f"but they are {self.num_nodes}, {self.depths} and {self.num_passes}. 0 passes draft nothing."
+            )
 
 
 @dataclass(frozen=True)
@@ -76,11 +85,12 @@ class Draft:
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
     chances: Tensor | None = (
-        None  # [depths] tokens expected to be kept at each depth, the root's first; None: nobody can say
+        None  # [rows, nodes] that the target takes each node after its parent, by the drafter; where wanted
     )
-    gains: tuple[
-        tuple[float, float], ...
-    ] = ()  # of passes after the first: expected to be kept where it goes on, and added
+    expected_by_depth: Tensor | None = (
+        None  # [depths] tokens expected to be kept, the root's first; where there are prices
+    )
+    gains: tuple[tuple[float, float], ...] = ()  # of passes after the first: expected where it goes on, and added
 
 
 @dataclass(frozen=True)

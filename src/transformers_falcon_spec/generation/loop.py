@@ -19,7 +19,7 @@ from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidate
 from .judge import REJECTION_RULES, Judge
 from .layers import sliding_windows
 from .options import SpeculationConfig
-from .output import LayerStates, SpeculativeOutput, report
+from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
 from .target import Form, Reading, Target
 from .tuning import tuner_of
@@ -133,8 +133,8 @@ class SpeculativeDecoding:
     def _budget(self, rooms: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
         is_foreseen = self.config.do_sample and self.judge.verifier not in REJECTION_RULES
-        noise = self._noise_ahead() if is_foreseen else None
-        return DraftBudget(rooms, MAX_NODES, is_chain=self.form == "chain", temperature=temperature, noise=noise)
+        noise, is_chain = self._noise_ahead() if is_foreseen else None, self.form == "chain"
+        return DraftBudget(rooms, MAX_NODES, None, is_chain, temperature, noise, wants_chances=is_observed())
 
     def _noise_ahead(self) -> Callable[[int, int], Tensor]:
         """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
@@ -183,12 +183,13 @@ class SpeculativeDecoding:
                 num_nodes=num_drafted[row] + 1,
                 max_depth=max_depth,
                 num_accepted=verdict.num_accepted,
-                coverage=self._coverage(row, parent_lists[row], draft, verdict),
+                coverage=self._coverage(row, parent_lists[row], draft, verdict) if num_drafted[row] else (),
             )
         num_kept = [verdict.num_accepted for verdict in verdicts if verdict.path]
         self.tuner.learn(draft, num_kept, self.stats.draft_seconds, self.stats.read_seconds)
         self.stats.num_passes += draft.num_passes
         self.stats.num_reread += self.judge.num_unclear
+        show(draft, verdicts)
 
     def _coverage(self, row: int, parents: list[int], draft: Draft, verdict: Verdict) -> list[float]:
         probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)

@@ -1,6 +1,6 @@
-"""What a call returns beside the text: `out.speculation`, and `collect_speculation` for calls without a dict."""
+"""What a call tells beside the text: `out.speculation`, `collect_speculation` for calls without a dict, and its steps to observers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,10 +12,16 @@ from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.stats import GenerationStats
+from ..core.verification import Verdict
+from .candidates import Draft
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
 _LAYER_STATES = ("hidden_states", "attentions")
+Observer = Callable[
+    [Draft, Sequence[Verdict]], None
+]  # of each step: what was drafted, and what of each row's became text
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
+_OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
 
 @dataclass
@@ -131,3 +137,34 @@ def report(stats: GenerationStats) -> None:
     """Hand the statistics of a finished call to every open collector."""
     for collected in _COLLECTORS.get():
         collected.append(stats)
+
+
+@contextmanager
+def observe_steps(observer: Observer) -> Iterator[None]:
+    """Show `observer` every step of the speculative calls made inside the block, on this thread; drafts then hold chances.
+
+    Example:
+
+    ```python
+    >>> kept = []
+    >>> with observe_steps(lambda draft, verdicts: kept.append([verdict.num_accepted for verdict in verdicts])):
+    ...     pass  # target.generate(..., assistant_model=drafter)
+
+    ```
+    """
+    token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
+    try:
+        yield
+    finally:
+        _OBSERVERS.reset(token)
+
+
+def is_observed() -> bool:
+    """Whether anybody looks at the steps."""
+    return bool(_OBSERVERS.get())
+
+
+def show(draft: Draft, verdicts: Sequence[Verdict]) -> None:
+    """Show a step to every observer."""
+    for observer in _OBSERVERS.get():
+        observer(draft, verdicts)

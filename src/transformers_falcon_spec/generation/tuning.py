@@ -107,10 +107,10 @@ class Knowledge:
 
     def learn_chances(self, draft: Draft, num_kept: list[int]) -> None:
         """How far the drafter's chances can be believed."""
-        assert draft.chances is not None  # the caller asked
+        assert draft.expected_by_depth is not None  # the caller asked
         for number, (expected, gained) in enumerate(draft.gains, start=1):
             self.yields[number].learn(gained / max(expected, EPS))
-        for depth, expected in enumerate(draft.chances.tolist()[1 : MAX_DEPTH + 1], start=1):
+        for depth, expected in enumerate(draft.expected_by_depth.tolist()[1 : MAX_DEPTH + 1], start=1):
             self.expected[depth - 1].learn(expected)
             self.kept[depth - 1].learn(sum(kept >= depth for kept in num_kept))
 
@@ -212,7 +212,7 @@ class Tuner:
             known.draft.learn(num_passes, draft_seconds - before[0])
         self._num_plain = 0 if num_passes else self._num_plain + 1
         known.learn_step(num_nodes, num_passes, num_kept)
-        if draft.chances is not None:
+        if draft.expected_by_depth is not None:
             known.learn_chances(draft, num_kept)
 
     def to_json(self) -> dict[str, Any]:

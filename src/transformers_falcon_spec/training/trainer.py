@@ -4,7 +4,7 @@
 resuming, reporters) is the Trainer's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -139,11 +139,7 @@ class DrafterTrainer(Trainer):
             )
         metrics = self.evaluate()
         num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
-        places = [
-            [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(num_ranks)]
-            for place in range(self.objective.num_places)
-        ]
-        acceptance = torch.tensor(places * self.args.draft_tree_passes)
+        acceptance = acceptance_of(metrics, self.objective.num_places, self.args.draft_tree_passes, num_ranks)
         tree = DraftTree.best_first(acceptance, self.args.draft_tree_nodes)
         self.accelerator.unwrap_model(self.model).config.draft_tree = tree.to_json()
         return tree
@@ -158,6 +154,14 @@ def rank_counts(outcome: Outcome, num_places: int) -> Tensor:
     counts = torch.zeros(1, num_places, MAX_RANK + 1, device=logits.device)
     counts[0].index_put_((outcome.places, rank), torch.ones_like(rank, dtype=counts.dtype), accumulate=True)
     return counts
+
+
+def acceptance_of(metrics: Mapping[str, float], num_places: int, num_passes: int, num_ranks: int = MAX_RANK) -> Tensor:
+    """The share of each rank at each depth, `[depths, ranks]`, of what an evaluation found at the places of a block."""
+    places = [
+        [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(num_ranks)] for place in range(num_places)
+    ]
+    return torch.tensor(places * num_passes)
 
 
 def acceptance_metrics(prediction: EvalPrediction) -> dict[str, float]:

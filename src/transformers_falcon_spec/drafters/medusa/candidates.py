@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from ..static_tree import draw_children, fitted, parents_by_row
+from ..static_tree import draw_children, fitted, node_chances, parents_by_row
 
 if TYPE_CHECKING:
     from .modeling_medusa import MedusaDrafter
@@ -29,6 +29,12 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
             raise OptionError(
                 f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, but it "
                 f"reaches depth {self._max_depth}."
+            )
+        num_ranks = int(self._tree.ranks.max()) + 1
+        if num_ranks > target.vocab_size:
+            raise OptionError(
+                f"`draft_tree` asks for the {num_ranks} best tokens of a place, but the drafter knows {target.vocab_size}. Take a "
+                "narrower tree."
             )
         self._roots: list[Tensor] = []  # of each row [1] its newest token
         self._features: list[Tensor | None] = []  # of each row [hidden], that from which its newest token follows
@@ -65,12 +71,13 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         if budget.temperature is None:
             best = logits.topk(plan.num_ranks, dim=-1).indices  # [rows, heads, ranks]
             token_ids[:, 1:] = best[:, plan.heads, plan.ranks].to(token_ids.device)
-            return Draft(token_ids, parents)
+            return Draft(token_ids, parents, chances=_chances(plan, logits, token_ids, budget))
         probs = torch.softmax(logits / budget.temperature, dim=-1)
         heads = plan.heads_of_parents
         children = draw_children(probs[:, heads], (heads + 1).tolist(), plan.num_children, budget, self.rng)
         token_ids[:, 1:] = children[(slice(None), *plan.siblings)].to(token_ids.device)
-        return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index)
+        chances = _chances(plan, logits, token_ids, budget)
+        return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index, chances=chances)
 
     def _logits(self, features: Tensor, num_heads: int) -> Tensor:
         """What the first heads say `[rows, heads, vocab]` of features `[rows, hidden]`."""
@@ -102,6 +109,16 @@ class _Plan:
     heads_of_parents: Tensor
     siblings: Tensor
     dist_index: Tensor
+
+
+def _chances(plan: _Plan, logits: Tensor, token_ids: Tensor, budget: DraftBudget) -> Tensor | None:
+    """How likely each node seems; None where nobody asks."""
+    if not budget.wants_chances:
+        return None
+    probs = torch.softmax(logits[:, plan.heads_of_parents] / (budget.temperature or 1.0), dim=-1)
+    depths = (plan.heads_of_parents + 1).tolist()
+    below = node_chances(probs, token_ids[:, 1:], plan.siblings[0], depths, budget)
+    return torch.cat([torch.ones(len(below), 1), below], dim=-1)
 
 
 @lru_cache(maxsize=256)

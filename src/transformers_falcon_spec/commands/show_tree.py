@@ -1,0 +1,36 @@
+"""`falcon-spec trees show`: print a static tree, from a JSON file or as a drafter drafts it: how many nodes each depth has, and who follows whom.
+
+Examples:
+  falcon-spec trees show models/falcon-reference
+  falcon-spec trees show tree.json
+"""
+
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.text import Text
+
+from ..evaluation.step_text import drawn
+from .loading import load_tree
+
+
+@dataclass
+class ShowTreeCommand:
+    """What to show."""
+
+    tree: str = field(metadata={"help": "JSON file, or folder of a drafter.", "positional": True})
+
+
+def run(command: ShowTreeCommand) -> None:
+    """Print the tree."""
+    tree, console = load_tree(command.tree), Console()
+    depths = tree.depths[0].tolist()
+    widths = ", ".join(str(depths.count(depth)) for depth in range(1, max(depths) + 1)) or "none"
+    console.print(
+        f"{len(tree)} nodes, root included; below it, by depth: {widths}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    labels = [Text("root" if rank < 0 else f"rank {rank}") for rank in tree.ranks[0].tolist()]
+    console.print(drawn(tree.parents[0].tolist(), labels))

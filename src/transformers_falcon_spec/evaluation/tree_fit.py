@@ -1,0 +1,155 @@
+"""Acceptance by depth and rank, measured with the decoding loop itself, and the static tree that it makes the best."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..core.tree import DraftTree
+from ..core.verification import Verdict
+from ..drafters.base import DrafterModel
+from ..errors import OptionError, TargetError
+from ..generation.candidates import Draft
+from ..generation.loop import MAX_NODES
+from ..generation.options import SpeculationConfig
+from ..generation.output import observe_steps
+from ..generation.probe import probe
+from .decoding import Options, timed_generate
+from .prompts import Prompt
+
+Counts = list[list[int]]  # [depths][ranks + 1]; the last column: the target's token was none of the children
+
+
+class RankLog:
+    """At which ranks the target's tokens stood among the children of kept nodes; watches calls of one row.
+
+    Args:
+        num_ranks (`int`): Children of the nodes that count; others are too few to tell.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.steps: list[list[int | None]] = []  # of each step by depth; `num_ranks` is a miss, None tells nothing
+
+    def __call__(self, draft: Draft, verdicts: Sequence[Verdict]) -> None:
+        """Note one step."""
+        parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
+        ranks: list[int | None] = []
+        for node, token in zip(verdicts[0].path, verdicts[0].token_ids, strict=True):
+            children = [token_ids[child] for child, parent in enumerate(parents) if parent == node]
+            rank = children.index(token) if token in children else self.num_ranks
+            ranks.append(rank if len(children) == self.num_ranks else None)
+        self.steps.append(ranks)
+
+    def counts(self, depth: int) -> Counts:
+        """How often each rank was taken at each depth. The last token of the text is left out: a hit there would gain nothing."""
+        counts = [[0] * (self.num_ranks + 1) for _ in range(depth)]
+        for number, ranks in enumerate(self.steps, start=1):
+            for place, rank in enumerate(ranks[:-1] if number == len(self.steps) else ranks):
+                if rank is not None:
+                    counts[place][rank] += 1
+        return counts
+
+
+class TreeFit:
+    """Measures a drafter with a tree wide enough to see every rank, and fits trees to what was found.
+
+    Args:
+        target ([`~transformers.PreTrainedModel`]): The target.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
+        drafter ([`DrafterModel`]): A drafter that drafts static trees; stays as it is.
+        num_passes (`int`, *optional*): Drafter passes of the trees; None takes those of the drafter's present one.
+        num_ranks (`int`, *optional*, defaults to 10): Ranks that are measured at each depth.
+        width (`int`, *optional*, defaults to 6): Nodes of each depth, those of the best ranks, below which they are measured.
+
+    Raises:
+        [`OptionError`]: the drafter drafts no static trees, or they would be too large, too wide or too deep.
+        [`TargetError`]: the target verifies chains only.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        drafter: DrafterModel,
+        num_passes: int | None = None,
+        num_ranks: int = 10,
+        width: int = 6,
+    ) -> None:
+        present = drafter.draft_tree
+        if present is None:
+            raise OptionError(
+                f"The drafter must draft static trees, but a `{type(drafter).__name__}` has none. There is nothing to fit."
+            )
+        if probe(target).form == "chain":
+            raise TargetError(f"A tree needs a target that verifies trees, but {probe(target).reason}. Draft a chain.")
+        block_size = drafter.block_size
+        self.num_passes = -(-int(present.depths.max()) // block_size) if num_passes is None else num_passes
+        for name, value in (("passes", self.num_passes), ("ranks", num_ranks), ("width", width)):
+            if value < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
+        self.depth, self.num_ranks = self.num_passes * block_size, num_ranks
+        self.target, self.tokenizer, self.present = target, tokenizer, present
+        self.tree = measuring_tree(self.depth, num_ranks, width)
+        self.drafter = copy.copy(drafter)  # the same weights
+        self.drafter.generation_config = SpeculationConfig(dynamic_tree=False, draft_tree=self.tree.to_json())
+        self.drafter.check_target(target)
+
+    def watch(self, prompt: Prompt, options: Options, max_new_tokens: int, seed: int) -> RankLog:
+        """Write one text with the tree that measures; what was seen."""
+        log, ids = RankLog(self.num_ranks), prompt.input_ids(self.tokenizer)
+        with observe_steps(log):
+            timed_generate(self.target, ids, max_new_tokens, options, seed, assistant_model=self.drafter)
+        return log
+
+
+def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
+    """A tree of this depth in which the `width` nodes of each depth with the least sum of ranks have `num_ranks` children.
+
+    Raises:
+        [`OptionError`]: more nodes than the decoding loop reads.
+    """
+    parents, ranks, sums = [-1], [-1], [0]
+    level = [0]
+    for _ in range(depth):
+        expanded = sorted(level, key=lambda node: sums[node])[:width]
+        level = list(range(len(parents), len(parents) + len(expanded) * num_ranks))
+        if level[-1] >= MAX_NODES:
+            raise OptionError(
+                f"The tree that measures must have at most {MAX_NODES} nodes, but {depth} depths of {num_ranks} ranks below "
+                f"{width} nodes each make more. Lower `passes`, `ranks` or `width`."
+            )
+        for parent in expanded:
+            parents += [parent] * num_ranks
+            ranks += range(num_ranks)
+            sums += [sums[parent] + rank for rank in range(num_ranks)]
+    return DraftTree.from_lists(parents, ranks)
+
+
+def acceptance(counts: Sequence[Counts]) -> Tensor:
+    """Chances `[depths, ranks]` from the counts of all texts, falling with rank.
+
+    Half a hit is added to each rank and to the misses (the estimate of Krichevsky and Trofimov), so that what was asked a few times
+    only is not taken for certain. Noise may swap neighbouring ranks; the order is known, so the chances of a depth are sorted.
+    """
+    total = torch.tensor(counts, dtype=torch.double).sum(0) + 0.5
+    return (total / total.sum(-1, keepdim=True))[:, :-1].sort(dim=-1, descending=True).values
+
+
+def fit_result(fit: TreeFit, counts: Sequence[Counts], num_nodes: int) -> dict[str, Any]:
+    """The best tree of `num_nodes` nodes, root included, and the numbers behind it, for a JSON file."""
+    rates = acceptance(counts)
+    tree = DraftTree.best_first(rates, num_nodes)
+    present = fit.present
+    is_covered = int(present.depths.max()) <= fit.depth and int(present.ranks.max()) < fit.num_ranks
+    return {
+        "draft_tree": tree.to_json(),
+        "expected_acceptance_length": tree.expected_length(rates),
+        "present_num_nodes": len(present),
+        "present_expected_acceptance_length": present.expected_length(rates) if is_covered else None,
+        "acceptance": rates.tolist(),
+        "num_asked": torch.tensor(counts).sum(0).sum(-1).tolist(),
+    }

@@ -1,0 +1,182 @@
+"""`trees fit`, `trees paper`, `trees show`, and seeing trees in `generate`, through the command line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.chat import save_target
+from tests.drafters.eagle.kinds import make_eagle
+from tests.drafters.medusa.makers import make_medusa
+from tests.tiny import make_drafter
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter, cli
+from transformers_falcon_spec.commands.loading import load_tree, save_tree
+from transformers_falcon_spec.commands.paper_tree import WIDTHS, paper_tree
+from transformers_falcon_spec.errors import DraftTreeError
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, drafters of three kinds, and prompts."""
+    folder = tmp_path_factory.mktemp("models")
+    save_target(folder / "target", max_position_embeddings=128)
+    target = AutoModelForCausalLM.from_pretrained(folder / "target")
+    make_drafter(target, block_size=2).save_pretrained(folder / "falcon")
+    make_eagle(target, "eagle-1").save_pretrained(folder / "eagle")
+    make_medusa(target, num_heads=2).save_pretrained(folder / "medusa")
+    prompts = folder / "sums.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "one plus two"}\n{"id": "b", "prompt": "three"}\n', encoding="utf-8")
+    return folder
+
+
+def fit(models: Path, *options: str, kind: str = "falcon", nodes: str = "6") -> int:
+    common = ["--target", str(models / "target"), "--drafter", str(models / kind), "--nodes", nodes]
+    prompts = [] if "--prompts" in options else ["--prompts", str(models / "sums.jsonl")]
+    return cli.main(["trees", "fit", *common, *prompts, "--max_new_tokens", "12", *options])
+
+
+def test_a_fit_goes_on_where_it_stopped_and_finds_the_same_tree(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "tree.json"
+    assert fit(models, "--output", str(output)) == 0
+    result, records = json.loads(output.read_text(encoding="utf-8")), output.with_suffix(".jsonl")
+    lines = records.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(lines) == 1 + 2 * 2  # settings; two prompts under two decodings
+    records.write_text("".join(lines[:3]), encoding="utf-8")
+    output.unlink()
+
+    assert fit(models, "--output", str(output)) == 0
+
+    again = json.loads(output.read_text(encoding="utf-8"))
+    assert records.read_text(encoding="utf-8").splitlines(keepends=True) == lines
+    assert {**again, "provenance": None} == {**result, "provenance": None}
+    assert len(load_tree(str(output))) == 6
+    assert sum(result["num_asked"]) > 0
+    assert f"6 nodes, expected acceptance length {result['expected_acceptance_length']:.2f}" in capsys.readouterr().out
+    assert fit(models, "--output", str(output), "--seed", "1") == 1  # measured otherwise
+    assert "must hold measurements under the same settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("falcon", 4), ("eagle", 2), ("medusa", 2)])
+def test_a_saved_tree_becomes_the_drafters_own(
+    models: Path, kind: str, depth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (models / kind).iterdir():
+        (tmp_path / kind).mkdir(exist_ok=True)
+        (tmp_path / kind / path.name).write_bytes(path.read_bytes())
+    drafter = str(tmp_path / kind)
+    passes = [] if kind == "medusa" else ["--passes", "2"]
+
+    status = fit(models, "--drafter", drafter, "--save", *passes, "--ranks", "5", "--decodings", "greedy", nodes="9")
+
+    result = json.loads((tmp_path / kind / "draft_tree.json").read_text(encoding="utf-8"))
+    assert status == 0
+    assert load_tree(drafter).to_json() == result["draft_tree"]
+    assert len(load_tree(drafter)) == 9
+    assert (len(result["acceptance"]), len(result["acceptance"][0])) == (depth, 5)
+    assert ("This drafter grows its trees" in capsys.readouterr().out) == (kind == "eagle")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nodes", "0", "--output", "t.json"], "`nodes` must be at least 2, but it is 0."),
+        (["--nodes", "-4", "--output", "t.json"], "`nodes` must be at least 2, but it is -4."),
+        (["--output", "tree.txt"], "`output` must end in `.json`, but it is `tree.txt`"),
+        ([], "give `--output FILE.json` or `--save`"),
+        (["--output", "t.json", "--decodings", "hot"], "`decodings` must be some of"),
+        (["--output", "t.json", "--limit", "0"], "There must be a prompt to answer"),
+        (["--output", "t.json", "--prompts", "benchmarks/prompts/gsm8k.jsonl"], "must not be what benchmarks measure"),
+        (["--drafter", "someone/drafter", "--save"], "`drafter` must be a folder that holds one"),
+        (["--output", "t.json", "--max_new_tokens", "126"], "must fit into the target's context of 128"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_options_of_a_fit_are_refused_in_words(
+    models: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(models, *options) == 1
+
+    assert message in capsys.readouterr().err
+
+
+def test_the_papers_tree_has_its_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "paper.json"
+
+    assert cli.main(["trees", "paper", "--output", str(path)]) == 0
+    assert cli.main(["trees", "show", str(path)]) == 0
+
+    out, tree = capsys.readouterr().out, load_tree(str(path))
+    depths = tree.depths[0].tolist()
+    assert [depths.count(depth) for depth in range(1, 9)] == list(WIDTHS)
+    assert tree.parents[0].tolist().count(0) == 20
+    assert "120 nodes, root included; below it, by depth: 20, 20, 19, 15, 16, 10, 10, 9" in out
+    assert len(re.findall(r"rank \d+", out)) == 119
+
+
+def test_a_drafter_takes_the_papers_tree(models: Path) -> None:
+    drafter = FalconSpecDrafter.from_pretrained(models / "falcon")
+
+    drafter.generation_config.draft_tree = paper_tree().to_json()
+
+    assert drafter.num_nodes == 120
+
+
+def test_a_drafters_tree_is_shown_its_options_first(models: Path, tmp_path: Path) -> None:
+    drafter = FalconSpecDrafter.from_pretrained(models / "falcon")
+    drafter.save_pretrained(tmp_path)
+    save_tree(tmp_path, DraftTree.chain(2).to_json())
+    assert load_tree(str(tmp_path)).to_json() == DraftTree.chain(2).to_json()
+
+    drafter.generation_config.draft_tree = DraftTree.chain(1).to_json()
+    drafter.save_pretrained(tmp_path)
+
+    assert load_tree(str(tmp_path)).to_json() == DraftTree.chain(1).to_json()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "none was found. `falcon-spec trees fit` writes one."),
+        ("{", "must be JSON, but"),
+        ("[1]", "A stored tree must be an object with `parents` and `ranks`"),
+        ('{"num_nodes": 3}', "none was found"),
+        ('{"parents": [-1, 0, 0], "ranks": [-1, 1, 1]}', "node 0 has two children of rank 1"),
+        ('{"draft_tree": {"parents": [-1, 0, 3], "ranks": [-1, 0, 0]}}', "Node 2 must come after its parent"),
+        ('{"parents": [-1, 0], "ranks": [-1, -2]}', "0 or more elsewhere"),
+    ],
+)
+def test_files_that_hold_no_tree_are_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "tree.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+
+    with pytest.raises(DraftTreeError, match=re.escape(message)):
+        load_tree(str(path))
+
+
+def test_generate_shows_the_tree_of_each_step(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "trees.html"
+    common = ["generate", "--target", str(models / "target"), "--drafter", str(models / "falcon"), "--prompt", "one"]
+
+    assert cli.main([*common, "--max_new_tokens", "8", "--show_tree", "--tree_html", str(page)]) == 0
+
+    out = capsys.readouterr().out
+    assert "Step 1: " in out
+    assert re.search(r"└── [✓·] '.*' \d\.\d\d", out)
+    assert f"{page} shows the trees" in out.replace("\n", "")
+    num_steps = out.count("drafted nodes kept")
+    assert num_steps == page.read_text(encoding="utf-8").count('class="step"') > 1
+
+
+def test_what_is_timed_is_not_watched(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["generate", "--target", str(models / "target"), "--drafter", str(models / "falcon"), "--prompt", "one"]
+
+    assert cli.main([*common, "--compare", "--show_tree"]) == 1
+
+    assert "`compare` measures time" in capsys.readouterr().err
