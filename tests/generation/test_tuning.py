@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ class World:
         worth, done = 0.0, 0
         for number in range(num_passes):
             hope = float(growth.log_chances.gather(1, frontier).exp().sum())
-            if number and prices and hope * prices.yields[number] <= prices.passes[number]:
+            if number and prices and not prices.pays(number, hope):
                 break
             best = [min(max(self.random.gauss(self.skill, 0.2), 0.01), 0.99) for _ in range(frontier.shape[1])]
             chances = torch.tensor([[[p * (1 - p) ** rank for rank in range(WIDTH)] for p in best]])
@@ -151,7 +151,7 @@ def test_drafting_comes_back_when_it_pays_again() -> None:
 
     assert knowledge.num_left == 0
     assert tuner.num_passes[0] < 1.5 * LONGEST_PAUSE
-    assert knowledge.advantage.value() > 0
+    assert knowledge.advantage.value > 0
 
 
 def test_chances_that_promise_too_much_are_believed_less() -> None:
@@ -166,6 +166,19 @@ def test_chances_that_promise_too_much_are_believed_less() -> None:
     assert root == 1.0
     assert 0.8 < first < 1.25
     assert second == 0.25
+
+
+def test_a_pass_that_stopped_paying_is_tried_again() -> None:
+    knowledge, token_ids = Knowledge(), torch.zeros(1, 2, dtype=torch.long)
+    draft = Draft(token_ids, token_ids - 1, expected_by_depth=torch.tensor([1.0, 0.5]))
+    for _ in range(20):
+        knowledge.learn_chances(replace(draft, num_passes=2, gains=((0.8, 0.0),)), [1])
+    assert knowledge.yields[1].value < 0.1
+
+    for _ in range(120):
+        knowledge.learn_chances(draft, [1])
+
+    assert knowledge.yields[1].value > 0.5
 
 
 def test_the_first_steps_learn_what_sizes_cost() -> None:

@@ -66,7 +66,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         for number in range(num_passes):
             if number:
                 hope = float(growth.log_chances.gather(1, ends).exp().sum()) if prices else 0.0
-                if prices and hope * prices.yields[number] <= prices.passes[number]:
+                if prices and not prices.pays(number, hope):
                     num_passes = number
                     break
                 own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)

@@ -47,6 +47,11 @@ class Prices:
     weights: Tensor  # [depths] how often nodes of a depth are kept, over how often the drafter says
     width: int  # nodes of a depth that should at least be considered, so that there are enough worth their price
 
+    def pays(self, number: int, hope: float) -> bool:
+        """Whether pass `number` can be expected to, where it goes on from nodes of which `hope` are expected to be kept."""
+        place = min(number, len(self.passes) - 1)
+        return hope * self.yields[place] > self.passes[place]
+
 
 @dataclass(frozen=True)
 class DraftBudget:

@@ -30,9 +30,10 @@ class SpeculationConfig(GenerationConfig):
         dynamic_tree (`bool`, *optional*):
             Grow a tree from the drafter's probabilities in every step instead of drafting a static one. None leaves it to the kind
             of drafter, and a `draft_tree` given here says no. Rules that judge drawn tokens always get the static tree.
-        num_tree_nodes (`int`, *optional*, defaults to 16): Nodes that are kept of a grown tree, root included.
-        tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter.
-        tree_top_k (`int`, *optional*, defaults to 4): Nodes of a depth that grow children, and children of each.
+        num_tree_nodes (`int`, *optional*, defaults to 16):
+            Nodes that are kept of a grown tree, root included, where nothing is tuned.
+        tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter, and to the tuner.
+        tree_top_k (`int`, *optional*, defaults to 4): Nodes of a depth that grow children, and children of each, at least.
         tune (`bool`, *optional*, defaults to `True`):
             Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and passes that
             bring more than they cost, and where drafting costs more than it brings it pauses.

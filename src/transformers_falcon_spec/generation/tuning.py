@@ -21,52 +21,60 @@ from ..core.costs import CostCurve
 from .candidates import Draft, DraftBudget, Prices
 from .options import OWN
 
-WARM_UP = (
-    (1, 0),
-    (4, 1),
-    (16, 2),
-    (1, 0),
-    (8, 1),
-    (16, 2),
-)  # nodes and passes of a pair's first steps, to learn what they cost
+# Nodes and passes of the first steps of a pair of models, to learn what they cost.
+WARM_UP = ((1, 0), (4, 1), (16, 2), (1, 0), (8, 1), (16, 2))
 CADENCE = 16  # steps between two looks at the prices
 REFRESH = 64  # drafted steps between two plain ones, which keep the price of plain decoding fresh
 MEMORY = 0.97  # what is left of a step after the next one
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
 PAUSE, LONGEST_PAUSE = 64, 1024  # plain steps before drafting is tried again; twice as many each time it fails
 UNREAD = 8  # after so many plain steps a proposal reads much text first, and its seconds say nothing of others
-MAX_DEPTH = 32  # depths and passes whose chances are learned
+MAX_DEPTH, MAX_PASSES = (
+    16,
+    8,
+)  # depths whose chances are learned, and passes whose yields are; later ones are like the last
 MAX_WEIGHT = 4.0
 NODES_PER_WIDTH, MAX_WIDTH = 4, 16  # of trees of so many nodes that many nodes of a depth are considered
 EPS = 1e-6
 
 
 class Mean:
-    """A mean that forgets, and how sure it is."""
+    """A mean that forgets, towards `prior` where there is one, and how sure it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float | None = None) -> None:
+        self.prior = prior
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        self._weight = self._sum = self._squares = 0.0
+        self._weight = self.total = self._squares = 0.0
         self.num = 0
 
     def learn(self, value: float) -> None:
         """Take in one value."""
-        self._weight = MEMORY * self._weight + 1
-        self._sum = MEMORY * self._sum + value
-        self._squares = MEMORY * self._squares + value**2
+        self.fade()
+        self._weight += 1
+        self.total += value
+        self._squares += value**2
         self.num += 1
 
-    def value(self, default: float = 0.0) -> float:
-        """The mean; `default` while nothing is known."""
-        return self._sum / self._weight if self._weight else default
+    def fade(self) -> None:
+        """A step went by that says nothing of this."""
+        self._weight *= MEMORY
+        self.total *= MEMORY
+        self._squares *= MEMORY
+
+    @property
+    def value(self) -> float:
+        """The mean; a prior weighs as much as one new value, without one it is 0 while nothing is known."""
+        if self.prior is not None:
+            return (self.total + self.prior) / (self._weight + 1)
+        return self.total / self._weight if self._weight else 0.0
 
     @property
     def error(self) -> float:
         """Standard error of the mean."""
-        variance = max(self._squares / self._weight - self.value() ** 2, 0.0) if self._weight else 0.0
+        variance = max(self._squares / self._weight - self.value**2, 0.0) if self._weight else 0.0
         return float((variance / max(self._weight, 1.0)) ** 0.5)
 
 
@@ -80,7 +88,7 @@ class Knowledge:
     seconds: Mean = field(default_factory=Mean)
     num_nodes: Mean = field(default_factory=Mean)  # of drafted steps
     advantage: Mean = field(default_factory=Mean)  # tokens by which a drafted step beats plain ones in the same time
-    yields: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # see `Prices`
+    yields: list[Mean] = field(default_factory=lambda: [Mean(prior=1.0) for _ in range(MAX_PASSES)])  # see `Prices`
     expected: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # tokens kept by depth
     kept: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])
     num_steps: int = 0
@@ -99,7 +107,7 @@ class Knowledge:
             return
         self.num_nodes.learn(num_nodes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
-        if self.advantage.num >= LEAST_STEPS and self.advantage.value() + self.advantage.error < 0:
+        if self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0:
             self.num_left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.advantage.reset()
         elif self.advantage.num >= PAUSE:
@@ -108,8 +116,10 @@ class Knowledge:
     def learn_chances(self, draft: Draft, num_kept: list[int]) -> None:
         """How far the drafter's chances can be believed."""
         assert draft.expected_by_depth is not None  # the caller asked
-        for number, (expected, gained) in enumerate(draft.gains, start=1):
-            self.yields[number].learn(gained / max(expected, EPS))
+        for mean in self.yields[len(draft.gains) + 1 :]:
+            mean.fade()  # so that a pass that stopped paying is tried again
+        for mean, (expected, gained) in zip(self.yields[1:], draft.gains, strict=False):
+            mean.learn(gained / max(expected, EPS))
         for depth, expected in enumerate(draft.expected_by_depth.tolist()[1 : MAX_DEPTH + 1], start=1):
             self.expected[depth - 1].learn(expected)
             self.kept[depth - 1].learn(sum(kept >= depth for kept in num_kept))
@@ -127,16 +137,16 @@ class Knowledge:
 
     def new_prices(self, num_nodes: int) -> Prices:
         """Prices at the rate of the newest steps."""
-        rate = self.tokens.value() / self.seconds.value()
-        plain, draft = self.read(1), [self.draft(num) for num in range(1, MAX_DEPTH + 2)]
+        rate = self.tokens.value / self.seconds.value
+        plain, draft = self.read(1), [self.draft(num) for num in range(1, MAX_PASSES + 1)]
         pairs = zip(self.kept, self.expected, strict=True)
-        weights = [kept.value(1.0) / max(expected.value(1.0), EPS) for kept, expected in pairs]
+        weights = [(kept.total + 1) / (expected.total + 1) for kept, expected in pairs]
         return Prices(
             nodes=torch.tensor([rate * (self.read(num) - plain) for num in range(1, num_nodes + 1)]),
             passes=[0.0, *(rate * (more - less) for less, more in pairwise(draft))],
-            yields=[mean.value(1.0) for mean in self.yields],
+            yields=[mean.value for mean in self.yields],
             weights=torch.tensor([1.0, *weights]).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
-            width=min(round(self.num_nodes.value() / NODES_PER_WIDTH), MAX_WIDTH),
+            width=min(round(self.num_nodes.value / NODES_PER_WIDTH), MAX_WIDTH),
         )
 
     def why(self) -> str:
@@ -150,7 +160,7 @@ class Knowledge:
         )
         if self.num_left:
             return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
-        return f"A drafted step brings {self.advantage.value():+.2f} tokens more than plain steps in the same time: {costs}."
+        return f"A drafted step brings {self.advantage.value:+.2f} tokens more than plain steps in the same time: {costs}."
 
 
 _KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Knowledge]]] = WeakKeyDictionary()
@@ -226,7 +236,7 @@ class Tuner:
             "read_seconds": known.read.to_json(),
             "draft_seconds": known.draft.to_json(),
             "num_outliers": known.read.num_outliers + known.draft.num_outliers,
-            "advantage": known.advantage.value(),
+            "advantage": known.advantage.value,
             "pause": known.num_left,
             "why": known.why(),
         }
