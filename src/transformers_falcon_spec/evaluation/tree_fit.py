@@ -95,7 +95,9 @@ class TreeFit:
         self.target, self.tokenizer, self.present = target, tokenizer, present
         self.tree = measuring_tree(self.depth, num_ranks, width)
         self.drafter = copy.copy(drafter)  # the same weights
-        self.drafter.generation_config = SpeculationConfig(dynamic_tree=False, draft_tree=self.tree.to_json())
+        self.drafter.generation_config = SpeculationConfig(
+            tune=False, dynamic_tree=False, draft_tree=self.tree.to_json()
+        )
         self.drafter.check_target(target)
 
     def watch(self, prompt: Prompt, options: Options, max_new_tokens: int, seed: int) -> RankLog:
