@@ -60,6 +60,7 @@ class FalconSpecConfig(GrowingConfig):
     block_position_embedding: bool = True
     shortcut: bool = False
     newest_row: bool = False
+    transition_rank: int | None = None
     num_recurrent_layers: int = 2
     recurrent_dropout: float = 0.1
     feature_layers: list[int] | tuple[int, ...] = (-1,)

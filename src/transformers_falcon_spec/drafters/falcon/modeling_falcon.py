@@ -87,6 +87,25 @@ class BlockAttention(LlamaAttention):
         return maps[torch.arange(len(states), device=states.device)[:, None], last, places]
 
 
+class Transition(nn.Module):
+    """What a token says of the one after it: scores of a low-rank table, weighed by what the drafter expects there.
+
+    A block is drafted at once, blind to what stands in it. This is what its later places can still learn of the earlier ones.
+    """
+
+    def __init__(self, config: FalconSpecConfig) -> None:
+        super().__init__()
+        rank = config.transition_rank
+        assert rank is not None  # the caller asked
+        self.before = nn.Embedding(config.vocab_size, rank)
+        self.gate = nn.Linear(config.hidden_size, rank, bias=False)
+        self.after = nn.Linear(rank, config.vocab_size, bias=False)
+
+    def forward(self, token_ids: Int[Tensor, "..."], features: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+        """What to add to the logits of `features` after the tokens `token_ids`."""
+        return self.after(self.before(token_ids) * (1 + self.gate(features)))
+
+
 class FalconSpecDrafter(DrafterModel):
     """Drafts `block_size` tokens a pass from the target's own features.
 
@@ -134,6 +153,8 @@ class FalconSpecDrafter(DrafterModel):
         if config.block_position_embedding:
             for index, layer in enumerate(self.layers):
                 layer.self_attn = BlockAttention(config, index)
+        if config.transition_rank is not None:
+            self.transition = Transition(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.post_init()
 
@@ -142,6 +163,8 @@ class FalconSpecDrafter(DrafterModel):
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
         drafter._start_ahead()
+        if drafter.config.transition_rank is not None:
+            nn.init.zeros_(drafter.transition.after.weight)
         return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
 
     @torch.no_grad()

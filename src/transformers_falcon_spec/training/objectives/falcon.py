@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..features import PairBatch
+from ..features import PairBatch, ahead
 from ..losses import distillation_loss
 from .base import Objective, Outcome
 from .glancing import glancing_budget, reveal, reveal_mask
@@ -14,8 +14,9 @@ from .glancing import glancing_budget, reveal, reveal_mask
 class FalconObjective(Objective):
     """Features k ahead and their distributions, with part of the truth shown where pass 1 was wrong."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, drafter: Any, *args: Any) -> None:
+        super().__init__(drafter, *args)
+        self._drafter = drafter
         self.num_places = self.block_size = int(self.config.block_size)
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
@@ -29,6 +30,9 @@ class FalconObjective(Objective):
         predicted = model(seen.token_embeds, seen.features, phases, seen.is_token)
         counted = seen.is_counted
         logits, wanted = self.features.head(predicted[counted]), wanted[counted[pairs.is_counted]]
+        if self.config.transition_rank is not None:
+            before = ahead(pairs.input_ids[:, :-1], pairs.input_ids[:, -1:], self.block_size)[counted]
+            logits = logits + self._drafter.transition(before, predicted[counted].to(self._drafter.dtype)).float()
         loss = distillation_loss(predicted[counted], pairs.labels[counted], logits, wanted)
         total = loss.total(self.args.feature_loss_weight, self.args.token_loss_weight)
         positions = torch.arange(counted.shape[1], device=counted.device)
