@@ -10,7 +10,7 @@ def grown_paths(
 ) -> list[Path]:
     """Tokens from the root to each node of an Eagle-2 tree: `top_k` nodes of a depth grow `top_k` children each.
 
-    `model` says what follows a path at each place of the block after it, blind to what stands in the block. Fewer nodes start
+    `model` says what follows a path whose last so many tokens stand in a block that was drafted at once. Fewer nodes start
     blocks, as many as hold about `top_k` tokens. In the order of depth, then of the parents, then of the children's
     probabilities, as the fast one has them.
     """
@@ -22,7 +22,7 @@ def grown_paths(
         likeliest = sorted(newest, key=lambda node: -node[1])[:num]
         newest = []
         for path, chance in (node for node in considered if node in likeliest):
-            probs = model(path[: level - place], place)
+            probs = model(path, place)
             best = sorted(range(len(probs)), key=lambda token: -probs[token])[:top_k]
             newest += [((*path, token), chance * probs[token]) for token in best]
         considered = considered + newest

@@ -199,9 +199,11 @@ class NaiveFalcon:
         self.block_size: int = drafter.config.block_size
         self.rows: list[Tensor] = []  # row p: embedding of token p + 1, then feature p
         self.ends: list[int] = []
+        self.root = 0  # the newest token
 
     def commit(self, token_ids: Sequence[int], features: Tensor) -> None:
         """New pairs of feature and next token."""
+        self.root = token_ids[-1] if token_ids else self.root
         self.rows += [self._row(token, feature) for token, feature in zip(token_ids, features, strict=True)]
 
     @torch.no_grad()
@@ -217,7 +219,8 @@ class NaiveFalcon:
             whole = (len(path) - 1) // size * size
             if path[:whole] not in blocks:
                 blocks[path[:whole]] = self.read(path[:whole], tokens, blocks)
-            scores = self.target.head(blocks[path[:whole]][len(path) - 1 - whole])
+            before = self.root if len(path) == 1 else tokens[path[-2]]
+            scores = self._scores(blocks[path[:whole]][len(path) - 1 - whole], before)
             tokens[node] = int(scores.argsort(descending=True)[ranks[node]])
         return tokens
 
@@ -230,11 +233,19 @@ class NaiveFalcon:
         tokens = dict(enumerate(range(self.target.vocab_size)))  # a node is called by its token
 
         def probs(path: Path, place: int) -> list[float]:
-            if path not in blocks:
-                blocks[path] = self.read(path, tokens, blocks)
-            return torch.softmax(self.target.head(blocks[path][place]), dim=-1).tolist()
+            whole = path[: len(path) - place]
+            if whole not in blocks:
+                blocks[whole] = self.read(whole, tokens, blocks)
+            return torch.softmax(self._scores(blocks[whole][place], path[-1] if path else self.root), dim=-1).tolist()
 
         return grown_paths(probs, depth, top_k, num_nodes, self.block_size)
+
+    def _scores(self, feature: Tensor, before: int) -> Tensor:
+        """Logits of the token after `before`."""
+        scores = self.target.head(feature)
+        if self.drafter.config.transition_rank is None:
+            return scores
+        return scores + self.drafter.transition(torch.tensor(before), feature)
 
     def _is_ready(self) -> bool:
         """Note where blocks of the rows read now end; whether there are as many rows as a block has."""

@@ -22,7 +22,7 @@ class RandomModel:
         self.known: dict[tuple[int, ...], list[float]] = {}
 
     def __call__(self, path: tuple[int, ...], place: int = 0) -> list[float]:
-        path = (*path, -place) if place else path
+        path = (*path[: len(path) - place], -place) if place else path  # blind to what stands in the block
         if path not in self.known:
             draws = range(1, 3) if self.is_coarse else range(1, 10**6)
             weights = [self.chance.choice(draws) for _ in range(VOCAB)]
@@ -99,8 +99,9 @@ def test_a_certain_child_never_pushes_its_parent_out(log_prob: float) -> None:
     assert tree.parents.tolist() == [[-1, 0, 1]]
 
 
+@pytest.mark.parametrize("is_blind", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_blocks_grow_as_those_of_the_naive_twin(seed: int) -> None:
+def test_blocks_grow_as_those_of_the_naive_twin(seed: int, is_blind: bool) -> None:
     chance = random.Random(seed)
     size, top_k, num_nodes = chance.randint(2, 3), chance.randint(1, VOCAB), chance.randint(2, 25)
     num_blocks, depth = max(top_k // size, 1), chance.randint(1, 3 * size)
@@ -108,18 +109,24 @@ def test_blocks_grow_as_those_of_the_naive_twin(seed: int) -> None:
     growth = TreeGrowth(torch.tensor([[99]]), torch.tensor([depth]))
     ends = torch.tensor([[0]])
 
+    def what_follows(path: tuple[int, ...], place: int) -> list[float]:
+        return model(path, place if is_blind else 0)
+
+    def children(place: int, nodes: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        above = [path_to(growth.parents[0].tolist(), node)[1:] for node in nodes[0].tolist()]
+        paths = [tuple(growth.token_ids[0, path].tolist()) for path in above]
+        best = torch.tensor([[what_follows(path, place) for path in paths]], dtype=torch.double).topk(top_k, dim=-1)
+        return best.indices, best.values.log().float()
+
     for _ in range(-(-depth // size)):
-        paths = [tuple(growth.token_ids[0, path_to(growth.parents[0].tolist(), end)[1:]].tolist()) for end in ends[0]]
-        probs = torch.tensor([[[model(path, place) for place in range(size)] for path in paths]], dtype=torch.double)
-        best = probs.log().topk(top_k, dim=-1)
-        ends, blocks = growth.expand_blocks(ends, best.indices, best.values.float(), num_blocks)
+        ends, blocks = growth.expand_blocks(ends, size, children, num_blocks)
         above = [growth.path_up(ends, size + 1)[0, number, 0].item() for number in range(ends.shape[1])]
     token_ids, tree = growth.best(num_nodes)
 
     parents = tree.parents[0].tolist()
     nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
     found = [tuple(token_ids[0, path_to(parents, node)[1:]].tolist()) for node in nodes]
-    assert found == grown_paths(model, depth, top_k, num_nodes, size)
+    assert found == grown_paths(what_follows, depth, top_k, num_nodes, size)
     assert len(set(zip(above, blocks[0].tolist(), strict=True))) == len(
         set(above)
     )  # one block for each that it follows

@@ -4,6 +4,8 @@ Tensors alone, every row with a tree of its own, no loop over nodes. How many to
 matter: whoever drafts says which nodes get children. Source: arXiv 2406.16858, section 4.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -73,25 +75,30 @@ class TreeGrowth:
     def expand_blocks(
         self,
         ends: Int[Tensor, "rows blocks"],
-        token_ids: Int[Tensor, "rows blocks places children"],
-        log_probs: Float[Tensor, "rows blocks places children"],
+        num_places: int,
+        children: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
         num_kept: int,
     ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
-        """Give nodes what follows in a block whose places were drafted at once, each blind to what stands in the others.
+        """Give nodes what follows in blocks whose places were drafted at once.
 
-        At each place the likeliest nodes get children, as many as each has. All that follows one of `ends` takes from its lists.
+        At each place the likeliest nodes get children, as many as each has.
+
+        Args:
+            ends (`torch.Tensor` of shape `(rows, blocks)`): The node that each block follows.
+            num_places (`int`): Tokens of a block.
+            children (`Callable`): Given a place, nodes `[rows, nodes]` and the block that each stands in, ids and log-probabilities
+                `[rows, nodes, children]` of what follows them there, best first.
+            num_kept (`int`): How many nodes of the last place are wanted.
 
         Returns:
             The likeliest `num_kept` nodes of the last place, and for each the block that it stands in.
         """
-        width, nodes = token_ids.shape[-1], ends
-        last = token_ids.shape[2] - 1
-        blocks = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
-        for place in range(token_ids.shape[2]):
-            lists = blocks[..., None].expand(-1, -1, width)
-            start = self.token_ids.shape[1]
-            self.expand(nodes, token_ids[:, :, place].gather(1, lists), log_probs[:, :, place].gather(1, lists))
-            nodes = self.best_newest(width if place < last else num_kept)
+        nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
+        for place in range(num_places):
+            start, (token_ids, log_probs) = self.token_ids.shape[1], children(place, nodes, blocks)
+            self.expand(nodes, token_ids, log_probs)
+            width = token_ids.shape[-1]
+            nodes = self.best_newest(width if place < num_places - 1 else num_kept)
             blocks = blocks.gather(1, (nodes - start) // width)
         return nodes, blocks
 

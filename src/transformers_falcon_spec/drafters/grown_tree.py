@@ -5,7 +5,7 @@ rules hold for shapes that were settled before the draws, and choosing nodes by 
 arXiv 2406.16858, section 4, there with blocks of one token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,8 +75,8 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
                 fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
                 features = self.draft_blocks(fed, features, blocks, slots, number)
-            best = self.log_chances(self.draft_logits(features), budget, number * size).topk(width, dim=-1)
-            ends, blocks = growth.expand_blocks(ends, self.target_ids(best.indices), best.values, num_blocks)
+            children = self._children(growth, features, budget, number * size, width)
+            ends, blocks = growth.expand_blocks(ends, size, children, num_blocks)
             if prices:
                 before = worth
                 num_kept, worth = growth.worth(prices.nodes, prices.weights)
@@ -99,15 +99,38 @@ class GrownTreeGenerator(StaticTreeGenerator):
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
+    def _children(
+        self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
+    ) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """What follows nodes at the places of blocks that start below `depth`, as [`TreeGrowth.expand_blocks`] asks for it."""
+        logits = self.draft_logits(features)
+        if self.is_blind:  # what stands before a place changes nothing there
+            best = self.log_chances(logits, budget, depth).topk(width, dim=-1)
+            token_ids = self.target_ids(best.indices)
+
+        def children(place: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+            if self.is_blind:
+                lists = blocks[..., None].expand(-1, -1, width)
+                return token_ids[:, :, place].gather(1, lists), best.values[:, :, place].gather(1, lists)
+            after = self.logits_after(
+                growth.token_ids.gather(1, nodes), logits[:, :, place], features[:, :, place], blocks
+            )
+            found = self.log_chances(after[:, :, None], budget, depth + place).topk(width, dim=-1)
+            return self.target_ids(found.indices[:, :, 0]), found.values[:, :, 0]
+
+        return children
+
     def log_chances(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
-        """How likely the target is to take each token, of logits `[rows, blocks, k, tokens]` of blocks that start below `depth`.
+        """How likely the target is to take each token, of logits `[rows, lists, places, tokens]` of nodes below `depth` and deeper.
 
         It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread, the chance of
         a token is the softmax of the drafter's scores at that spread as temperature: as `confidence_temperatures` of the config
         have it, else 1 or the temperature of the draws.
         """
         stored = self.drafter.config.confidence_temperatures
-        temperatures = block_temperatures(stored, depth, self.block_size, budget.temperature)
+        place = depth % self.block_size
+        temperatures = block_temperatures(stored, depth - place, self.block_size, budget.temperature)
+        temperatures = temperatures[place : place + logits.shape[2]]
         scores = self.scores(logits, budget, depth)
         return (scores / scores.new_tensor(temperatures)[:, None]).log_softmax(dim=-1)
 

@@ -3,8 +3,8 @@
 Computed once for a tree and a block size. Knows nothing of weights or tokens. Source: arXiv 2412.12639, section 3.3.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from ..core.tree import DraftTree
 @dataclass(frozen=True, eq=False)
 class DraftPass:
     """One pass of the drafter. The first reads the committed rows; the others the blocks of one level, side by side.
+
+    Or what one place of its blocks drafts: `by_place` divides a pass.
 
     Args:
         nodes (`torch.Tensor` of shape `(drafted,)`): Nodes that get their token from this pass.
@@ -38,6 +40,27 @@ class DraftPass:
     fed_nodes: Tensor
     parent_blocks: Tensor
     tail_mask: Tensor
+
+    @cached_property
+    def by_place(self) -> tuple["DraftPass", ...]:
+        """The same pass in parts, each with the nodes of one place, first ones first."""
+        parts = []
+        for place in self.sources[1].unique().tolist():
+            chosen, parents = self.sources[1] == place, self.lists[1] == place
+            new_places = parents.cumsum(0) - 1
+            siblings = self.siblings[:, chosen]
+            parts.append(
+                replace(
+                    self,
+                    nodes=self.nodes[chosen],
+                    sources=self.sources[:, chosen],
+                    num_ranks=int(self.sources[2, chosen].max()) + 1,
+                    parents=self.parents[parents],
+                    lists=self.lists[:, parents],
+                    siblings=torch.stack([new_places[siblings[0]], siblings[1]]),
+                )
+            )
+        return tuple(parts)
 
 
 @lru_cache(maxsize=256)

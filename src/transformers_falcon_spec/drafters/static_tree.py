@@ -37,6 +37,22 @@ class StaticTreeGenerator(PairGenerator):
             number (`int`): The pass.
         """
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether the places of a block are drafted without regard to the tokens that stand before them in it."""
+        return True
+
+    def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
+        """Logits `[rows, nodes, tokens]` of what follows nodes at one place of their blocks; for generators that are not blind.
+
+        Args:
+            token_ids (`torch.Tensor` of shape `(rows, nodes)`): The nodes' tokens.
+            logits (`torch.Tensor` of shape `(rows, blocks, tokens)`): What each block says of the place.
+            features (`torch.Tensor` of shape `(rows, blocks, hidden)`): The features that those come from.
+            blocks (`torch.Tensor` of shape `(rows, nodes)`): The block of each node.
+        """
+        raise NotImplementedError
+
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of features, over the tokens that the drafter can draft."""
         return self.target.head(features)
@@ -68,41 +84,55 @@ class StaticTreeGenerator(PairGenerator):
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
                 num_drafted_slots += draft_pass.fed_nodes.numel()
             logits = self.draft_logits(features)
-            if budget.temperature is None:
-                best = logits.topk(draft_pass.num_ranks, dim=-1).indices  # [rows, blocks, k, ranks]
-                found = self.target_ids(best[(slice(None), *draft_pass.sources)])
-            else:
-                probs, found = self._drawn(draft_pass, logits, budget, number)
-                if budget.noise is None:
-                    num_dists = sum(dist.shape[1] for dist in dists)
-                    places = torch.arange(num_dists, num_dists + probs.shape[1], device=dist_index.device)
-                    dist_index[0, draft_pass.parents] = places
-                    dists.append(probs)
-            token_ids[:, draft_pass.nodes] = found.to(token_ids.device)
-            if chances is not None:
-                chances[:, draft_pass.nodes.cpu()] = self._chances(draft_pass, logits, found, budget, number)
+            for part in (draft_pass,) if self.is_blind else draft_pass.by_place:
+                lists = self._lists(part, logits, features, token_ids)
+                if budget.temperature is None:
+                    found = self._best(part, logits if self.is_blind else lists)
+                else:
+                    probs, found = self._drawn(part, lists, budget, number)
+                    if budget.noise is None:
+                        num_dists = sum(dist.shape[1] for dist in dists)
+                        places = torch.arange(num_dists, num_dists + probs.shape[1], device=dist_index.device)
+                        dist_index[0, part.parents] = places
+                        dists.append(probs)
+                token_ids[:, part.nodes] = found.to(token_ids.device)
+                if chances is not None:
+                    chances[:, part.nodes.cpu()] = self._chances(part, lists, found, budget, number)
         drop_last(self.slots.cache, num_drafted_slots)
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
         by_row = parents_by_row(tree, depths).to(token_ids.device)
         return Draft(token_ids, by_row, num_passes=len(passes), chances=chances, **drawn)
 
-    def _drawn(self, draft_pass: DraftPass, logits: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
+    def _lists(self, part: DraftPass, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits `[rows, parents, tokens]` of the parents' children."""
+        blocks, places = part.lists
+        if self.is_blind:
+            return logits[:, blocks, places]
+        place = int(places[0])  # all are alike
+        parents = token_ids[:, part.parents]
+        return self.logits_after(parents, logits[:, :, place], features[:, :, place], blocks.expand_as(parents))
+
+    def _best(self, part: DraftPass, logits: Tensor) -> Tensor:
+        """The drafted tokens `[rows, drafted]`, of logits `[rows, blocks, k, tokens]`, or of each parent's children."""
+        best = logits.topk(part.num_ranks, dim=-1).indices
+        blocks, places, ranks = part.sources
+        where = (blocks, places) if self.is_blind else (part.siblings[0],)
+        return self.target_ids(best[(slice(None), *where, ranks)])
+
+    def _drawn(self, part: DraftPass, lists: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
         """Distributions `[rows, parents, vocab]` of the parents' children, and the drawn tokens `[rows, drafted]`."""
-        probs = self._probs(draft_pass, logits, budget)
-        num_children = int(draft_pass.siblings[1].max()) + 1
-        children = draw_children(probs, self._depths(draft_pass, number), num_children, budget, self.rng)
-        return probs, children[(slice(None), *draft_pass.siblings)]
+        probs = self._probs(lists, budget)
+        num_children = int(part.siblings[1].max()) + 1
+        children = draw_children(probs, self._depths(part, number), num_children, budget, self.rng)
+        return probs, children[(slice(None), *part.siblings)]
 
-    def _chances(
-        self, draft_pass: DraftPass, logits: Tensor, found: Tensor, budget: DraftBudget, number: int
-    ) -> Tensor:
+    def _chances(self, part: DraftPass, lists: Tensor, found: Tensor, budget: DraftBudget, number: int) -> Tensor:
         """How likely the `found` tokens of a pass seem."""
-        probs, depths = self._probs(draft_pass, logits, budget), self._depths(draft_pass, number)
-        return node_chances(probs, found, draft_pass.siblings[0], depths, budget)
+        probs, depths = self._probs(lists, budget), self._depths(part, number)
+        return node_chances(probs, found, part.siblings[0], depths, budget)
 
-    def _probs(self, draft_pass: DraftPass, logits: Tensor, budget: DraftBudget) -> Tensor:
-        """Distributions `[rows, parents, vocab]` of the parents' children."""
-        lists = logits[(slice(None), *draft_pass.lists)]
+    def _probs(self, lists: Tensor, budget: DraftBudget) -> Tensor:
+        """Distributions over the target's tokens, of the parents' logits."""
         return self.over_target_ids(torch.softmax(lists / (budget.temperature or 1.0), dim=-1))
 
     def _depths(self, draft_pass: DraftPass, number: int) -> list[int]:

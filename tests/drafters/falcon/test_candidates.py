@@ -37,6 +37,8 @@ def small_drafter(target: Target, tree: Lists | None = None, **options: Any) -> 
     drafter = make_drafter(target.model, draft_tree=stored, **options)
     for weight in drafter.recurrence.parameters():
         weight.normal_(std=WIDTH**-0.5, generator=torch.Generator().manual_seed(2))
+    if drafter.config.transition_rank is not None:
+        drafter.transition.after.weight.normal_(std=3.0, generator=torch.Generator().manual_seed(3))
     return drafter
 
 
@@ -81,6 +83,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "with places": {},
     "of tokens": {"recurrence": "token"},
     "with shortcut": {"shortcut": True},
+    "with a transition": {"transition_rank": 5},
     "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
 }
 
@@ -117,13 +120,13 @@ GROWN_BUDGETS = (  # and what is left of depth 5, top 4 and 12 nodes under each,
 )
 
 
-@pytest.mark.parametrize("recurrence", ["sequence", "token"])
+@pytest.mark.parametrize("kind", ["with places", "of tokens", "with a transition"])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 def test_a_grown_tree_is_that_of_reading_everything_anew(
-    target: Target, block_size: int, num_layers: int, recurrence: str
+    target: Target, block_size: int, num_layers: int, kind: str
 ) -> None:
-    drafter = small_drafter(target, block_size=block_size, num_hidden_layers=num_layers, recurrence=recurrence)
+    drafter = small_drafter(target, block_size=block_size, num_hidden_layers=num_layers, **KINDS[kind])
     drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=5, num_tree_nodes=12)
     text, generator, twin = Text(seed=num_layers), start(drafter, target), NaiveFalcon(drafter, target)
 

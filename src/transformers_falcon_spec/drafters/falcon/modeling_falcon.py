@@ -101,7 +101,9 @@ class Transition(nn.Module):
         self.gate = nn.Linear(config.hidden_size, rank, bias=False)
         self.after = nn.Linear(rank, config.vocab_size, bias=False)
 
-    def forward(self, token_ids: Int[Tensor, "..."], features: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+    def forward(
+        self, token_ids: Int[Tensor, "..."], features: Float[Tensor, "... hidden"]
+    ) -> Float[Tensor, "... vocab"]:
         """What to add to the logits of `features` after the tokens `token_ids`."""
         return self.after(self.before(token_ids) * (1 + self.gate(features)))
 
