@@ -124,6 +124,11 @@ class ListWatch:
                 f"Chances are those of trees that grow, but this `{type(drafter).__name__}` drafts without. Take a drafter that can "
                 "grow them, and set `dynamic_tree=True`."
             )
+        if getattr(drafter.config, "transition_rank", None) is not None:
+            raise OptionError(
+                "Lists are watched block by block, but with a `transition_rank` each token has a list of its own: such drafters cannot "
+                "be calibrated yet. Leave `confidence_temperatures` out."
+            )
         self.drafter = copy.copy(drafter)  # the same weights
         self.drafter.config = copy.copy(drafter.config)
         self.drafter.config.confidence_temperatures = None

@@ -417,6 +417,7 @@ def test_another_target_is_refused_with_the_name_of_the_right_one(changes: dict[
             OptionError,
             "`newest_row` needs `block_position_embedding`",
         ),
+        ({"transition_rank": 0}, OptionError, "`transition_rank` must be at least 1"),
         ({"block_size": "2"}, StrictDataclassError, "'block_size' expected int, got str"),
         ({"recurrent_dropout": "much"}, StrictDataclassError, "'recurrent_dropout' expected float, got str"),
         ({"feature_layers": "last"}, StrictDataclassError, "'feature_layers' expected a list, got str"),

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.training.runs import example_batch, make_trainer
@@ -90,3 +91,22 @@ def test_every_guess_is_told_its_place_in_the_block(tmp_path: Path, block_size: 
     assert outcome.places.tolist() == [
         (position - phases[0][row]) % block_size for row, position in counted.nonzero().tolist()
     ]
+
+
+@torch.no_grad()
+def test_a_place_is_told_the_texts_own_token_before_it(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 2, "transition_rank": 3}, use_glancing=False)
+    drafter = trainer.model.eval()
+    drafter.transition.after.weight.normal_()
+    pairs = trainer.features(example_batch())
+
+    logits = trainer.objective(drafter, pairs, torch.Generator().manual_seed(0), 0.0).draft_logits
+
+    phases = torch.randint(2, (len(pairs.is_token),), generator=torch.Generator().manual_seed(0))
+    predicted = drafter(pairs.token_embeds, pairs.features, phases, pairs.is_token)
+    expected = [
+        trainer.features.head(predicted[row, place])
+        + drafter.transition(pairs.input_ids[row, place + 2], predicted[row, place])
+        for row, place in pairs.is_counted.nonzero().tolist()
+    ]
+    torch.testing.assert_close(logits, torch.stack(expected))

@@ -33,6 +33,9 @@ class FalconSpecConfig(GrowingConfig):
         newest_row (`bool`, *optional*, defaults to `False`):
             Each row of a block is told a map of the block's newest row, one map for each place, before attention asks for more,
             so that it need not find out first where that row stands.
+        transition_rank (`int`, *optional*):
+            Rank of a table of what each token says of the next, added to the logits of a place after each token that may stand
+            before it. Without it the drafts of a block are blind to each other; published drafters have none.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
@@ -79,8 +82,8 @@ class FalconSpecConfig(GrowingConfig):
         self._check_options()
 
     def _check_options(self) -> None:
-        for name in ("block_size", "num_hidden_layers", "num_recurrent_layers"):
-            if getattr(self, name) < 1:
+        for name in ("block_size", "num_hidden_layers", "num_recurrent_layers", "transition_rank"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
         if self.recurrence not in RECURRENCES:
             raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")

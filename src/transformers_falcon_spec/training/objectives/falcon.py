@@ -29,14 +29,20 @@ class FalconObjective(Objective):
             seen = self._glance(model, pairs, noisy, wanted, phases, generator, progress)
         predicted = model(seen.token_embeds, seen.features, phases, seen.is_token)
         counted = seen.is_counted
-        logits, wanted = self.features.head(predicted[counted]), wanted[counted[pairs.is_counted]]
-        if self.config.transition_rank is not None:
-            before = ahead(pairs.input_ids[:, :-1], pairs.input_ids[:, -1:], self.block_size)[counted]
-            logits = logits + self._drafter.transition(before, predicted[counted].to(self._drafter.dtype)).float()
+        logits, wanted = self._logits(predicted, pairs, counted), wanted[counted[pairs.is_counted]]
         loss = distillation_loss(predicted[counted], pairs.labels[counted], logits, wanted)
         total = loss.total(self.args.feature_loss_weight, self.args.token_loss_weight)
         positions = torch.arange(counted.shape[1], device=counted.device)
         return Outcome(total, vars(loss), logits, wanted, ((positions - phases[:, None]) % self.block_size)[counted])
+
+    def _logits(self, predicted: Tensor, pairs: PairBatch, counted: Tensor) -> Tensor:
+        """What the drafter says of the counted places, each after the text's own token before it."""
+        features = predicted[counted]
+        logits = self.features.head(features)
+        if self.config.transition_rank is None:
+            return logits
+        before = ahead(pairs.input_ids[:, :-1], pairs.input_ids[:, -1:], self.block_size)[counted]
+        return logits + self._drafter.transition(before, features.to(self._drafter.dtype)).to(logits)
 
     def _glance(
         self,
@@ -52,8 +58,8 @@ class FalconObjective(Objective):
         if not self.args.use_glancing or self.block_size == 1:
             return noisy
         with torch.no_grad():
-            predicted = model(noisy.token_embeds, noisy.features, phases, noisy.is_token)[noisy.is_counted]
-            wrong = self.features.head(predicted).argmax(-1) != wanted.argmax(-1)
+            predicted = model(noisy.token_embeds, noisy.features, phases, noisy.is_token)
+            wrong = self._logits(predicted, noisy, noisy.is_counted).argmax(-1) != wanted.argmax(-1)
         budget = glancing_budget(int(wrong.sum()), self.args.glancing_ratio, progress)
         mask = reveal_mask(noisy.is_counted, phases, self.block_size, budget, generator)
         return reveal(noisy, clean.features, mask, self.block_size)
