@@ -60,7 +60,7 @@ def with_field(name: str, value: Any) -> Callable[[Path], None]:
         (lambda folder: (folder / WEIGHTS).unlink(), "but they cannot: .*no file named model.safetensors"),
         (
             lambda folder: (folder / CONFIG).write_text("[]"),
-            "`config.json` of .* must hold a JSON object, but it holds a list",
+            "`config.json` of .* must hold a JSON object, but it holds something else",
         ),
         (with_field("block_size", "two"), "but they cannot: .*'block_size' expected int, got str"),
     ],

@@ -59,7 +59,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
         raise OptionError(f"`num_hidden_layers` must lie in 1..{most}, the target's number, but it is {num_layers}.")
     try:
         model = _assembled(target, _spread(most, num_layers), options)
-    except (StrictDataclassError, ValueError, RuntimeError) as error:
+    except (StrictDataclassError, ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise DrafterMismatchError(
             f"Layers {_spread(most, num_layers)} of the target must make a `{type(target).__name__}` of their own, but they do not: "
@@ -74,6 +74,8 @@ def _assembled(target: PreTrainedModel, layers: list[int], options: dict[str, An
     config = _config(target.config.get_text_config(decoder=True), layers, options)
     DynamicCache(config=config).get_seq_length()  # assisted generation asks for it; without attention there is none
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        model(torch.zeros(1, 1, dtype=torch.long))  # layers that need one another say so at the latest when they run
     model.generation_config = copy.deepcopy(target.generation_config)
     if set(options) == {"num_hidden_layers"}:
         _copy_weights(target, model, layers)

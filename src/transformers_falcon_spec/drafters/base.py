@@ -256,12 +256,13 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
     Raises:
         [`CheckpointError`]: it is none of `model_types`.
     """
-    config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
-    if not isinstance(config, dict):
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
+        kind = config.get("model_type")
+    except (TypeError, AttributeError) as error:  # Transformers takes it for an object, at once or not at all
         raise CheckpointError(
-            f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds a {type(config).__name__}. Fetch it again."
-        )
-    kind = config.get("model_type")
+            f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds something else. Fetch it again."
+        ) from error
     if kind not in model_types:
         raise CheckpointError(
             f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A checkpoint "
