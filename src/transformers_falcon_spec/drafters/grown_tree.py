@@ -51,15 +51,11 @@ class GrownTreeGenerator(StaticTreeGenerator):
         options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
         wanted = max(options.tree_top_k, prices.width if prices else 0)
         width = 1 if budget.is_chain else min(wanted, self.num_draft_tokens)
-        num_blocks = max(
-            width // size, 1
-        )  # fed in each pass after the first, so that a pass feeds about `width` tokens
+        num_blocks = max(width // size, 1)  # fed in each later pass, so that it feeds about `width` tokens
         deepest = self._deepest(budget)
         num_passes = -(-min(deepest, max(depths)) // size)
         growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
-        ends = blocks = torch.zeros_like(
-            self.roots
-        )  # the nodes that blocks of a pass follow, and whose lists these are
+        ends = blocks = torch.zeros_like(self.roots)  # nodes that blocks of a pass follow, and whose lists these are
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
         num_kept, worth = min(options.num_tree_nodes, budget.num_nodes), 0.0
         gains: list[tuple[float, float]] = []
