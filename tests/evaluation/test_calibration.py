@@ -181,9 +181,16 @@ def test_what_was_seen_survives_json_and_a_token_that_cannot_be_drafted() -> Non
     torch.testing.assert_close(again.losses[0, AS_IT_IS], -expected[0, 4].log(), atol=1e-4, rtol=0)
 
 
-def falcon(target: Any) -> Any:
-    drafter = make_drafter(target, block_size=2)
+def falcon(target: Any, **config: Any) -> Any:
+    drafter = make_drafter(target, block_size=2, **config)
     drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=2, num_tree_nodes=73, tree_top_k=8)
+    return drafter
+
+
+def falcon_with_a_transition(target: Any) -> Any:
+    drafter = falcon(target, transition_rank=8)
+    with torch.no_grad():
+        drafter.transition.after.weight.normal_(std=0.5, generator=torch.Generator().manual_seed(2))
     return drafter
 
 
@@ -192,7 +199,7 @@ def eagle(target: Any) -> Any:
 
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
-@pytest.mark.parametrize("make", [falcon, eagle])
+@pytest.mark.parametrize("make", [falcon, falcon_with_a_transition, eagle])
 def test_the_watch_sees_what_the_text_became(make: Callable[[Any], Any], temperature: float | None) -> None:
     target = make_target(seed=7).double()
     watch = ListWatch(make(target))

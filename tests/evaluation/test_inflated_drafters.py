@@ -26,6 +26,7 @@ FALCONS = {
         "shortcut": True,
         "num_hidden_layers": 2,
     },
+    "falcon with a transition": {"transition_rank": 8, "block_size": 3, "recurrence": "token"},
 }
 MEDUSAS = {
     "medusa": {"num_heads": 7, "draft_tree": TREE},
@@ -73,7 +74,9 @@ def _logits(target: Any, drafter: Any) -> torch.Tensor:
         outputs = drafter(features[:, :, None].expand(-1, -1, drafter.config.num_heads, -1))
         return outputs if drafter.config.has_lm_heads else target.lm_head(outputs)
     if not isinstance(drafter, EagleDrafter):
-        return target.lm_head(drafter(embeds, features, phases=torch.tensor([1])))
+        outputs = drafter(embeds, features, phases=torch.tensor([1]))
+        logits = target.lm_head(outputs)
+        return logits if drafter.config.transition_rank is None else logits + drafter.transition(ids, outputs)
     is_counted = (torch.arange(20) < 20 - torch.arange(NUM_STEPS)[:, None])[None]  # chains end where the text does
     found = drafter(embeds, features, NUM_STEPS, is_counted)
     return target.lm_head(found.states[is_counted]) if drafter.config.version == 1 else found.logits

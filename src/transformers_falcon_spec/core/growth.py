@@ -12,6 +12,9 @@ from torch import Tensor
 
 from .tree import DraftTree
 
+# Given a place of blocks, nodes and the block that each stands in: what follows the nodes there.
+Children = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
 
 class TreeGrowth:
     """All nodes considered so far, node 0 the root; a child comes after its parent.
@@ -76,7 +79,7 @@ class TreeGrowth:
         self,
         ends: Int[Tensor, "rows blocks"],
         num_places: int,
-        children: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
+        children: Children,
         num_kept: int,
     ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
         """Give nodes what follows in blocks whose places were drafted at once.

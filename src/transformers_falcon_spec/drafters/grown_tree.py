@@ -5,13 +5,13 @@ rules hold for shapes that were settled before the draws, and choosing nodes by 
 arXiv 2406.16858, section 4, there with blocks of one token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.growth import TreeGrowth
+from ..core.growth import Children, TreeGrowth
 from ..core.tree import DraftTree
 from ..errors import OptionError
 from ..generation.cache import drop_last
@@ -71,7 +71,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
                 fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
                 features = self.draft_blocks(fed, features, blocks, slots, number)
-            children = self._children(growth, features, budget, number * size, width)
+            children = self.children_of(growth, features, budget, number * size, width)
             ends, blocks = growth.expand_blocks(ends, size, children, num_blocks)
             if prices:
                 before = worth
@@ -95,9 +95,9 @@ class GrownTreeGenerator(StaticTreeGenerator):
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
-    def _children(
+    def children_of(
         self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
-    ) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    ) -> Children:
         """What follows nodes at the places of blocks that start below `depth`, as [`TreeGrowth.expand_blocks`] asks for it."""
         logits = self.draft_logits(features)
         if self.is_blind:  # what stands before a place changes nothing there

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.growth import Children, TreeGrowth
 from ..drafters.base import DrafterModel
 from ..drafters.grown_tree import GrownTreeGenerator
 from ..errors import OptionError
@@ -124,11 +125,6 @@ class ListWatch:
                 f"Chances are those of trees that grow, but this `{type(drafter).__name__}` drafts without. Take a drafter that can "
                 "grow them, and set `dynamic_tree=True`."
             )
-        if getattr(drafter.config, "transition_rank", None) is not None:
-            raise OptionError(
-                "Lists are watched block by block, but with a `transition_rank` each token has a list of its own: such drafters cannot "
-                "be calibrated yet. Leave `confidence_temperatures` out."
-            )
         self.drafter = copy.copy(drafter)  # the same weights
         self.drafter.config = copy.copy(drafter.config)
         self.drafter.config.confidence_temperatures = None
@@ -161,50 +157,60 @@ class ListWatch:
 
 
 class _WatchedCall:
-    """The passes of one generator, of a call for one text: which path each block follows, and the scores at its places."""
+    """What one generator drafts, of a call for one text: the scores of its lists, by the drafted tokens that each follows."""
 
     def __init__(self, watch: ListWatch, generator: GrownTreeGenerator) -> None:
         self.watch, self.generator = watch, generator
-        self.paths: list[list[tuple[int, ...]]] = []  # of each pass, the drafted tokens that each block follows
-        self.scores: list[Tensor] = []  # of each pass [blocks, k, tokens]
+        self.lists: dict[tuple[int, ...], Tensor] = {}  # [places, tokens]: of a block, or of one node
+        self.latest = torch.empty(0)
         self.propose_inside, self.commit_inside = generator.propose, generator.commit
-        self.draft_inside, self.scores_inside = generator.draft_blocks, generator.scores
+        self.children_inside, self.scores_inside = generator.children_of, generator.scores
         for name, method in (
             ("propose", self.propose),
             ("commit", self.commit),
-            ("draft_blocks", self.draft_blocks),
-            ("scores", self.scores_of),
+            ("children_of", self.children_of),
+            ("scores", self.scores),
         ):
             setattr(generator, name, method)
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        self.paths, self.scores = [[()]], []
+        self.lists = {}
         return self.propose_inside(budget)
 
-    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
-        above = zip(parents[0].tolist(), token_ids[0].tolist(), strict=True)
-        self.paths.append([(*self.paths[-1][parent], *tokens) for parent, tokens in above])
-        return self.draft_inside(token_ids, features, parents, seen, number)
+    def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+        self.latest = self.scores_inside(logits, budget, depth)
+        return self.latest
 
-    def scores_of(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
-        found = self.scores_inside(logits, budget, depth)
-        self.scores.append(found[0])
-        return found
+    def children_of(
+        self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
+    ) -> Children:
+        children = self.children_inside(growth, features, budget, depth, width)
+
+        def seen(place: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+            found = children(place, nodes, blocks)
+            if place == 0 or not self.generator.is_blind:  # a blind block has the lists of all its places at once
+                paths = growth.token_ids[0, growth.path_up(nodes, depth + place + 1)[0, :, 1:]]
+                self.lists |= {
+                    tuple(path): scores for path, scores in zip(paths.tolist(), self.latest[0], strict=True)
+                }
+            return found
+
+        return seen
 
     def commit(self, committed: Committed) -> None:
         """What became text is the kept path and one token more."""
         (length,), (num_new,) = committed.lengths, committed.num_new
-        tokens, size = committed.sequence_ids[0, length - num_new : length].tolist(), self.generator.block_size
+        tokens = committed.sequence_ids[0, length - num_new : length].tolist()
+        num_places = self.generator.block_size if self.generator.is_blind else 1
         draft_ids = self.generator.target_ids(
             torch.arange(self.generator.num_draft_tokens, device=committed.sequence_ids.device)
         )
-        for index, token in enumerate(tokens if self.scores else []):
-            number, place = divmod(index, size)
-            path = tuple(tokens[: number * size])
-            if number >= len(self.scores) or path not in self.paths[number]:
+        for index, token in enumerate(tokens if self.lists else []):
+            place = index % num_places
+            lists = self.lists.get(tuple(tokens[: index - place]))
+            if lists is None:
                 break
             found = (draft_ids == token).nonzero().flatten().tolist()
-            scores = self.scores[number][self.paths[number].index(path), place]
-            self.watch.add(index + 1, scores, found[0] if found else -1)
-        self.scores = []
+            self.watch.add(index + 1, lists[place], found[0] if found else -1)
+        self.lists = {}
         self.commit_inside(committed)

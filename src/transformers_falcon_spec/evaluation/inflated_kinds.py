@@ -35,6 +35,9 @@ RULES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
     (r"recurrence\.weight_[ih]h_l\d+", ("hidden", "hidden"), None),
     (r"recurrence\.bias_[ih]h_l\d+", ("hidden",), None),
     (r"(shortcut|newest)\.weight", ("hidden", "hidden"), None),
+    (r"transition\.before\.weight", ("ids", "same"), None),
+    (r"transition\.gate\.weight", ("same", "hidden"), None),
+    (r"transition\.after\.weight", ("logits", "same"), None),
     # Eagle
     (r"(^|\.)fc\.weight", ("hidden", "hidden"), None),
     (r"(^|\.)fc\.bias", ("hidden",), None),

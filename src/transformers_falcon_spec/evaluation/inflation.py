@@ -210,7 +210,7 @@ def _fill(weight: Tensor, name: str, weights: dict[str, Tensor], layout: Layout)
         places.append(used.to(weight.device))
     scale = 1.0 if factor is None else getattr(layout, factor)
     weight[torch.meshgrid(*places, indexing="ij")] = (small * scale).to(weight)
-    if axes[0] == "logits" and layout.has_new_ids:
+    if axes == ("logits", "hidden") and layout.has_new_ids:
         weight[len(weights[name]) :, layout.small.hidden_size] = MUTE
 
 
