@@ -14,8 +14,8 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters import pairs
 from transformers_falcon_spec.generation.candidates import DraftBudget, Prices
+from transformers_falcon_spec.generation.knowledge import WARM_UP, Knowledge
 from transformers_falcon_spec.generation.target import Target
-from transformers_falcon_spec.generation.tuning import WARM_UP, Knowledge
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampling": runs.SAMPLING}
 KINDS = {
@@ -78,7 +78,7 @@ def test_the_output_says_what_was_chosen_and_why() -> None:
     assert sum(tuning["steps_by_nodes"].values()) == sum(tuning["steps_by_passes"].values()) == stats.num_steps
     assert tuning["steps_by_passes"][0] >= sum(not num_passes for _, num_passes in WARM_UP)
     assert tuning["read_seconds"]["1"] > 0
-    assert "the target reads 1 nodes in" in tuning["why"]
+    assert "the target reads 1 node in" in tuning["why"]
     assert 0 < stats.read_seconds < stats.verify_seconds
     assert stats.to_json()["tuning"] == tuning
 

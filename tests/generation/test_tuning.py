@@ -9,7 +9,8 @@ import torch
 
 from transformers_falcon_spec.core.growth import TreeGrowth
 from transformers_falcon_spec.generation.candidates import Draft, DraftBudget, Prices
-from transformers_falcon_spec.generation.tuning import LONGEST_PAUSE, WARM_UP, Knowledge, Tuner, knowledge_of
+from transformers_falcon_spec.generation.knowledge import LONGEST_PAUSE, WARM_UP, Knowledge, knowledge_of
+from transformers_falcon_spec.generation.tuning import Tuner
 
 WIDTH = 4
 MOST_PASSES = 6

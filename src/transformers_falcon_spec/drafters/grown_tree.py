@@ -65,12 +65,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 if prices and not prices.pays(number, hope):
                     num_passes = number
                     break
-                own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)
-                above = seen.gather(1, blocks[..., None].expand(-1, -1, seen.shape[-1]))
-                seen = torch.cat([above, own], dim=-1)
-                slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
-                fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
-                features = self.draft_blocks(fed, features, blocks, slots, number)
+                features, seen = self._feed(growth, ends, features, blocks, seen, number)
             children = self.children_of(growth, features, budget, number * size, width)
             ends, blocks = growth.expand_blocks(ends, size, children, num_blocks)
             if prices:
@@ -87,6 +82,18 @@ class GrownTreeGenerator(StaticTreeGenerator):
             expected_by_depth=growth.expected_by_depth(num_kept, deepest) if prices else None,
             gains=tuple(gains),
         )
+
+    def _feed(
+        self, growth: TreeGrowth, ends: Tensor, features: Tensor, blocks: Tensor, seen: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """Pass `number`, over the tokens that end at the nodes `ends` of the blocks before: its features, and what its blocks see."""
+        size = self.block_size
+        own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)
+        above = seen.gather(1, blocks[..., None].expand(-1, -1, seen.shape[-1]))
+        seen = torch.cat([above, own], dim=-1)
+        slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
+        fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
+        return self.draft_blocks(fed, features, blocks, slots, number), seen
 
     def _deepest(self, budget: DraftBudget) -> int:
         """How deep trees may grow: as told, and as far as passes pay where that is all that limits them."""

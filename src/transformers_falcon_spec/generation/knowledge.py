@@ -1,0 +1,168 @@
+"""What the steps of a pair of models taught: seconds, tokens, how far the drafter's chances can be believed; and prices that follow."""
+
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..core.costs import CostCurve
+from .candidates import Draft, Prices
+
+# Nodes and passes of the first steps of a pair of models, to learn what they cost.
+WARM_UP = ((1, 0), (4, 1), (16, 2), (1, 0), (8, 1), (16, 2))
+REFRESH = 64  # drafted steps between two plain ones, which keep the price of plain decoding fresh
+MEMORY = 0.97  # what is left of a step after the next one
+LEAST_STEPS = 6  # drafted steps before drafting may be given up
+PAUSE, LONGEST_PAUSE = 64, 1024  # plain steps before drafting is tried again; twice as many each time it fails
+MAX_DEPTH = 16  # depths whose chances are learned
+MAX_PASSES = 8  # passes whose yields are learned; later ones are like the last
+MAX_WEIGHT = 4.0
+NODES_PER_WIDTH, MAX_WIDTH = 4, 16  # of trees of so many nodes that many nodes of a depth are considered
+EPS = 1e-6
+
+
+class Mean:
+    """A mean that forgets, towards `prior` where there is one, and how sure it is."""
+
+    def __init__(self, prior: float | None = None) -> None:
+        self.prior = prior
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._weight = self.total = self._squares = 0.0
+        self.num = 0
+
+    def learn(self, value: float) -> None:
+        """Take in one value."""
+        self.fade()
+        self._weight += 1
+        self.total += value
+        self._squares += value**2
+        self.num += 1
+
+    def fade(self) -> None:
+        """A step went by that says nothing of this."""
+        self._weight *= MEMORY
+        self.total *= MEMORY
+        self._squares *= MEMORY
+
+    @property
+    def value(self) -> float:
+        """The mean; a prior weighs as much as one new value, without one it is 0 while nothing is known."""
+        if self.prior is not None:
+            return (self.total + self.prior) / (self._weight + 1)
+        return self.total / self._weight if self._weight else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        variance = max(self._squares / self._weight - self.value**2, 0.0) if self._weight else 0.0
+        return float((variance / max(self._weight, 1.0)) ** 0.5)
+
+
+@dataclass
+class Knowledge:
+    """What is known of a pair of models on a device at a batch size; lives as long as the models do."""
+
+    read: CostCurve = field(default_factory=CostCurve)  # seconds of the target's forward by nodes
+    draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes
+    tokens: Mean = field(default_factory=Mean)  # of a step
+    seconds: Mean = field(default_factory=Mean)
+    num_nodes: Mean = field(default_factory=Mean)  # of drafted steps
+    advantage: Mean = field(default_factory=Mean)  # tokens by which a drafted step beats plain ones in the same time
+    yields: list[Mean] = field(default_factory=lambda: [Mean(prior=1.0) for _ in range(MAX_PASSES)])  # see `Prices`
+    expected: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # tokens kept by depth
+    kept: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])
+    num_steps: int = 0
+    num_since_plain: int = 0
+    pause: int = PAUSE  # the next one's length
+    num_left: int = 0  # plain steps until drafting is tried again
+    prices: Prices | None = None
+
+    def learn_step(self, num_nodes: int, num_passes: int, num_kept: list[int]) -> None:
+        """What a step brought, and what such a step costs."""
+        seconds = self.read(num_nodes) + (self.draft(num_passes) if num_passes else 0.0)
+        self.num_steps += 1
+        self.tokens.learn(len(num_kept) + sum(num_kept))
+        self.seconds.learn(seconds)
+        if not num_passes:
+            return
+        self.num_nodes.learn(num_nodes)
+        self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
+        if self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0:
+            self.num_left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.advantage.reset()
+        elif self.advantage.num >= PAUSE:
+            self.pause = PAUSE
+
+    def learn_chances(self, draft: Draft, num_kept: list[int]) -> None:
+        """How far the drafter's chances can be believed."""
+        assert draft.expected_by_depth is not None  # the caller asked
+        for mean in self.yields[len(draft.gains) + 1 :]:
+            mean.fade()  # so that a pass that stopped paying is tried again
+        for mean, (expected, gained) in zip(self.yields[1:], draft.gains, strict=False):
+            mean.learn(gained / max(expected, EPS))
+        for depth, expected in enumerate(draft.expected_by_depth.tolist()[1 : MAX_DEPTH + 1], start=1):
+            self.expected[depth - 1].learn(expected)
+            self.kept[depth - 1].learn(sum(kept >= depth for kept in num_kept))
+
+    def is_next_plain(self) -> bool:
+        """Whether drafting pauses, or the price of plain decoding is to be looked at again."""
+        if self.num_left:
+            self.num_left -= 1
+            return True
+        self.num_since_plain += 1
+        if self.num_since_plain == REFRESH:
+            self.num_since_plain = 0
+            return True
+        return False
+
+    def new_prices(self, num_nodes: int) -> Prices:
+        """Prices at the rate of the newest steps."""
+        rate = self.tokens.value / self.seconds.value
+        plain, draft = self.read(1), [self.draft(num) for num in range(1, MAX_PASSES + 1)]
+        pairs = zip(self.kept, self.expected, strict=True)
+        weights = [(kept.total + 1) / (expected.total + 1) for kept, expected in pairs]
+        return Prices(
+            nodes=torch.tensor([rate * (self.read(num) - plain) for num in range(1, num_nodes + 1)]),
+            passes=[0.0, *(rate * (more - less) for less, more in pairwise(draft))],
+            yields=[mean.value for mean in self.yields],
+            weights=torch.tensor([1.0, *weights]).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
+            width=min(round(self.num_nodes.value / NODES_PER_WIDTH), MAX_WIDTH),
+        )
+
+    def why(self) -> str:
+        """The state of things in words."""
+        if self.num_steps < len(WARM_UP):
+            return "Still learning what steps cost."
+        reads = ", ".join(f"{_count(size, 'node')} in {_ms(cost)}" for size, cost in self.read.to_json().items())
+        drafts = ", ".join(
+            f"{_count(size, 'pass', 'es')} in {_ms(cost)}" for size, cost in self.draft.to_json().items()
+        )
+        costs = f"the target reads {reads}; the drafter makes {drafts}"
+        if self.num_left:
+            return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
+        return f"A drafted step brings {self.advantage.value:+.2f} tokens more than plain steps in the same time: {costs}."
+
+
+_KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Knowledge]]] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def knowledge_of(drafter: Any, target: Any, circumstances: Any) -> Knowledge:
+    """What calls with the same models under the same circumstances have learned so far."""
+    with _LOCK:
+        of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
+        return of_drafter.setdefault(target, {}).setdefault(circumstances, Knowledge())
+
+
+def _count(num: int | str, name: str, ending: str = "s") -> str:
+    return f"{num} {name}{'' if int(num) == 1 else ending}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
