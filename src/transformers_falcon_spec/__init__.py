@@ -9,6 +9,7 @@ from .drafters.eagle import EagleConfig, EagleDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .drafters.medusa import MedusaConfig, MedusaDrafter
+from .drafters.pool import DrafterPool
 from .errors import (
     BenchmarkError,
     CheckpointError,
@@ -39,6 +40,7 @@ __all__ = [
     "DraftTree",
     "DraftTreeError",
     "DrafterMismatchError",
+    "DrafterPool",
     "EagleConfig",
     "EagleDrafter",
     "FalconSpecConfig",

@@ -56,7 +56,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     target = make_eagle_target()
     drafter = KINDS[kind](target)
     drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree)
-    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.knowledge_of", lambda *_: Fickle(3))
+    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.knowledge_of", lambda *_: (Fickle(3),))
     monkeypatch.setattr(pairs, "MOST_WAITING", 3)
 
     pair = runs.both(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode])

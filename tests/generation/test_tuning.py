@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.core.growth import TreeGrowth
 from transformers_falcon_spec.generation.candidates import Draft, DraftBudget, Prices
 from transformers_falcon_spec.generation.knowledge import LONGEST_PAUSE, WARM_UP, Knowledge, knowledge_of
@@ -95,17 +96,30 @@ def rate_of_fixed(world: World, num_nodes: int, num_passes: int, num_steps: int)
 
 
 def run_tuned(world: World, num_steps: int, knowledge: Knowledge | None = None) -> Tuner:
-    tuner = Tuner(knowledge or Knowledge(), CPU)
+    tuner = Tuner((knowledge or Knowledge(),), CPU)
+    _run([world], tuner, num_steps)
+    return tuner
+
+
+def run_contest(worlds: list[World], num_steps: int) -> float:
+    """Tokens a second of several drafters on one machine, of which the tuner asks one in each step."""
+    _run(worlds, Tuner([Knowledge() for _ in worlds], CPU), num_steps)
+    return sum(world.num_tokens for world in worlds) / sum(
+        world.draft_seconds + world.read_seconds for world in worlds
+    )
+
+
+def _run(worlds: list[World], tuner: Tuner, num_steps: int) -> None:
     for _ in range(num_steps):
         budget = tuner.limited(DraftBudget((99,), 256))
         if budget is None:
-            draft, num_kept = world.step(1, 0)
+            draft, num_kept = worlds[0].step(1, 0)
         else:
             num_passes = min(budget.num_passes or MOST_PASSES, MOST_PASSES)
             num_nodes = None if budget.prices else budget.num_nodes
-            draft, num_kept = world.step(num_nodes, num_passes, budget.prices)
-        tuner.learn(draft, [num_kept], world.draft_seconds, world.read_seconds)
-    return tuner
+            draft, num_kept = worlds[budget.drafter].step(num_nodes, num_passes, budget.prices)
+        spent = [sum(getattr(world, name) for world in worlds) for name in ("draft_seconds", "read_seconds")]
+        tuner.learn(draft, [num_kept], *spent)
 
 
 def cpu(skill: float, seed: int = 0) -> World:
@@ -183,7 +197,7 @@ def test_a_pass_that_stopped_paying_is_tried_again() -> None:
 
 
 def test_the_first_steps_learn_what_sizes_cost() -> None:
-    tuner, taken = Tuner(Knowledge(), CPU), []
+    tuner, taken = Tuner((Knowledge(),), CPU), []
 
     for _ in WARM_UP:
         budget = tuner.limited(DraftBudget((99,), 256))
@@ -197,28 +211,36 @@ def test_the_first_steps_learn_what_sizes_cost() -> None:
 
 
 def test_without_knowledge_the_budget_stays_as_it_is() -> None:
-    tuner, budget = Tuner(None, CPU), DraftBudget((3,), 7)
+    tuner, budget = Tuner((), CPU), DraftBudget((3,), 7)
 
     assert tuner.limited(budget) is budget
     assert tuner.to_json() == {}
 
 
-def test_a_pair_of_models_is_remembered_as_long_as_it_lives() -> None:
-    drafter, target, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+class Model(torch.nn.Linear):
+    """Something with options that can be known."""
 
-    known = knowledge_of(drafter, target, "alone")
+    generation_config = SpeculationConfig()
 
-    assert knowledge_of(drafter, target, "alone") is known
-    assert knowledge_of(drafter, target, "in a batch") is not known
-    assert knowledge_of(drafter, other, "alone") is not known
-    assert knowledge_of(other, target, "alone") is not known
+
+def test_models_are_remembered_together_as_long_as_they_live() -> None:
+    drafter, target, other = Model(1, 1), Model(1, 1), Model(1, 1)
+
+    (known,) = knowledge_of([drafter], target, "alone")
+
+    assert knowledge_of([other, drafter], target, "alone")[1] is known
+    assert knowledge_of([drafter], target, "in a batch")[0] is not known
+    assert knowledge_of([drafter], other, "alone")[0] is not known
+    assert knowledge_of([other], target, "alone")[0] is not known
+    drafter.generation_config = SpeculationConfig(num_tree_nodes=9)
+    assert knowledge_of([drafter], target, "alone")[0] is not known
 
 
 def test_a_proposal_that_read_much_text_first_teaches_nothing_of_passes() -> None:
-    tuner, token_ids = Tuner(Knowledge(), CPU), torch.zeros(1, 2, dtype=torch.long)
+    tuner, token_ids = Tuner((Knowledge(),), CPU), torch.zeros(1, 2, dtype=torch.long)
     drafted = Draft(token_ids, token_ids - 1, num_passes=1)
 
     tuner.learn(drafted, [0], 5.0, 1.0)  # the first one reads the prompt
     tuner.learn(drafted, [0], 5.2, 2.0)
 
-    assert tuner.knowledge.draft(1) == pytest.approx(0.2)
+    assert tuner.knowledge[0].draft(1) == pytest.approx(0.2)

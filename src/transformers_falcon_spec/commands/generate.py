@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer,
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
+from ..drafters.pool import DrafterPool
 from ..errors import OptionError
 from ..evaluation.decoding import Run, repetition_rate, timed_generate
 from ..evaluation.parity import ParityCheck
@@ -23,7 +24,7 @@ from ..evaluation.step_text import step_text
 from ..evaluation.steps import StepLog
 from ..generation.output import observe_steps
 from ..provenance import provenance
-from .loading import load_drafter, load_target
+from .loading import load_assistant, load_target
 
 WARM_UP_TOKENS = 8
 BAR_WIDTH = 40
@@ -34,7 +35,9 @@ class GenerateCommand:
     """What to write, with what."""
 
     target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    drafter: str = field(metadata={"help": "Folder or Hub name of the drafter."})
+    drafter: list[str] = field(
+        metadata={"help": "Folder or Hub name of the drafter; of several each step asks the one that brings most."}
+    )
     prompt: list[str] = field(default_factory=list, metadata={"help": "Prompts, each in quotes."})
     prompts: list[str] = field(default_factory=list, metadata={"help": "JSON lines files of prompts."})
     compare: bool = field(default=False, metadata={"help": "Also run the target alone, check and compare."})
@@ -76,7 +79,7 @@ def run(command: GenerateCommand) -> None:
     """Write every prompt's text; compare if asked."""
     logging.set_verbosity_error()
     target, tokenizer = load_target(command.target, command.dtype, command.device)
-    drafter = load_drafter(command.drafter, target)
+    drafter = load_assistant(command.drafter, target)
     prompts = [Prompt("command", str(i), (("user", text),)) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit)
     console = Console()
@@ -104,7 +107,7 @@ def _watch(
     command: GenerateCommand,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel,
+    drafter: DrafterModel | DrafterPool,
     prompts: list[Prompt],
     console: Console,
 ) -> None:
@@ -132,7 +135,7 @@ def _compare(
     command: GenerateCommand,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel,
+    drafter: DrafterModel | DrafterPool,
     prompts: list[Prompt],
     console: Console,
 ) -> None:
@@ -172,7 +175,7 @@ def _verdict(
     command: GenerateCommand,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel,
+    drafter: DrafterModel | DrafterPool,
     prompt: Prompt,
     plain: Run,
     drafted: Run,

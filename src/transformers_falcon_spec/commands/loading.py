@@ -20,6 +20,7 @@ from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
+from ..drafters.pool import DrafterPool
 from ..errors import DraftTreeError, OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,6 +67,16 @@ def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
         kind = check_is_drafter(name, DRAFTERS)
     drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
     return drafter.to(target.device)
+
+
+def load_assistant(names: list[str], target: PreTrainedModel) -> DrafterModel | DrafterPool:
+    """A drafter, or several of which the tuner asks one in each step.
+
+    Raises:
+        [`CheckpointError`]: a config names no drafter of this package.
+    """
+    drafters = [load_drafter(name, target) for name in names]
+    return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
 
 
 def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, DrafterModel]:

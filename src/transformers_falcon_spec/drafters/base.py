@@ -61,6 +61,11 @@ class DrafterModel(PreTrainedModel):
         return tuple(self.config.feature_layers)
 
     @property
+    def feature_size(self) -> int:
+        """Width of what it reads of the target at each token."""
+        return int(self.config.feature_size)
+
+    @property
     def stored_tree(self) -> dict[str, Any] | None:
         """The static tree of the options, else of the config; None where there is none."""
         return self.generation_config.draft_tree or getattr(self.config, "draft_tree", None)
@@ -149,7 +154,7 @@ class DrafterModel(PreTrainedModel):
         """By name each size that the drafter was made for, beside that of a target."""
         return {
             "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
-            "features": (self.config.feature_size, feature_width(model, self.feature_layers)),
+            "features": (self.feature_size, feature_width(model, self.feature_layers)),
             "embeddings": (self.config.embedding_size, embedding_width(model)),
         }
 

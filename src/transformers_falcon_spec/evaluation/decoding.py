@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 from ..errors import OptionError
@@ -59,7 +59,7 @@ def timed_generate(
     max_new_tokens: int,
     options: Options,
     seed: int,
-    assistant_model: PreTrainedModel | None = None,
+    assistant_model: nn.Module | None = None,
     attention_mask: Tensor | None = None,
     **arguments: Any,
 ) -> Run:

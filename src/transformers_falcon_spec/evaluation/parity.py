@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.base import DrafterModel
+from ..drafters.pool import DrafterPool
 from ..errors import OptionError
 from .decoding import Options
 from .evidence import Check, Evidence, gather
@@ -92,7 +93,7 @@ class ParityCheck:
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    drafter: DrafterModel
+    drafter: DrafterModel | DrafterPool
     max_new_tokens: int = 128
     seed: int = 0
     reread_in_float32: bool = False

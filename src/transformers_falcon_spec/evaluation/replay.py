@@ -30,7 +30,7 @@ class Text:
     options: Options
     seed: int
 
-    def write(self, drafter: PreTrainedModel | None, **arguments: Any) -> Run:
+    def write(self, drafter: nn.Module | None, **arguments: Any) -> Run:
         """Write it, with a drafter or without."""
         return timed_generate(
             self.target, self.input_ids, self.max_new_tokens, self.options, self.seed, drafter, **arguments
@@ -120,7 +120,7 @@ def replay_plain(text: Text, place: int, given: Tensor | None = None) -> Step | 
     return Step(run.new_ids[: place + 1], watch.logits, scores, noise)
 
 
-def replay_drafted(text: Text, place: int, drafter: PreTrainedModel) -> Step | None:
+def replay_drafted(text: Text, place: int, drafter: nn.Module) -> Step | None:
     """The step at `place` with a drafter, None if the text ends before."""
     run = _write_until(text, place, drafter)
     if len(run.new_ids) <= place:
@@ -128,7 +128,7 @@ def replay_drafted(text: Text, place: int, drafter: PreTrainedModel) -> Step | N
     return Step(run.new_ids[: place + 1], run.output.logits[place][0], run.output.scores[place][0])
 
 
-def _write_until(text: Text, place: int, drafter: PreTrainedModel | None, **arguments: Any) -> Run:
+def _write_until(text: Text, place: int, drafter: nn.Module | None, **arguments: Any) -> Run:
     stop = _StopAfter(text.input_ids.shape[1] + place + 1)
     return text.write(
         drafter,

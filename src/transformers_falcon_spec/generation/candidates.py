@@ -68,6 +68,7 @@ class DraftBudget:
         None  # [vocab] by row and depth: children are the best of probabilities / noise, and nobody asks from what
     )
     prices: Prices | None = None  # whoever can draft less than allowed does so where it is worth it
+    drafter: int = 0  # which one drafts, where there are several
     wants_chances: bool = False  # somebody looks at the trees: say how likely each node seems
 
     def __post_init__(self) -> None:

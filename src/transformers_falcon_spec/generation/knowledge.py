@@ -1,6 +1,7 @@
 """What the steps of a pair of models taught: seconds, tokens, how far the drafter's chances can be believed; and prices that follow."""
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from ..core.costs import CostCurve
 from .candidates import Draft, Prices
+from .options import OWN
 
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 WARM_UP = ((1, 0), (4, 1), (16, 2), (1, 0), (8, 1), (16, 2))
@@ -79,17 +81,25 @@ class Knowledge:
     kept: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])
     num_steps: int = 0
     num_since_plain: int = 0
+    num_idle: int = 0  # steps of which it was not asked, since it last was
+    num_tried: int = 0  # steps of its trial among other drafters
     pause: int = PAUSE  # the next one's length
     num_left: int = 0  # plain steps until drafting is tried again
     prices: Prices | None = None
 
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the newest steps."""
+        return self.tokens.value / max(self.seconds.value, EPS)
+
     def learn_step(self, num_nodes: int, num_passes: int, num_kept: list[int]) -> None:
         """What a step brought, and what such a step costs."""
-        seconds = self.read(num_nodes) + (self.draft(num_passes) if num_passes else 0.0)
+        is_drafted = num_passes > 0 or num_nodes > 1
+        seconds = self.read(num_nodes) + (self.draft(max(num_passes, 1)) if is_drafted else 0.0)
         self.num_steps += 1
         self.tokens.learn(len(num_kept) + sum(num_kept))
         self.seconds.learn(seconds)
-        if not num_passes:
+        if not is_drafted:
             return
         self.num_nodes.learn(num_nodes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
@@ -123,8 +133,7 @@ class Knowledge:
 
     def new_prices(self, num_nodes: int) -> Prices:
         """Prices at the rate of the newest steps."""
-        rate = self.tokens.value / self.seconds.value
-        plain, draft = self.read(1), [self.draft(num) for num in range(1, MAX_PASSES + 1)]
+        rate, plain, draft = self.rate, self.read(1), [self.draft(num) for num in range(1, MAX_PASSES + 1)]
         pairs = zip(self.kept, self.expected, strict=True)
         weights = [(kept.total + 1) / (expected.total + 1) for kept, expected in pairs]
         return Prices(
@@ -153,11 +162,15 @@ _KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Knowledge]]] = W
 _LOCK = threading.Lock()
 
 
-def knowledge_of(drafter: Any, target: Any, circumstances: Any) -> Knowledge:
-    """What calls with the same models under the same circumstances have learned so far."""
+def knowledge_of(drafters: Iterable[Any], target: Any, circumstances: Any) -> tuple[Knowledge, ...]:
+    """What calls with the same models and options under the same circumstances have learned so far, of each drafter."""
+    found = []
     with _LOCK:
-        of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
-        return of_drafter.setdefault(target, {}).setdefault(circumstances, Knowledge())
+        for drafter in drafters:
+            own = repr([getattr(drafter.generation_config, name) for name in OWN])
+            of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
+            found.append(of_drafter.setdefault(target, {}).setdefault((circumstances, own), Knowledge()))
+    return tuple(found)
 
 
 def _count(num: int | str, name: str, ending: str = "s") -> str:

@@ -48,7 +48,7 @@ class FeatureTaps:
         """Hooks are in place inside this block, and gone after it, whatever happens."""
         self.discard()
         owner = threading.get_ident()
-        handles = [self._hook(layer, owner) for layer in self.feature_layers]
+        handles = [self._hook(layer, owner) for layer in dict.fromkeys(self.feature_layers)]
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ ones. The walk takes the target's tokens whatever was drafted, so that none of t
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from .candidates import Draft, DraftBudget
+from .contest import choose
 from .knowledge import WARM_UP, Knowledge, knowledge_of
-from .options import OWN
 
 CADENCE = 16  # steps between two looks at the prices
 UNREAD = 8  # after so many plain steps a proposal reads much text first, and its seconds say nothing of others
@@ -26,26 +27,29 @@ class Tuner:
     """Chooses the budget of every step of one call.
 
     Args:
-        knowledge ([`Knowledge`], *optional*): What it starts from and adds to; None tunes nothing.
+        knowledge (`Sequence[Knowledge]`): What is known of each drafter, added to; without any nothing is tuned.
         device (`torch.device`): Where work is waited for, so that seconds are counted where they are spent.
     """
 
-    def __init__(self, knowledge: Knowledge | None, device: torch.device) -> None:
+    def __init__(self, knowledge: Sequence[Knowledge], device: torch.device) -> None:
         self.knowledge, self.device = knowledge, device
-        self.num_nodes, self.num_passes = Counter[int](), Counter[int]()  # steps of this call, by what they took
-        self._num_plain = UNREAD  # steps since the last draft
+        # steps of this call, by what they took
+        self.num_nodes, self.num_passes, self.num_asked = Counter[int](), Counter[int](), Counter[int]()
+        self._drafter = 0  # of the newest step
+        self._num_unread = [UNREAD] * len(knowledge)  # steps since each one's last draft
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
 
     def wait(self) -> None:
         """Let the device finish, so that its work is not counted as somebody else's."""
-        if self.knowledge is not None and self.device.type != "cpu":
+        if self.knowledge and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def limited(self, budget: DraftBudget) -> DraftBudget | None:
         """The budget of the next step within `budget`; None for a plain one."""
-        known = self.knowledge
-        if known is None:
+        if not self.knowledge:
             return budget
+        self._drafter = choose(self.knowledge, self._drafter)
+        known, budget = self.knowledge[self._drafter], replace(budget, drafter=self._drafter)
         if known.num_steps < len(WARM_UP):
             num_nodes, num_passes = WARM_UP[known.num_steps]
             budget = replace(budget, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
@@ -58,27 +62,32 @@ class Tuner:
 
     def learn(self, draft: Draft, num_kept: list[int], draft_seconds: float, read_seconds: float) -> None:
         """Take in a step: how many drafted tokens each row kept, rows that took no step left out, and all seconds so far."""
-        known, before = self.knowledge, self._seconds
-        self._seconds = (draft_seconds, read_seconds)
-        if known is None or not num_kept:
+        before, self._seconds = self._seconds, (draft_seconds, read_seconds)
+        if not self.knowledge or not num_kept:
             return
+        known = self.knowledge[self._drafter]
         num_nodes, num_passes = draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1
         known.read.learn(num_nodes, read_seconds - before[1])
-        if num_passes and self._num_plain < UNREAD:  # else it read much text at once
-            known.draft.learn(num_passes, draft_seconds - before[0])
-        self._num_plain = 0 if num_passes else self._num_plain + 1
+        self._num_unread = [num + 1 for num in self._num_unread]
+        if num_passes or num_nodes > 1:
+            self.num_asked[self._drafter] += 1
+            if self._num_unread[self._drafter] <= UNREAD:  # else it read much text at once
+                known.draft.learn(max(num_passes, 1), draft_seconds - before[0])
+            self._num_unread[self._drafter] = 0
         known.learn_step(num_nodes, num_passes, num_kept)
         if draft.expected_by_depth is not None:
             known.learn_chances(draft, num_kept)
 
     def to_json(self) -> dict[str, Any]:
         """What was chosen in this call, and what is known by now."""
-        known = self.knowledge
-        if known is None:
+        if not self.knowledge:
             return {}
+        known = self.knowledge[self._drafter]
         return {
+            "steps_by_drafter": dict(sorted(self.num_asked.items())),
+            "tokens_per_second": [one.rate for one in self.knowledge],
             "steps_by_nodes": dict(sorted(self.num_nodes.items())),
             "steps_by_passes": dict(sorted(self.num_passes.items())),
             "read_seconds": known.read.to_json(),
@@ -95,6 +104,6 @@ def tuner_of(drafter: Any, target: PreTrainedModel, verifier: str, circumstances
     options = drafter.generation_config
     is_text_safe = verifier == "lazy_walk" or not options.deterministic
     if not options.tune or not is_text_safe:
-        return Tuner(None, target.device)
-    own = repr([getattr(options, name) for name in OWN])
-    return Tuner(knowledge_of(drafter, target, (circumstances, own)), target.device)
+        return Tuner((), target.device)
+    members = getattr(drafter, "members", [drafter])  # of a pool each step asks one
+    return Tuner(knowledge_of(members, target, circumstances), target.device)

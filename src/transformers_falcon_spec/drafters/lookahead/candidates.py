@@ -30,8 +30,8 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         self._rows: list[_Row] = []
 
     def commit(self, committed: Committed) -> None:
-        """Keep it for the next proposal."""
-        self._pending.append(committed)
+        """Keep it for the next proposal: what follows the newest draft, and the newest text, which holds all before."""
+        self._pending = [*self._pending[:1], committed]
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The newest n-grams after each row's root, and its window; None where no row has either."""
@@ -45,7 +45,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         return Draft(token_ids, parents, is_guest.bool(), num_passes=0)
 
     def _catch_up(self) -> None:
-        """Learn from all commits since the last proposal."""
+        """Learn from what was committed since the last proposal."""
         for committed in self._pending:
             if not self._rows:
                 self._rows = [_Row(self) for _ in committed.lengths]

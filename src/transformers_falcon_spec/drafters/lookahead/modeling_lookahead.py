@@ -58,6 +58,11 @@ class LookaheadDrafter(DrafterModel):
         return ()
 
     @property
+    def feature_size(self) -> int:
+        """Nothing is read."""
+        return 0
+
+    @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root and guests included."""
         return self.config.num_nodes

@@ -106,6 +106,11 @@ class MedusaDrafter(DrafterModel):
         return (-1,)
 
     @property
+    def feature_size(self) -> int:
+        """Width of that."""
+        return self.config.hidden_size
+
+    @property
     def draft_tree(self) -> DraftTree:
         """The tree to draft: that of `generation_config`, else of the config, else one for heads nobody has measured."""
         return tree_from_json(self.stored_tree or _default_tree(self.config.num_heads).to_json())
@@ -124,7 +129,7 @@ class MedusaDrafter(DrafterModel):
         """By name each size that the drafter was made for, beside that of a target; embeddings are not read."""
         return {
             "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
-            "features": (self.config.hidden_size, feature_width(model, self.feature_layers)),
+            "features": (self.feature_size, feature_width(model, self.feature_layers)),
         }
 
     def candidate_generator(

@@ -1,0 +1,108 @@
+"""Several drafters for one target: the tuner asks, in each step, the one that brings most tokens a second."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import OptionError
+from ..generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ..generation.options import SpeculationConfig
+from .base import DrafterModel
+
+
+class DrafterPool(nn.Module):
+    """Drafters of any kinds as one assistant; what is drafted never changes the text.
+
+    Each one keeps its own trees; `verifier`, `strict`, `tune` and `deterministic` are those of the pool's `generation_config`. Where
+    nothing may be tuned the first drafter drafts alone.
+
+    Args:
+        drafters (`Sequence[DrafterModel]`): At least one; all of them for the same target.
+
+    Raises:
+        [`OptionError`]: there is none.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM
+    >>> from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> falcon = FalconSpecDrafter.from_pretrained("models/falcon-reference")
+    >>> pool = DrafterPool([falcon, LookaheadDrafter.from_target(target)])
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> drafted = target.generate(ids, assistant_model=pool, max_new_tokens=8, do_sample=False)
+    >>> drafted.equal(target.generate(ids, max_new_tokens=8, do_sample=False))
+    True
+
+    ```
+    """
+
+    def __init__(self, drafters: Sequence[DrafterModel]) -> None:
+        super().__init__()
+        if not drafters:
+            raise OptionError("A `DrafterPool` must hold at least one drafter, but it was given none.")
+        self.members: Any = nn.ModuleList(drafters)
+        self.config = drafters[0].config
+        self.generation_config = SpeculationConfig()
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Hidden states that any of them reads, those of the first drafter first."""
+        return tuple(layer for drafter in self.members for layer in drafter.feature_layers)
+
+    def check_target(self, model: PreTrainedModel) -> None:
+        """Refuse a target that one of them was not made for.
+
+        Raises:
+            [`DrafterMismatchError`]: it is of other sizes.
+            [`GenerationError`]: it is on another device.
+            [`OptionError`]: it cannot verify what the options ask for.
+        """
+        for drafter in self.members:
+            drafter.check_target(model)
+
+    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> "PoolGenerator":
+        """A generator that drafts with any of them for one call."""
+        return PoolGenerator(self.members, target, max_length, rng)
+
+
+class _MemberView:
+    """The target as one of several drafters sees it."""
+
+    def __init__(self, target: TargetView, feature_dim: int) -> None:
+        self.vocab_size, self.feature_dim = target.vocab_size, feature_dim
+        self.embed, self.head = target.embed, target.head
+
+
+class PoolGenerator(TreeCandidateGenerator):
+    """Generators of several drafters: all are told what became text, one is asked."""
+
+    def __init__(
+        self, drafters: Sequence[DrafterModel], target: TargetView, max_length: int, rng: torch.Generator
+    ) -> None:
+        super().__init__(target, max_length, rng)
+        self.generators = [
+            drafter.candidate_generator(_MemberView(target, drafter.feature_size), max_length, rng)
+            for drafter in drafters
+        ]
+        self.feature_layers = tuple(layer for drafter in drafters for layer in drafter.feature_layers)
+        self.wants_node_choices = any(generator.wants_node_choices for generator in self.generators)
+        self._columns = list(pairwise(accumulate((drafter.feature_size for drafter in drafters), initial=0)))
+
+    def commit(self, committed: Committed) -> None:
+        """Hand everyone the text and the features that it reads."""
+        features = committed.features
+        for generator, (start, end) in zip(self.generators, self._columns, strict=True):
+            own: Tensor | None = features[..., start:end] if features is not None and end > start else None
+            generator.commit(
+                Committed(committed.sequence_ids, committed.lengths, committed.num_new, own, committed.node_choices)
+            )
+
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        """What the drafter of the budget drafts."""
+        return self.generators[budget.drafter].propose(budget)
