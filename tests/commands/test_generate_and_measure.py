@@ -34,9 +34,6 @@ def test_generate_streams_the_targets_own_text(pair: dict[str, str], capsys: pyt
 def test_of_several_drafters_each_step_asks_one(pair: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--prompts", pair["prompts"], "--compare", "--max_new_tokens", "8"]
 
-    status = cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"], "models/none", *options])
-    assert status == 1
-    assert "models/none" in capsys.readouterr().err
     status = cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"], pair["drafter"], *options])
 
     assert status == 0
