@@ -5,6 +5,8 @@ matter: whoever drafts says which nodes get children. Source: arXiv 2406.16858, 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -16,11 +18,41 @@ from .tree import DraftTree
 Children = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+class _Level:
+    """All nodes of a depth: the children of some nodes one depth above, the same number each."""
+
+    def __init__(self, parents: Tensor, token_ids: Tensor, log_chances: Tensor, num_children: int) -> None:
+        self.parents, self.num_children = parents, num_children  # [rows, parents]
+        self.token_ids, self.log_chances = token_ids, log_chances  # [rows, parents * children]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What depends on the sizes of the levels alone, at each node."""
+
+    depths: Tensor  # [nodes]
+    ranks: Tensor  # [nodes] among siblings; -1 at the root
+    parents: Tensor  # [nodes] where the parent is named among those of all levels
+
+
+@lru_cache(maxsize=256)
+def _places(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
+    """For levels of so many parents with so many children each; every step has the same ones."""
+    depths, ranks, parents, num_before = [], [-1], [], 0
+    for depth, (num_parents, num_children) in enumerate(levels):
+        depths += [depth] * (num_parents * num_children)
+        ranks += list(range(num_children)) * num_parents if depth else []
+        parents += [num_before + place for place in range(num_parents) for _ in range(num_children)]
+        num_before += num_parents
+    return _Places(*(torch.tensor(values, device=device) for values in (depths, ranks, parents)))
+
+
 class TreeGrowth:
     """All nodes considered so far, node 0 the root; a child comes after its parent.
 
     The chance of a node is the product of the drafter's probabilities along its path. It falls from parent to child, so
-    the likeliest nodes of all always hold their ancestors, and any number of them is a tree.
+    the likeliest nodes of all always hold their ancestors, and any number of them is a tree. Nodes grow depth by depth, so that
+    what many have in common is kept once, and put together only where somebody asks for all of it.
 
     Args:
         roots (`torch.Tensor` of shape `(rows, 1)`): The newest committed tokens.
@@ -41,13 +73,53 @@ class TreeGrowth:
     """
 
     def __init__(self, roots: Int[Tensor, "rows 1"], max_depths: Int[Tensor, " rows"]) -> None:
-        self.token_ids = roots
-        self.parents = torch.full_like(roots, -1)
-        self.ranks = torch.full_like(roots, -1)
-        self.depths = torch.zeros_like(roots)
-        self.log_chances = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)  # -inf: must not enter
-        self._max_depths = max_depths.to(roots.device)
-        self.num_newest = 1
+        chances = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)
+        self._levels = [_Level(torch.full_like(roots, -1), roots, chances, 1)]
+        self._device = roots.device
+        self._max_depths = max_depths.to(roots.device)[:, None]
+        self._least_depth = int(max_depths.min())
+        self._num_above = 0  # nodes of all levels but the newest
+        self._joined: dict[str, Tensor] = {}
+
+    @property
+    def token_ids(self) -> Int[Tensor, "rows nodes"]:
+        """The token at each node."""
+        return self._all("token_ids")
+
+    @property
+    def log_chances(self) -> Float[Tensor, "rows nodes"]:
+        """Logarithm of the chance of each node; -inf: it must not enter."""
+        return self._all("log_chances")
+
+    @property
+    def parents(self) -> Int[Tensor, "rows nodes"]:
+        """The node above each one, -1 at the root."""
+        if "parents" not in self._joined:
+            self._joined["parents"] = torch.cat([level.parents for level in self._levels], dim=1)[
+                :, self._places.parents
+            ]
+        return self._joined["parents"]
+
+    @property
+    def depths(self) -> Int[Tensor, " nodes"]:
+        """The depth of each node, in all rows alike."""
+        return self._places.depths
+
+    @property
+    def _places(self) -> "_Places":
+        return _places(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
+
+    @property
+    def _order(self) -> Int[Tensor, "rows nodes"]:
+        """Nodes by falling chance."""
+        if "order" not in self._joined:
+            self._joined["order"] = _likeliest_first(self.log_chances)
+        return self._joined["order"]
+
+    def _all(self, name: str) -> Tensor:
+        if name not in self._joined:
+            self._joined[name] = torch.cat([getattr(level, name) for level in self._levels], dim=1)
+        return self._joined[name]
 
     def expand(
         self,
@@ -58,22 +130,18 @@ class TreeGrowth:
         """Give nodes of each row children, best first; they become the newest nodes.
 
         Args:
-            parents (`torch.Tensor` of shape `(rows, parents)`): Nodes without children so far.
+            parents (`torch.Tensor` of shape `(rows, parents)`): Some of the newest nodes.
             token_ids (`torch.Tensor` of shape `(rows, parents, children)`): The children's tokens; siblings differ.
             log_probs (`torch.Tensor` of shape `(rows, parents, children)`): What the drafter gives them after their parent.
         """
-        num_children = token_ids.shape[-1]
-        self.num_newest = parents.shape[1] * num_children
-        parents = parents.repeat_interleave(num_children, dim=1)
-        depths = self.depths.gather(1, parents) + 1
-        chances = self.log_chances.gather(1, parents) + log_probs.flatten(1).to(self.log_chances).clamp(max=0)
-        chances = chances.masked_fill(depths > self._max_depths[:, None], -torch.inf)
-        ranks = torch.arange(num_children, device=parents.device).repeat(token_ids.shape[1]).expand_as(parents)
-        self.token_ids = torch.cat([self.token_ids, token_ids.flatten(1).to(self.token_ids)], dim=1)
-        self.parents = torch.cat([self.parents, parents], dim=1)
-        self.ranks = torch.cat([self.ranks, ranks], dim=1)
-        self.depths = torch.cat([self.depths, depths], dim=1)
-        self.log_chances = torch.cat([self.log_chances, chances], dim=1)
+        newest, depth = self._levels[-1], len(self._levels)
+        above = newest.log_chances.gather(1, parents - self._num_above)[..., None]
+        chances = (above + log_probs.to(above).clamp(max=0)).flatten(1)
+        if depth > self._least_depth:
+            chances = chances.masked_fill(depth > self._max_depths, -torch.inf)
+        self._num_above += newest.token_ids.shape[1]
+        self._levels.append(_Level(parents, token_ids.flatten(1).to(newest.token_ids), chances, token_ids.shape[-1]))
+        self._joined = {}
 
     def expand_blocks(
         self,
@@ -98,11 +166,11 @@ class TreeGrowth:
         """
         nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
         for place in range(num_places):
-            start, (token_ids, log_probs) = self.token_ids.shape[1], children(place, nodes, blocks)
+            token_ids, log_probs = children(place, nodes, blocks)
             self.expand(nodes, token_ids, log_probs)
             width = token_ids.shape[-1]
             nodes = self.best_newest(width if place < num_places - 1 else num_kept)
-            blocks = blocks.gather(1, (nodes - start) // width)
+            blocks = blocks.gather(1, (nodes - self._num_above) // width)
         return nodes, blocks
 
     def path_up(self, nodes: Int[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows nodes num"]:
@@ -114,8 +182,11 @@ class TreeGrowth:
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
         """The likeliest `num` of the newest nodes, or all if there are fewer, in the order in which they stand."""
-        start = self.token_ids.shape[1] - self.num_newest
-        return _likeliest(self.log_chances[:, start:], num) + start
+        chances = self._levels[-1].log_chances
+        if num >= chances.shape[1]:
+            return torch.arange(chances.shape[1], device=self._device).expand_as(chances) + self._num_above
+        best = _likeliest_first(chances)[:, :num]
+        return best.sort(dim=1).values + self._num_above
 
     def worth(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
         """How many of the likeliest nodes to keep, of all rows alike, and what they bring above their prices.
@@ -124,42 +195,34 @@ class TreeGrowth:
             prices (`torch.Tensor` of shape `(nodes,)`): Price of the first n + 1 nodes, in tokens.
             weights (`torch.Tensor` of shape `(depths,)`): Factor of chances, by depth; deeper nodes take the last one.
         """
-        order = _likeliest_first(self.log_chances)[:, : len(prices)]
+        order = self._order[:, : len(prices)]
         gains = self.log_chances.gather(1, order).exp()
-        gains = gains * weights.to(gains.device)[self.depths.gather(1, order).clamp(max=len(weights) - 1)]
+        gains = gains * weights.to(gains.device)[self.depths[order].clamp(max=len(weights) - 1)]
         net = gains.sum(0).cumsum(0) - len(order) - prices.to(gains.device)[: order.shape[1]]
         best, place = net.max(0)
         return int(place) + 1, float(best)
 
     def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
         """Tokens expected to be kept at each depth by a tree of the likeliest `num_nodes`, of all rows; the root's first."""
-        kept = _likeliest(self.log_chances, num_nodes)
-        chances, depths = self.log_chances.gather(1, kept).exp(), self.depths.gather(1, kept)
+        kept = self._order[:, :num_nodes]
+        chances, depths = self.log_chances.gather(1, kept).exp(), self.depths[kept]
         return chances.new_zeros(max_depth + 1).index_add(0, depths.flatten(), chances.flatten())
 
     def best_chances(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
         """The chance of each node of [`TreeGrowth.best`] given that its parent is right; 1 at the root, 0 at fillers."""
-        kept = _likeliest(self.log_chances, num_nodes)
+        kept = self._order[:, :num_nodes].sort(dim=1).values
         above = self.log_chances.gather(1, self.parents.gather(1, kept).clamp(min=0))
         chances = (self.log_chances.gather(1, kept) - above).exp()
         return chances.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
         """Tokens and tree of the likeliest `num_nodes` of each row, root included; rows with fewer end in fillers."""
-        kept = _likeliest(self.log_chances, num_nodes)
+        kept = self._order[:, :num_nodes].sort(dim=1).values
         is_node = self.log_chances.gather(1, kept) > -torch.inf
-        places = torch.zeros_like(self.parents).scatter(
-            1, kept, torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
-        )
         above = self.parents.gather(1, kept)
-        parents = places.gather(1, above.clamp(min=0)).where(is_node & (above >= 0), -1)
-        ranks = self.ranks.gather(1, kept).where(is_node, -1)
+        parents = torch.searchsorted(kept, above).where(is_node & (above >= 0), -1)
+        ranks = self._places.ranks[kept].where(is_node, -1)
         return self.token_ids.gather(1, kept), DraftTree(parents, ranks)
-
-
-def _likeliest(log_chances: Float[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows kept"]:
-    """Indices of the `num` highest of each row, ascending; of equals the first, which may be an ancestor of the others."""
-    return _likeliest_first(log_chances)[:, :num].sort(dim=1).values
 
 
 def _likeliest_first(log_chances: Float[Tensor, "rows nodes"]) -> Int[Tensor, "rows nodes"]:

@@ -22,6 +22,7 @@ _RENDERERS = {
     "soak.json": tables.soak,
     "tree_cost.json": tables.tree_cost,
     **dict.fromkeys(BUDGETS, tables.budgets),
+    "bookkeeping.json": tables.bookkeeping,
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
@@ -32,7 +33,7 @@ PAGES = {
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
     "scale.md": ["tree_cost.json"],
-    "tuning.md": list(BUDGETS),
+    "tuning.md": [*BUDGETS, "bookkeeping.json"],
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
 }  # all others go to the README

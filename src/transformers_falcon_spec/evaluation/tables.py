@@ -260,6 +260,31 @@ def budgets(result: dict[str, Any], name: str) -> str:
     return "\n".join([*lines, "", source_line(result, name)])
 
 
+def bookkeeping(result: dict[str, Any], name: str) -> str:
+    """Where the time of drafted steps goes."""
+    parts = ["target", "drafter", "lists", "bookkeeping"]
+    body = [
+        [
+            row["decoding"],
+            str(row["num_nodes"]),
+            f"{row['milliseconds_a_step']:.1f} ms",
+            *(
+                f"{row[part]['share']:.1%} ({row[part]['interval'][0]:.1%} to {row[part]['interval'][1]:.1%})"
+                for part in parts
+            ),
+        ]
+        for row in result["rows"]
+    ]
+    lines = [
+        "### Where the time of a step goes",
+        "",
+        "Shares of the time after the prompt was read (95 % interval). `lists`: chances of the drafter's logits; `bookkeeping`: growing and cutting trees, "
+        "judging, caches, hooks, and Python.",
+        "",
+    ]
+    return "\n".join([*lines, table(["decoding", "nodes", "a step", *parts], body), "", source_line(result, name)])
+
+
 def _speed_and_length(row: dict[str, Any]) -> str:
     low, high = row["speedup_interval"]
     return f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f}), {row['acceptance_length_pooled']:.2f} tokens"

@@ -132,11 +132,16 @@ class RowSlots:
         longest = max(map(len, paths))
         filled = [[*path, *[HOLE] * (longest - len(path))] for path in paths]
         kept = torch.tensor(filled, dtype=torch.long, device=self.places.device)
-        start = len(self) - num_nodes
-        if any(list(path) != list(range(longest)) for path in paths):
+        chosen = kept.clamp(min=0)
+        num_settled = _num_in_place(paths, longest)
+        if num_settled < longest:
+            moved = chosen[:, num_settled:]
             for states in self._states():
-                _move(states, num_nodes, kept.clamp(min=0))
-        places = self.places[:, start:].gather(1, kept.clamp(min=0)).masked_fill(kept == HOLE, HOLE)
+                _move(states, states.shape[-2] - num_nodes, num_settled, moved)
+        start = len(self) - num_nodes
+        places = self.places[:, start:].gather(1, chosen)
+        if min(map(len, paths)) < longest:
+            places = places.masked_fill(kept == HOLE, HOLE)
         self.places = torch.cat([self.places[:, :start], places], dim=-1)
         drop_last(self.cache, num_nodes - longest)
         self.num_tokens = [num - num_nodes + len(path) for num, path in zip(self.num_tokens, paths, strict=True)]
@@ -208,14 +213,21 @@ class RowSlots:
         return [states for states in found if isinstance(states, Tensor) and states.numel()]
 
 
-def _move(states: Tensor, num_nodes: int, kept: Tensor) -> None:
-    """Write the nodes `kept[row, i]` of the last `num_nodes` slots to the front of those."""
-    start = states.shape[-2] - num_nodes
+def _num_in_place(paths: Sequence[Sequence[int]], longest: int) -> int:
+    """How many of the first nodes of every path are where they belong."""
+    for place in range(longest):
+        if any(place < len(path) and path[place] != place for path in paths):
+            return place
+    return longest
+
+
+def _move(states: Tensor, start: int, num_settled: int, kept: Tensor) -> None:
+    """Of the nodes in the slots from `start` on, write `kept[row, i]` to the slot `num_settled + i` of those."""
     if len(kept) == 1:
-        chosen = states[..., start:, :].index_select(-2, kept[0].to(states.device))
+        chosen = states.index_select(-2, kept[0].to(states.device) + start)
     else:
-        chosen = states[..., start:, :].gather(-2, _spread(kept, states))
-    states[..., start : start + kept.shape[1], :] = chosen
+        chosen = states.gather(-2, _spread(kept + start, states))
+    states.narrow(-2, start + num_settled, kept.shape[1]).copy_(chosen)
 
 
 def _spread(index: Tensor, states: Tensor) -> Tensor:
