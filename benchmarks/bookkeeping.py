@@ -1,6 +1,6 @@
 """Where the time of a drafted step goes: models, lists of the drafter, and everything else, for trees of one size.
 
-Command: python -m benchmarks.bookkeeping. Hardware and time: two CPU cores and nothing else running, about two minutes.
+Command: python -m benchmarks.bookkeeping; with --shape 0.3b --dtype bfloat16 on an inflated pair. Hardware and time: two CPU cores and nothing else running, about two minutes.
 Writes `benchmarks/results/bookkeeping.json`, which `falcon-spec report` renders into docs/tuning.md.
 """
 
@@ -18,12 +18,13 @@ from unittest.mock import patch
 import torch
 from transformers import logging
 
+from benchmarks.budgets import load_pair
 from benchmarks.choose_tree import shape_options
-from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.falcon.modeling_falcon import FalconSpecDrafter, Transition
 from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
 from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.provenance import provenance
@@ -80,18 +81,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafter", default="models/falcon-reference")
+    parser.add_argument("--shape", choices=[*SHAPES], help="inflate the pair to this shape; left out: as it is")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7"])
     parser.add_argument("--prompts", nargs="+", default=[str(HERE / "prompts" / "held_out.jsonl")])
     parser.add_argument("--limit", type=int, default=10)
     parser.add_argument("--max_new_tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "bookkeeping.json")
+    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
-    target, tokenizer = load_target(args.target, "float32", "cpu")
-    drafter: Any = load_drafter(args.drafter, target)
+    output = args.output or HERE / "results" / f"bookkeeping{f'_{args.shape}' if args.shape else ''}.json"
+    target, tokenizer, drafter = load_pair(args)
     texts = [prompt.input_ids(tokenizer) for prompt in read_prompts(args.prompts, args.limit)]
     rows = []
     for num_nodes in args.nodes:
@@ -103,7 +107,7 @@ def main() -> None:
             rows.append({"num_nodes": num_nodes, "decoding": decoding, **_summary(runs)})
             print(rows[-1])
     origin = provenance(seed=0, **{name: str(value) for name, value in vars(args).items()})
-    args.output.write_text(json.dumps({"provenance": origin, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    output.write_text(json.dumps({"provenance": origin, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def _run(target: Any, ids: torch.Tensor, max_new_tokens: int, options: Any, drafter: Any) -> dict[str, float]:

@@ -8,7 +8,6 @@ prompt. Writes `benchmarks/results/budgets.json` (`budgets_<shape>.json`), which
 
 import argparse
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.choose_tree import shape_options
+from benchmarks.running import run_and_save
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -23,8 +23,6 @@ from transformers_falcon_spec.evaluation.inflation import inflate, inflate_draft
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.shapes import SHAPES
-from transformers_falcon_spec.evaluation.summary import summarize
-from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
@@ -53,17 +51,7 @@ def main() -> None:
     target, tokenizer, drafter = load_pair(args)
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, arms(drafter, args), prompts, args.decodings, args.max_new_tokens)
-    outcome = benchmark.run(output.with_suffix(".jsonl"))
-    rows = summarize(outcome.complete())
-    origin = provenance(seed=0, **{key: str(value) for key, value in vars(args).items()})
-    result = {"provenance": origin, "methods": benchmark.describe(outcome), "rows": rows}
-    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for row in sorted(rows, key=lambda row: (row["decoding"], row["set"], -row["speedup"])):
-        low, high = row["speedup_interval"]
-        speed = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})"
-        print(
-            f"{row['decoding']:16s} {row['set']:10s} {row['arm']:30s} {speed}, length {row['acceptance_length_pooled']:.2f}"
-        )
+    run_and_save(benchmark, output, args)
 
 
 def load_pair(args: argparse.Namespace) -> tuple[PreTrainedModel, Any, Any]:

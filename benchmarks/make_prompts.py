@@ -2,7 +2,7 @@
 
 Command: python benchmarks/make_prompts.py --evaluation ../shared/data --held-out runs/data/held_out.jsonl
 The files it writes lie in `benchmarks/prompts` and are what every figure was measured on. Test sets are never tuned on;
-`held_out.jsonl` is what block size, tree and budget are chosen on.
+`held_out.jsonl` is what block size, tree and budget are chosen on. `unlike.jsonl` is written by hand: text unlike the training mix.
 """
 
 import argparse

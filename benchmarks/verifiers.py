@@ -1,25 +1,22 @@
 """What each verifier keeps of a draft on the embedded pair, at temperature 0.7, in interleaved runs.
 
-Command: python benchmarks/verifiers.py
+Command: python -m benchmarks.verifiers
 Hardware and time: two CPU cores, about four minutes. The trees are the drafter's own, drawn where the rule needs draws.
 Writes `benchmarks/results/verifiers.json`, which `falcon-spec report` renders into docs/verifiers.md.
 """
 
 import argparse
 import copy
-import json
-import tempfile
 from pathlib import Path
 
 from transformers import logging
 
+from benchmarks.running import run_and_save
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.generation.options import VERIFIERS
-from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
 
@@ -45,19 +42,7 @@ def main() -> None:
         arm.generation_config.verifier, arm.generation_config.tune = verifier, False
         methods.append(with_drafter(verifier, arm))
     benchmark = Benchmark(target, tokenizer, methods, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = benchmark.run(Path(folder) / "runs.jsonl")
-    rows = summarize(outcome.complete())
-    result = {
-        "provenance": provenance(seed=0, **{name: str(value) for name, value in vars(args).items()}),
-        "methods": benchmark.describe(outcome),
-        "rows": rows,
-    }
-    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for row in rows:
-        low, high = row["acceptance_length_pooled_interval"]
-        length = f"{row['acceptance_length_pooled']:.2f} ({low:.2f} to {high:.2f})"
-        print(f"{row['set']:10s} {row['arm']:20s} {length}, {row['speedup']:.2f}x")
+    run_and_save(benchmark, args.output, args)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ def test_generate_streams_the_targets_own_text(pair: dict[str, str], capsys: pyt
 def test_of_several_drafters_each_step_asks_one(pair: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--prompts", pair["prompts"], "--compare", "--max_new_tokens", "8"]
 
-    status = cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"], pair["drafter"], *options])
+    status = cli.main(
+        ["generate", "--target", pair["target"], "--drafter", pair["drafter"], pair["drafter"], *options]
+    )
 
     assert status == 0
     assert "The texts are identical on all 2 prompts" in capsys.readouterr().out

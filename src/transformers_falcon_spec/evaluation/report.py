@@ -8,6 +8,7 @@ from . import rival_tables, speed_tables, tables
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
 BUDGETS = ("budgets.json", "budgets_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
@@ -22,7 +23,9 @@ _RENDERERS = {
     "soak.json": tables.soak,
     "tree_cost.json": tables.tree_cost,
     **dict.fromkeys(BUDGETS, tables.budgets),
-    "bookkeeping.json": tables.bookkeeping,
+    "circumstances.json": tables.circumstances,
+    "no_loss.json": speed_tables.speed,
+    **dict.fromkeys(BOOKKEEPING, tables.bookkeeping),
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
@@ -33,7 +36,7 @@ PAGES = {
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
     "scale.md": ["tree_cost.json"],
-    "tuning.md": [*BUDGETS, "bookkeeping.json"],
+    "tuning.md": [*BUDGETS, "circumstances.json", "no_loss.json", *BOOKKEEPING],
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
 }  # all others go to the README

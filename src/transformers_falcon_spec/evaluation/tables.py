@@ -248,8 +248,7 @@ def budgets(result: dict[str, Any], name: str) -> str:
     rows: Rows = result["rows"]
     sets, origin = list(dict.fromkeys(row["set"] for row in rows)), result["provenance"]
     found = {(row["decoding"], row["arm"], row["set"]): row for row in rows}
-    shape = "the embedded pair" if origin["shape"] == "None" else f"the pair inflated to `{origin['shape']}`"
-    lines = [f"### Speed by size of the tree, {shape}, {origin['dtype']}, {origin['threads']} threads"]
+    lines = [f"### Speed by size of the tree, {_shape_words(result)}, {origin['threads']} threads"]
     for decoding in dict.fromkeys(row["decoding"] for row in rows):
         body = [
             [arm, *(_speed_and_length(found[decoding, arm, set_name]) for set_name in sets)]
@@ -258,6 +257,39 @@ def budgets(result: dict[str, Any], name: str) -> str:
         header = [decoding, *(SET_NAMES.get(set_name, set_name) for set_name in sets)]
         lines += ["", table(header, body)]
     return "\n".join([*lines, "", source_line(result, name)])
+
+
+def circumstances(result: dict[str, Any], name: str) -> str:
+    """The tuner beside the best fixed size of tree, under all circumstances."""
+    body = [
+        [
+            str(row["threads"]),
+            str(row["rows"]),
+            str(row["context"]),
+            f"{row['best']}: {row['speedups'][row['best']]:.2f}x",
+            f"{row['speedups']['tuned']:.2f}x ({' to '.join(f'{end:.2f}' for end in row['tuned_speedup_interval'])})",
+            f"{row['tuned_beside_best']:.2f} ({' to '.join(f'{end:.2f}' for end in row['tuned_beside_best_interval'])})",
+            f"{row['num_identical']} of {row['num_batches']}",
+        ]
+        for row in result["rows"]
+    ]
+    header = [
+        "threads",
+        "rows",
+        "context",
+        "best of the fixed sizes",
+        "tuned",
+        "tuned beside best",
+        "identical batches",
+    ]
+    lines = [
+        f"### The tuner beside the best fixed size, {_shape_words(result)}",
+        "",
+        table(header, body),
+        "",
+        source_line(result, name),
+    ]
+    return "\n".join(lines)
 
 
 def bookkeeping(result: dict[str, Any], name: str) -> str:
@@ -276,13 +308,19 @@ def bookkeeping(result: dict[str, Any], name: str) -> str:
         for row in result["rows"]
     ]
     lines = [
-        "### Where the time of a step goes",
+        f"### Where the time of a step goes, {_shape_words(result)}",
         "",
         "Shares of the time after the prompt was read (95 % interval). `lists`: chances of the drafter's logits; `bookkeeping`: growing and cutting trees, "
         "judging, caches, hooks, and Python.",
         "",
     ]
     return "\n".join([*lines, table(["decoding", "nodes", "a step", *parts], body), "", source_line(result, name)])
+
+
+def _shape_words(result: dict[str, Any]) -> str:
+    origin = result["provenance"]
+    shape = "the embedded pair" if origin["shape"] == "None" else f"the pair inflated to `{origin['shape']}`"
+    return f"{shape}, {origin['dtype']}"
 
 
 def _speed_and_length(row: dict[str, Any]) -> str:
