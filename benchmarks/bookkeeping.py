@@ -26,12 +26,14 @@ from transformers_falcon_spec.evaluation.decoding import decoding_options, timed
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import bootstrap
+from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
 PARTS: dict[str, list[tuple[type, str]]] = {
-    "target": [(Target, "prefill"), (Target, "read")],
+    "prefill": [(SpeculativeDecoding, "prefill"), (Target, "prefill")],
+    "target": [(Target, "read")],
     "drafter": [
         (FalconSpecDrafter, "recur"),
         (FalconSpecDrafter, "attend"),
@@ -41,6 +43,8 @@ PARTS: dict[str, list[tuple[type, str]]] = {
     ],
     "lists": [(FalconCandidateGenerator, "log_chances")],
 }
+
+SHARES = ("target", "drafter", "lists")
 
 
 class Clock:
@@ -83,7 +87,6 @@ def main() -> None:
     parser.add_argument("--drafter", default="models/falcon-reference")
     parser.add_argument("--shape", choices=[*SHAPES], help="inflate the pair to this shape; left out: as it is")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7"])
     parser.add_argument("--prompts", nargs="+", default=[str(HERE / "prompts" / "held_out.jsonl")])
@@ -91,6 +94,7 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
+    parser.set_defaults(device="cpu")  # on others work is not done where it is asked for
     args = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
@@ -115,8 +119,7 @@ def _run(target: Any, ids: torch.Tensor, max_new_tokens: int, options: Any, draf
     clock = Clock()
     with clock.running():
         stats = timed_generate(target, ids, max_new_tokens, options, 0, drafter).output.speculation
-    parts = {part: clock.seconds[part] for part in PARTS}
-    parts["target"] -= stats.prefill_seconds
+    parts = {part: clock.seconds[part] for part in SHARES}
     total = stats.total_seconds - stats.prefill_seconds
     return {**parts, "bookkeeping": total - sum(parts.values()), "total": total, "steps": stats.num_steps}
 
@@ -125,7 +128,7 @@ def _summary(runs: list[dict[str, float]]) -> dict[str, Any]:
     """Shares of the time after the prompts were read, with intervals over texts."""
     total, steps = (sum(run[name] for run in runs) for name in ("total", "steps"))
     found: dict[str, Any] = {"milliseconds_a_step": 1e3 * total / steps}
-    for part in (*PARTS, "bookkeeping"):
+    for part in (*SHARES, "bookkeeping"):
         pairs = [(run[part], run["total"]) for run in runs]
         found[part] = {"share": _share(pairs), "interval": bootstrap(pairs, _share, seed=0)}
     return found

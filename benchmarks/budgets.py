@@ -7,7 +7,6 @@ prompt. Writes `benchmarks/results/budgets.json` (`budgets_<shape>.json`), which
 """
 
 import argparse
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.choose_tree import shape_options
-from benchmarks.running import run_and_save
+from benchmarks.running import run_and_save, with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -76,12 +75,7 @@ def arms(drafter: Any, args: argparse.Namespace) -> list[Method]:
         for num_nodes in args.nodes
     }
     options |= {"tuned": SpeculationConfig(dynamic_tree=True), "tuned, static": SpeculationConfig(dynamic_tree=False)}
-    methods = []
-    for name, chosen in options.items():
-        arm = copy.copy(drafter)  # the same weights
-        arm.generation_config = chosen
-        methods.append(with_drafter(name, arm))
-    return methods
+    return [with_drafter(name, with_options(drafter, chosen)) for name, chosen in options.items()]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Writes `benchmarks/results/circumstances.json`, which `falcon-spec report` rende
 """
 
 import argparse
-import copy
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -22,13 +21,14 @@ from transformers import logging
 from benchmarks.batches import padded
 from benchmarks.budgets import load_pair
 from benchmarks.choose_tree import shape_options
+from benchmarks.running import with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
 from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import bootstrap
-from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.provenance import provenance, weights_fingerprint
 
 HERE = Path(__file__).parent
 PLAIN, TUNED = "target alone", "tuned"
@@ -60,7 +60,10 @@ def main() -> None:
     target, tokenizer, drafter = load_pair(args)
     arms = {PLAIN: None, **arms_of(drafter, args.nodes, args.passes)}
     origin = provenance(seed=0, **{name: str(value) for name, value in vars(args).items()})
-    records = Records(output.with_suffix(".jsonl"), {"command": origin["command"]})
+    records = Records(
+        output.with_suffix(".jsonl"),
+        {"command": origin["command"], "weights": [weights_fingerprint(model) for model in (target, drafter)]},
+    )
     prompts, rows = read_prompts(PROMPTS), []
     for threads, num_rows, context in product(args.threads, args.rows, args.contexts):
         torch.set_num_threads(threads)
@@ -111,11 +114,7 @@ def arms_of(drafter: Any, nodes: list[int], passes: list[int]) -> dict[str, Any]
     options = {f"{num_nodes} nodes, {num_passes} passes": shape_options("grown", drafter, num_nodes, num_passes)
                for num_passes in passes for num_nodes in nodes}  # fmt: skip
     options[TUNED] = SpeculationConfig(dynamic_tree=True)
-    arms = {}
-    for name, chosen in options.items():
-        arms[name] = copy.copy(drafter)  # the same weights
-        arms[name].generation_config = chosen
-    return arms
+    return {name: with_options(drafter, chosen) for name, chosen in options.items()}
 
 
 def packed(prompts: list[Prompt], tokenizer: Any, context: int, num_rows: int) -> Iterator[Batch]:

@@ -5,14 +5,13 @@ are interleaved prompt by prompt. Writes `benchmarks/results/no_loss.json`, whic
 """
 
 import argparse
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import logging
 
-from benchmarks.running import run_and_save
+from benchmarks.running import run_and_save, with_options
 from transformers_falcon_spec import FalconSpecDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -42,8 +41,7 @@ def main() -> None:
     methods = []
     for name, weights in (("trained", drafter), ("random weights", random_twin(drafter))):
         for kind in (True, False):
-            arm = copy.copy(weights)
-            arm.generation_config = SpeculationConfig(dynamic_tree=kind)
+            arm = with_options(weights, SpeculationConfig(dynamic_tree=kind))
             methods.append(with_drafter(f"{name}, {'grown' if kind else 'static'} tree, tuned", arm))
     prompts = read_prompts(args.prompts, args.limit)
     run_and_save(

@@ -1,7 +1,7 @@
 """What each verifier keeps of a draft on the embedded pair, at temperature 0.7, in interleaved runs.
 
 Command: python -m benchmarks.verifiers
-Hardware and time: two CPU cores, about four minutes. The trees are the drafter's own, drawn where the rule needs draws.
+Hardware and time: two CPU cores, about four minutes; resumes. The trees are the drafter's own, drawn where the rule needs draws.
 Writes `benchmarks/results/verifiers.json`, which `falcon-spec report` renders into docs/verifiers.md.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import logging
 
-from benchmarks.running import run_and_save
+from benchmarks.running import run_and_save, with_options
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter
@@ -37,10 +37,9 @@ def main() -> None:
     drafter = load_drafter(args.drafter, target)
     methods = []
     for verifier in VERIFIERS:
-        arm = copy.copy(drafter)  # the same weights
-        arm.generation_config = copy.deepcopy(drafter.generation_config)
-        arm.generation_config.verifier, arm.generation_config.tune = verifier, False
-        methods.append(with_drafter(verifier, arm))
+        options = copy.deepcopy(drafter.generation_config)
+        options.verifier, options.tune = verifier, False
+        methods.append(with_drafter(verifier, with_options(drafter, options)))
     benchmark = Benchmark(target, tokenizer, methods, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
     run_and_save(benchmark, args.output, args)
 

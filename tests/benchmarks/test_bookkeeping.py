@@ -43,11 +43,11 @@ def test_parts_and_bookkeeping_are_the_whole_and_the_functions_are_themselves_ag
     )  # the first probes the target
 
     assert Target.read is read
-    assert run["total"] == pytest.approx(sum(run[part] for part in (*script.PARTS, "bookkeeping")))
+    assert run["total"] == pytest.approx(sum(run[part] for part in (*script.SHARES, "bookkeeping")))
     assert min(run["target"], run["drafter"], run["bookkeeping"]) > 0
     assert run["lists"] == 0  # of a static tree none are made
     found = script._summary([run, run])
-    assert sum(found[part]["share"] for part in (*script.PARTS, "bookkeeping")) == pytest.approx(1)
+    assert sum(found[part]["share"] for part in (*script.SHARES, "bookkeeping")) == pytest.approx(1)
 
 
 def test_a_random_twin_has_the_shape_and_nothing_else() -> None:

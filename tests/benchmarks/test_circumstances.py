@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from benchmarks import circumstances as script
 from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.evaluation.records import Records
-from transformers_falcon_spec.evaluation.tables import circumstances
+from transformers_falcon_spec.evaluation.tuning_tables import circumstances
 
 RUNS = [
     {"target alone": 4.0, "4 nodes, 1 passes": 2.0, "8 nodes, 1 passes": 3.0, "tuned": 2.5},

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import runs
-from tests.batches import batch_and_drafted
+from tests.batches import Prompts
 from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
 from tests.drafters.medusa.makers import make_medusa
 from tests.drafters.texts import Text, paths
@@ -51,7 +51,8 @@ def test_the_text_is_the_targets_own_whoever_drafts(mode: str, monkeypatch: pyte
     assert [*tuning["steps_by_drafter"]] == [0, 1, 2, 3]
     assert len(tuning["tokens_per_second"]) == 4
     if mode == "greedy":
-        batch_and_drafted(target, pool).assert_equal()
+        rows = Prompts.of()
+        runs.both(target, pool, rows.ids, attention_mask=rows.mask, max_new_tokens=40).assert_equal()
 
 
 @torch.no_grad()
@@ -101,6 +102,34 @@ def test_every_drafter_has_its_trial_in_the_real_loop() -> None:
     assert sum(tuning["steps_by_nodes"].values()) > TRIAL
 
 
+def test_options_that_would_be_ignored_are_refused() -> None:
+    target = make_eagle_target()
+    pool = make_pool(target)
+    with pytest.raises(OptionError, match=r"drafters alone, but it was given \['DrafterPool'\]"):
+        DrafterPool([pool])
+    pool.members[1].generation_config.verifier = "gumbel"
+    with pytest.raises(OptionError, match=r"must agree in `verifier`, but theirs are .*'gumbel'"):
+        DrafterPool(list(pool.members))
+    for options, message in (
+        ({"num_tree_nodes": 3, "tree_depth": 2}, r"its own options have \['num_tree_nodes', 'tree_depth'\]"),
+        ({"verifier": "traversal", "deterministic": False}, "`deterministic` must be True, but it is False"),
+    ):
+        pool.generation_config = SpeculationConfig(**options)
+        with pytest.raises(OptionError, match=message):
+            runs.drafted(target, pool)
+
+
+def test_options_in_common_become_those_of_the_pool() -> None:
+    target = make_eagle_target()
+    drafters = list(make_pool(target).members)
+    for drafter in drafters:
+        drafter.generation_config = SpeculationConfig(strict=True, tune=False)
+
+    options = DrafterPool(drafters).generation_config
+
+    assert (options.strict, options.tune, options.verifier) == (True, False, "lazy_walk")
+
+
 def test_options_of_the_pool_decide_how_text_is_judged() -> None:
     target = make_eagle_target()
     pool = make_pool(target)
@@ -112,7 +141,7 @@ def test_options_of_the_pool_decide_how_text_is_judged() -> None:
 
 
 def test_a_pool_without_drafters_or_with_one_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(OptionError, match="at least one drafter, but it was given none"):
+    with pytest.raises(OptionError, match="at least one drafter, and drafters alone, but it was given none"):
         DrafterPool([])
     target, other = make_eagle_target(), make_target(vocab_size=61)
     pool = DrafterPool([make_drafter(target, block_size=2), LookaheadDrafter.from_target(other)])

@@ -38,6 +38,9 @@ def test_one_that_is_hardly_faster_does_not_take_over() -> None:
     for one in known:
         one.num_tried = TRIAL
 
+    assert choose(known, 0) == 1  # nobody has settled yet
+    assert choose(known, None) == 1
+    known[0].num_tried += 1
     assert choose(known, 0) == 0
     known[1].speed = LEAD + 0.01
     assert choose(known, 0) == 1

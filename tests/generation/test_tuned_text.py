@@ -78,7 +78,7 @@ def test_the_output_says_what_was_chosen_and_why() -> None:
     assert sum(tuning["steps_by_nodes"].values()) == sum(tuning["steps_by_passes"].values()) == stats.num_steps
     assert tuning["steps_by_passes"][0] >= sum(not num_passes for _, num_passes in WARM_UP)
     assert tuning["read_seconds"]["1"] > 0
-    assert "the target reads 1 node in" in tuning["why"]
+    assert "the target reads nodes: 1 in" in tuning["why"]
     assert 0 < stats.read_seconds < stats.verify_seconds
     assert stats.to_json()["tuning"] == tuning
 

@@ -237,10 +237,24 @@ def test_models_are_remembered_together_as_long_as_they_live() -> None:
 
 
 def test_a_proposal_that_read_much_text_first_teaches_nothing_of_passes() -> None:
-    tuner, token_ids = Tuner((Knowledge(),), CPU), torch.zeros(1, 2, dtype=torch.long)
+    tuner, token_ids = Tuner((Knowledge(num_steps=len(WARM_UP)),), CPU), torch.zeros(1, 2, dtype=torch.long)
     drafted = Draft(token_ids, token_ids - 1, num_passes=1)
 
-    tuner.learn(drafted, [0], 5.0, 1.0)  # the first one reads the prompt
-    tuner.learn(drafted, [0], 5.2, 2.0)
+    for draft_seconds, read_seconds in ((5.0, 1.0), (5.2, 2.0)):  # the first one reads the prompt
+        assert tuner.limited(DraftBudget((99,), 256)) is not None
+        tuner.learn(drafted, [0], draft_seconds, read_seconds)
 
     assert tuner.knowledge[0].draft(1) == pytest.approx(0.2)
+
+
+def test_a_draft_that_came_to_nothing_costs_its_seconds() -> None:
+    known = Knowledge(num_steps=len(WARM_UP))
+    tuner, root = Tuner((known,), CPU), torch.zeros(1, 1, dtype=torch.long)
+    known.read.learn(1, 1.0)
+
+    for number in range(1, 4):
+        assert tuner.limited(DraftBudget((99,), 256)) is not None
+        tuner.learn(Draft(root, root - 1, num_passes=0), [0], 0.5 * number, 1.0 * number)
+
+    assert known.draft(1) == pytest.approx(0.5)
+    assert known.advantage.value < -0.3

@@ -18,12 +18,14 @@ from .tree import DraftTree
 Children = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True)
 class _Level:
     """All nodes of a depth: the children of some nodes one depth above, the same number each."""
 
-    def __init__(self, parents: Tensor, token_ids: Tensor, log_chances: Tensor, num_children: int) -> None:
-        self.parents, self.num_children = parents, num_children  # [rows, parents]
-        self.token_ids, self.log_chances = token_ids, log_chances  # [rows, parents * children]
+    parents: Tensor  # [rows, parents]
+    token_ids: Tensor  # [rows, parents * children]
+    log_chances: Tensor  # [rows, parents * children]
+    num_children: int
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class _Places:
 
 
 @lru_cache(maxsize=256)
-def _places(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
+def _places_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
     """For levels of so many parents with so many children each; every step has the same ones."""
     depths, ranks, parents, num_before = [], [-1], [], 0
     for depth, (num_parents, num_children) in enumerate(levels):
@@ -106,8 +108,8 @@ class TreeGrowth:
         return self._places.depths
 
     @property
-    def _places(self) -> "_Places":
-        return _places(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
+    def _places(self) -> _Places:
+        return _places_of(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
 
     @property
     def _order(self) -> Int[Tensor, "rows nodes"]:

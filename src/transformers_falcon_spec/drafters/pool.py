@@ -10,21 +10,26 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError
 from ..generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ..generation.judge import REJECTION_RULES
 from ..generation.options import SpeculationConfig
 from .base import DrafterModel
 
+TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
+COMMON = ("verifier", "strict", "tune", "deterministic")
+
 
 class DrafterPool(nn.Module):
-    """Drafters of any kinds as one assistant; what is drafted never changes the text.
+    """Drafters of any kinds as one assistant. Under the walk the text does not depend on who drafts.
 
-    Each one keeps its own trees; `verifier`, `strict`, `tune` and `deterministic` are those of the pool's `generation_config`. Where
-    nothing may be tuned the first drafter drafts alone.
+    Each one keeps its own trees. How text is judged, and whether anything is tuned, is said once for all: the pool's
+    `generation_config` begins with the `verifier`, `strict`, `tune` and `deterministic` that the drafters have in common. Where nothing may
+    be tuned the first one drafts alone.
 
     Args:
         drafters (`Sequence[DrafterModel]`): At least one; all of them for the same target.
 
     Raises:
-        [`OptionError`]: there is none.
+        [`OptionError`]: there is none, one is a pool itself, or they differ in those options.
 
     Example:
 
@@ -44,11 +49,29 @@ class DrafterPool(nn.Module):
 
     def __init__(self, drafters: Sequence[DrafterModel]) -> None:
         super().__init__()
-        if not drafters:
-            raise OptionError("A `DrafterPool` must hold at least one drafter, but it was given none.")
+        if not drafters or not all(isinstance(drafter, DrafterModel) for drafter in drafters):
+            kinds = [type(drafter).__name__ for drafter in drafters] or "none"
+            raise OptionError(
+                f"A `DrafterPool` must hold at least one drafter, and drafters alone, but it was given {kinds}."
+            )
         self.members: Any = nn.ModuleList(drafters)
         self.config = drafters[0].config
-        self.generation_config = SpeculationConfig()
+        self.generation_config = SpeculationConfig(**self._common_options())
+
+    def _common_options(self) -> dict[str, Any]:
+        """Options that hold for all of them.
+
+        Raises:
+            [`OptionError`]: they differ.
+        """
+        found = {name: [getattr(drafter.generation_config, name) for drafter in self.members] for name in COMMON}
+        for name, values in found.items():
+            if len(set(values)) > 1:
+                raise OptionError(
+                    f"Drafters of a `DrafterPool` must agree in `{name}`, but theirs are {values}. Set it alike in each one's "
+                    "`generation_config`."
+                )
+        return {name: values[0] for name, values in found.items()}
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -61,14 +84,27 @@ class DrafterPool(nn.Module):
         Raises:
             [`DrafterMismatchError`]: it is of other sizes.
             [`GenerationError`]: it is on another device.
-            [`OptionError`]: it cannot verify what the options ask for.
+            [`OptionError`]: the options ask for what cannot be drafted; trees are asked of the pool and not of its drafters; or
+                draws are judged whose drafter the clock would choose.
         """
+        options = self.generation_config
+        asked = [name for name in TREES if getattr(options, name) != getattr(SpeculationConfig(), name)]
+        if asked:
+            raise OptionError(
+                f"Trees must be asked of each drafter of a `DrafterPool`, but its own options have {asked}. Set "
+                "`pool.members[0].generation_config` and so on."
+            )
+        if options.verifier in REJECTION_RULES and not options.deterministic:
+            raise OptionError(
+                f'A `DrafterPool` asks a drafter by the clock, so with `verifier="{options.verifier}"`, which judges what was drawn, '
+                "`deterministic` must be True, but it is False."
+            )
         for drafter in self.members:
             drafter.check_target(model)
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> "PoolGenerator":
         """A generator that drafts with any of them for one call."""
-        return PoolGenerator(self.members, target, max_length, rng)
+        return PoolGenerator(self, target, max_length, rng)
 
 
 class _MemberView:
@@ -82,15 +118,14 @@ class _MemberView:
 class PoolGenerator(TreeCandidateGenerator):
     """Generators of several drafters: all are told what became text, one is asked."""
 
-    def __init__(
-        self, drafters: Sequence[DrafterModel], target: TargetView, max_length: int, rng: torch.Generator
-    ) -> None:
+    def __init__(self, pool: DrafterPool, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
+        drafters = pool.members
         self.generators = [
             drafter.candidate_generator(_MemberView(target, drafter.feature_size), max_length, rng)
             for drafter in drafters
         ]
-        self.feature_layers = tuple(layer for drafter in drafters for layer in drafter.feature_layers)
+        self.feature_layers = pool.feature_layers
         self.wants_node_choices = any(generator.wants_node_choices for generator in self.generators)
         self._columns = list(pairwise(accumulate((drafter.feature_size for drafter in drafters), initial=0)))
 

@@ -84,12 +84,12 @@ class StaticTreeGenerator(PairGenerator):
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
                 num_drafted_slots += draft_pass.fed_nodes.numel()
             logits = self.draft_logits(features)
-            for part in (draft_pass,) if self.is_blind else draft_pass.by_place:
-                lists = self._lists(part, logits, features, token_ids)
+            for place, part in enumerate((draft_pass,) if self.is_blind else draft_pass.by_place):
+                said = (part, place, logits, features, token_ids)
                 if budget.temperature is None:
-                    found = self._best(part, logits if self.is_blind else lists)
+                    found = self._best(*said)
                 else:
-                    probs, found = self._drawn(part, lists, budget, number)
+                    probs, found = self._drawn(part, self._lists(*said), budget, number)
                     if budget.noise is None:
                         num_dists = sum(dist.shape[1] for dist in dists)
                         places = torch.arange(num_dists, num_dists + probs.shape[1], device=dist_index.device)
@@ -97,27 +97,27 @@ class StaticTreeGenerator(PairGenerator):
                         dists.append(probs)
                 token_ids[:, part.nodes] = found.to(token_ids.device)
                 if chances is not None:
-                    chances[:, part.nodes.cpu()] = self._chances(part, lists, found, budget, number)
+                    chances[:, part.nodes.cpu()] = self._chances(part, self._lists(*said), found, budget, number)
         drop_last(self.slots.cache, num_drafted_slots)
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
         by_row = parents_by_row(tree, depths).to(token_ids.device)
         return Draft(token_ids, by_row, num_passes=len(passes), chances=chances, **drawn)
 
-    def _lists(self, part: DraftPass, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits `[rows, parents, tokens]` of the parents' children."""
+    def _lists(self, part: DraftPass, place: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits `[rows, parents, tokens]` of the parents' children; at `place` of their blocks unless drafts are blind."""
         blocks, places = part.lists
         if self.is_blind:
             return logits[:, blocks, places]
-        place = int(places[0])  # all are alike
         parents = token_ids[:, part.parents]
         return self.logits_after(parents, logits[:, :, place], features[:, :, place], blocks.expand_as(parents))
 
-    def _best(self, part: DraftPass, logits: Tensor) -> Tensor:
-        """The drafted tokens `[rows, drafted]`, of logits `[rows, blocks, k, tokens]`, or of each parent's children."""
-        best = logits.topk(part.num_ranks, dim=-1).indices
+    def _best(self, part: DraftPass, place: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
+        """The drafted tokens `[rows, drafted]`: the best of each list."""
         blocks, places, ranks = part.sources
-        where = (blocks, places) if self.is_blind else (part.siblings[0],)
-        return self.target_ids(best[(slice(None), *where, ranks)])
+        if self.is_blind:  # nodes of a place share its list
+            return self.target_ids(logits.topk(part.num_ranks, dim=-1).indices[:, blocks, places, ranks])
+        lists = self._lists(part, place, logits, features, token_ids)
+        return self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, part.siblings[0], ranks])
 
     def _drawn(self, part: DraftPass, lists: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
         """Distributions `[rows, parents, vocab]` of the parents' children, and the drawn tokens `[rows, drafted]`."""

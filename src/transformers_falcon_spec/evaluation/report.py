@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 from ..errors import OptionError
-from . import rival_tables, speed_tables, tables
+from . import rival_tables, speed_tables, tables, tuning_tables
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
+CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
 BUDGETS = ("budgets.json", "budgets_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
@@ -22,10 +23,10 @@ _RENDERERS = {
     "verifiers.json": tables.verifiers,
     "soak.json": tables.soak,
     "tree_cost.json": tables.tree_cost,
-    **dict.fromkeys(BUDGETS, tables.budgets),
-    "circumstances.json": tables.circumstances,
+    **dict.fromkeys(BUDGETS, tuning_tables.budgets),
+    **dict.fromkeys(CIRCUMSTANCES, tuning_tables.circumstances),
     "no_loss.json": speed_tables.speed,
-    **dict.fromkeys(BOOKKEEPING, tables.bookkeeping),
+    **dict.fromkeys(BOOKKEEPING, tuning_tables.bookkeeping),
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
@@ -36,7 +37,7 @@ PAGES = {
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],
     "scale.md": ["tree_cost.json"],
-    "tuning.md": [*BUDGETS, "circumstances.json", "no_loss.json", *BOOKKEEPING],
+    "tuning.md": [*BUDGETS, *CIRCUMSTANCES, "no_loss.json", *BOOKKEEPING],
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
 }  # all others go to the README

@@ -71,7 +71,7 @@ class Knowledge:
     """What is known of a pair of models on a device at a batch size; lives as long as the models do."""
 
     read: CostCurve = field(default_factory=CostCurve)  # seconds of the target's forward by nodes
-    draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes
+    draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes, none counted as one
     tokens: Mean = field(default_factory=Mean)  # of a step
     seconds: Mean = field(default_factory=Mean)
     num_nodes: Mean = field(default_factory=Mean)  # of drafted steps
@@ -92,14 +92,13 @@ class Knowledge:
         """Tokens a second of the newest steps."""
         return self.tokens.value / max(self.seconds.value, EPS)
 
-    def learn_step(self, num_nodes: int, num_passes: int, num_kept: list[int]) -> None:
-        """What a step brought, and what such a step costs."""
-        is_drafted = num_passes > 0 or num_nodes > 1
-        seconds = self.read(num_nodes) + (self.draft(max(num_passes, 1)) if is_drafted else 0.0)
+    def learn_step(self, num_nodes: int, num_passes: int | None, num_kept: list[int]) -> None:
+        """What a step brought, and what such a step costs; `num_passes` is None where no draft was asked for."""
+        seconds = self.read(num_nodes) + (0.0 if num_passes is None else self.draft(max(num_passes, 1)))
         self.num_steps += 1
         self.tokens.learn(len(num_kept) + sum(num_kept))
         self.seconds.learn(seconds)
-        if not is_drafted:
+        if num_passes is None:
             return
         self.num_nodes.learn(num_nodes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
@@ -148,11 +147,9 @@ class Knowledge:
         """The state of things in words."""
         if self.num_steps < len(WARM_UP):
             return "Still learning what steps cost."
-        reads = ", ".join(f"{_count(size, 'node')} in {_ms(cost)}" for size, cost in self.read.to_json().items())
-        drafts = ", ".join(
-            f"{_count(size, 'pass', 'es')} in {_ms(cost)}" for size, cost in self.draft.to_json().items()
-        )
-        costs = f"the target reads {reads}; the drafter makes {drafts}"
+        reads = ", ".join(f"{size} in {_ms(cost)}" for size, cost in self.read.to_json().items())
+        drafts = ", ".join(f"{size} in {_ms(cost)}" for size, cost in self.draft.to_json().items())
+        costs = f"the target reads nodes: {reads}; drafts come of passes: {drafts}"
         if self.num_left:
             return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
         return f"A drafted step brings {self.advantage.value:+.2f} tokens more than plain steps in the same time: {costs}."
@@ -171,10 +168,6 @@ def knowledge_of(drafters: Iterable[Any], target: Any, circumstances: Any) -> tu
             of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
             found.append(of_drafter.setdefault(target, {}).setdefault((circumstances, own), Knowledge()))
     return tuple(found)
-
-
-def _count(num: int | str, name: str, ending: str = "s") -> str:
-    return f"{num} {name}{'' if int(num) == 1 else ending}"
 
 
 def _ms(seconds: float) -> str:

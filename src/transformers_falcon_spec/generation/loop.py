@@ -1,7 +1,7 @@
 """The decoding loop: prefill, then propose, verify, commit, record until the text is complete. There is no other one."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ class Drafter(Protocol):
 
     feature_layers: tuple[int, ...]
     generation_config: SpeculationConfig
+    members: Sequence["Drafter"]  # of which each step asks one; itself alone unless it is a pool
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target that the drafter was not made for."""
@@ -73,11 +74,12 @@ class SpeculativeDecoding:
         self.form: Form = self.capability.form
         if self.form == "paths" and (len(batch) > 1 or config.output_attentions):
             self.form = "chain"  # rows are taken, and weights stand in other slots
-        circumstances = (len(batch), self.form, torch.get_num_threads(), config.do_sample, config.temperature)
-        self.tuner = tuner_of(drafter, model, self.judge.verifier, circumstances)
+        where = (model.device, model.dtype, torch.get_num_threads())
+        how = (self.form, self.judge.verifier, self.is_strict, config.do_sample, config.temperature)
+        self.tuner = tuner_of(drafter, model, self.judge.verifier, (*where, len(batch), *how))
         if self.form != "tree":
-            how = "chains only" if self.form == "chain" else "one row for each path of a draft"
-            self.stats.notes.append(f"The target verifies {how}: {self.capability.reason}.")
+            what = "chains only" if self.form == "chain" else "one row for each path of a draft"
+            self.stats.notes.append(f"The target verifies {what}: {self.capability.reason}.")
         if not self.capability.has_hooks:
             self.stats.notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
 

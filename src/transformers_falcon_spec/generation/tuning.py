@@ -35,7 +35,8 @@ class Tuner:
         self.knowledge, self.device = knowledge, device
         # steps of this call, by what they took
         self.num_nodes, self.num_passes, self.num_asked = Counter[int](), Counter[int](), Counter[int]()
-        self._drafter = 0  # of the newest step
+        self._drafter: int | None = None  # of the newest step
+        self._is_asked = False  # whether the newest step asked it for a draft
         self._num_unread = [UNREAD] * len(knowledge)  # steps since each one's last draft
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
 
@@ -48,6 +49,11 @@ class Tuner:
         """The budget of the next step within `budget`; None for a plain one."""
         if not self.knowledge:
             return budget
+        limited = self._limited(budget)
+        self._is_asked = limited is not None
+        return limited
+
+    def _limited(self, budget: DraftBudget) -> DraftBudget | None:
         self._drafter = choose(self.knowledge, self._drafter)
         known, budget = self.knowledge[self._drafter], replace(budget, drafter=self._drafter)
         if known.num_steps < len(WARM_UP):
@@ -63,28 +69,29 @@ class Tuner:
     def learn(self, draft: Draft, num_kept: list[int], draft_seconds: float, read_seconds: float) -> None:
         """Take in a step: how many drafted tokens each row kept, rows that took no step left out, and all seconds so far."""
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
+        is_asked, self._is_asked = self._is_asked, False
         if not self.knowledge or not num_kept:
             return
-        known = self.knowledge[self._drafter]
-        num_nodes, num_passes = draft.token_ids.shape[1], draft.num_passes
+        drafter = self._drafter or 0
+        known, num_nodes, num_passes = self.knowledge[drafter], draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1
         known.read.learn(num_nodes, read_seconds - before[1])
         self._num_unread = [num + 1 for num in self._num_unread]
-        if num_passes or num_nodes > 1:
-            self.num_asked[self._drafter] += 1
-            if self._num_unread[self._drafter] <= UNREAD:  # else it read much text at once
+        if is_asked:
+            self.num_asked[drafter] += 1
+            if self._num_unread[drafter] <= UNREAD:  # else it read much text at once
                 known.draft.learn(max(num_passes, 1), draft_seconds - before[0])
-            self._num_unread[self._drafter] = 0
-        known.learn_step(num_nodes, num_passes, num_kept)
+            self._num_unread[drafter] = 0
+        known.learn_step(num_nodes, num_passes if is_asked else None, num_kept)
         if draft.expected_by_depth is not None:
             known.learn_chances(draft, num_kept)
 
     def to_json(self) -> dict[str, Any]:
-        """What was chosen in this call, and what is known by now."""
+        """What was chosen in this call, and what is known by now of the drafter that was chosen last."""
         if not self.knowledge:
             return {}
-        known = self.knowledge[self._drafter]
+        known = self.knowledge[self._drafter or 0]
         return {
             "steps_by_drafter": dict(sorted(self.num_asked.items())),
             "tokens_per_second": [one.rate for one in self.knowledge],
@@ -105,5 +112,4 @@ def tuner_of(drafter: Any, target: PreTrainedModel, verifier: str, circumstances
     is_text_safe = verifier == "lazy_walk" or not options.deterministic
     if not options.tune or not is_text_safe:
         return Tuner((), target.device)
-    members = getattr(drafter, "members", [drafter])  # of a pool each step asks one
-    return Tuner(knowledge_of(members, target, circumstances), target.device)
+    return Tuner(knowledge_of(drafter.members, target, circumstances), target.device)
