@@ -8,9 +8,18 @@ import pytest
 import torch
 
 from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec.core.costs import CostCurve
 from transformers_falcon_spec.core.growth import TreeGrowth
 from transformers_falcon_spec.generation.candidates import Draft, DraftBudget, Prices
-from transformers_falcon_spec.generation.knowledge import LONGEST_PAUSE, WARM_UP, Knowledge, knowledge_of
+from transformers_falcon_spec.generation.knowledge import (
+    LARGE,
+    LONGEST_PAUSE,
+    MANY_NODES,
+    MANY_PASSES,
+    WARM_UP,
+    Knowledge,
+    knowledge_of,
+)
 from transformers_falcon_spec.generation.tuning import Tuner
 
 WIDTH = 4
@@ -194,6 +203,33 @@ def test_a_pass_that_stopped_paying_is_tried_again() -> None:
         knowledge.learn_chances(draft, [1])
 
     assert knowledge.yields[1].value > 0.5
+
+
+def test_a_pass_that_seems_too_dear_is_tried_again() -> None:
+    knowledge, true_cost = Knowledge(), gpu(0.75).draft
+    run_tuned(gpu(0.75), 50, knowledge)
+    usual, knowledge.draft = knowledge.num_passes.value, CostCurve()
+    for _ in range(20):
+        knowledge.draft.learn(1, true_cost(1))
+        knowledge.draft.learn(2, 20 * true_cost(2))
+
+    knowledge.prices, knowledge.num_since_plain = None, 0
+    tuner = run_tuned(gpu(0.75), MANY_PASSES - 2, knowledge)
+    assert max(tuner.num_passes) < 0.5 * usual
+    run_tuned(gpu(0.75), 600, knowledge)
+
+    assert knowledge.num_passes.value > 0.5 * usual
+
+
+def test_now_and_then_a_step_reads_many_nodes() -> None:
+    knowledge = Knowledge()
+    run_tuned(cpu(0.2), 50, knowledge)
+    knowledge.num_left, knowledge.num_since_plain, usual = 0, MANY_NODES - 1, knowledge.num_nodes.value
+
+    tuner = run_tuned(cpu(0.2), 1, knowledge)
+
+    assert usual < LARGE / 2
+    assert [*tuner.num_nodes] == [LARGE]
 
 
 def test_the_first_steps_learn_what_sizes_cost() -> None:
