@@ -102,3 +102,12 @@ def test_the_first_sample_of_a_size_may_be_a_cold_one() -> None:
         curve.learn(2, cost)
 
     assert curve(2) == pytest.approx((0.5 + 0.5 + 0.8) / 3, rel=0.01)
+
+
+def test_a_stale_point_gives_way_to_a_fresh_one() -> None:
+    curve = CostCurve()
+    for size, cost in ((4, 9.0), *[(1, 1.0), (16, 4.0)] * 40):
+        curve.learn(size, cost)
+
+    assert curve.to_json() == {"1": 1.0, "16": 4.0}
+    assert curve(4) == pytest.approx(1.6)  # nobody knows, so that it is worth a try

@@ -7,9 +7,11 @@ PACE_RATE = 0.2  # how far the pace follows a sample
 MEMORY = 0.97  # what is left of a sample after the next one, of whatever size
 OUTLIER = 2.5  # a sample this many times what is expected is left out ...
 PATIENCE = 3  # ... unless so many in a row say the same
+FAINT = 0.25  # a point with so little of another one's weight gives way to it
 WEIGHT_TO_TRUST = 2.5  # with less weight nothing is called an outlier, nor does the pace follow
 
 Point = tuple[float, float]  # size and seconds
+_Pool = tuple[float, float, list[float]]  # seconds, weight and sizes
 
 
 @dataclass
@@ -95,14 +97,16 @@ class CostCurve:
         self._line = self._rising()
 
     def _rising(self) -> list[Point]:
-        """The points by size; those whose seconds would fall take their common mean (pool adjacent violators)."""
-        pools: list[tuple[float, float, list[float]]] = []  # mean seconds, weight, sizes
+        """The points by size. Where seconds would fall, a stale point gives way; points of like weight take their mean.
+
+        The second is the pool adjacent violators algorithm. The first makes sizes that nobody tried for long seem cheap rather than dear:
+        they are tried again, and found out.
+        """
+        pools: list[_Pool] = []
         for _power, samples in sorted(self._samples.items()):
             pools.append((samples.seconds, samples.weight_at(self._num_samples), [samples.size]))
             while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-                (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = pools[-2:]
-                both = weight_a + weight_b
-                pools[-2:] = [((mean_a * weight_a + mean_b * weight_b) / both, both, sizes_a + sizes_b)]
+                pools[-2:] = [_pooled(*pools[-2:])]
         return [(size, mean) for mean, _weight, sizes in pools for size in sizes]
 
     def to_json(self) -> dict[str, float]:
@@ -112,3 +116,12 @@ class CostCurve:
 
 def _between(left: Point, right: Point, size: int) -> float:
     return left[1] + (right[1] - left[1]) * (size - left[0]) / (right[0] - left[0])
+
+
+def _pooled(left: _Pool, right: _Pool) -> _Pool:
+    """One for both, or the one that is not stale."""
+    (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = left, right
+    if min(weight_a, weight_b) < FAINT * max(weight_a, weight_b):
+        return max(left, right, key=lambda pool: pool[1])
+    both = weight_a + weight_b
+    return ((mean_a * weight_a + mean_b * weight_b) / both, both, sizes_a + sizes_b)

@@ -192,6 +192,8 @@ class DraftTree:
     @cached_property
     def depths(self) -> Int[Tensor, "rows nodes"]:
         """Distance from the root; 0 at fillers."""
+        if len(self) == 1:
+            return torch.zeros_like(self.parents)
         return self.ancestor_mask.sum(-1) - 1
 
     @cached_property

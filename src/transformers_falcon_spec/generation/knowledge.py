@@ -22,7 +22,7 @@ WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
 REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
 MEMORY = 0.97  # what is left of a step after the next one
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
-PAUSE, LONGEST_PAUSE = 16, 1024  # plain steps before drafting is tried again; twice as many each time it fails
+PAUSE, LONGEST_PAUSE = 16, 1024  # plain steps before drafting is tried again; four times as many each time it fails
 MAX_DEPTH = 16  # depths whose chances are learned
 MAX_PASSES = 8  # passes whose yields are learned; later ones are like the last
 MAX_WEIGHT = 4.0
@@ -109,7 +109,7 @@ class Knowledge:
         self.num_passes.learn(num_passes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
         if self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0:
-            self.num_left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.num_left, self.pause = self.pause, min(4 * self.pause, LONGEST_PAUSE)
             self.advantage.reset()
         elif self.advantage.num >= REFRESH:
             self.pause = PAUSE
