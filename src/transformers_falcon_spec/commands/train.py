@@ -25,13 +25,13 @@ from ..errors import OptionError
 from ..provenance import provenance
 from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
-from ..training.conversations import read_conversations
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.draft_vocabulary import most_frequent_tokens
 from ..training.feature_cache import FeatureCache
 from ..training.objectives import objective_of
 from ..training.trainer import DrafterTrainer
 from .loading import load_target
+from .training_data import FORBID_HELP, read_training_data
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class TrainCommand:
     )
     max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
     limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
+    forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
     target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
     cache_features: str | None = field(
         default=None,
@@ -79,8 +80,10 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     """Train, fit the draft tree, and save the drafter with its record to `output_dir`."""
     resume = resume_point(args)
     set_seed(args.seed)
+    read = {
+        name: read_training_data(paths, command.limit, command.forbid) for name, paths in _sources(command).items()
+    }
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
-    read = {name: read_conversations(paths, command.limit) for name, paths in _sources(command).items()}
     data = {name: ConversationDataset(part.rows, tokenizer, command.max_length) for name, part in read.items()}
     drafter = fresh_drafter(command, target, data["train"])
     train_data: Any = data["train"]
