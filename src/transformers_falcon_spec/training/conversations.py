@@ -54,6 +54,19 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
         [`ConversationError`]: a source does not exist or not one row could be used.
     """
     paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    found = _read(paths, limit)
+    if found.duplicates:
+        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
+    if not found.rows:
+        raise ConversationError(
+            f"At least one usable conversation is needed, but {[str(path) for path in paths]} gave none "
+            f"({len(found.errors)} rows were left out). Give files of "
+            '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}` lines.'
+        )
+    return found
+
+
+def _read(paths: list[str | Path], limit: int | None) -> ConversationSet:
     found = ConversationSet()
     seen: set[bytes] = set()
     for where, row in _located_rows(paths):
@@ -68,18 +81,10 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
         key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
         if key in seen:
             found.duplicates.append(where)
-            continue
-        seen.add(key)
-        found.rows.append(messages)
-        found.origins.append(where)
-    if found.duplicates:
-        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
-    if not found.rows:
-        raise ConversationError(
-            f"At least one usable conversation is needed, but {[str(path) for path in paths]} gave none "
-            f"({len(found.errors)} rows were left out). Give files of "
-            '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}` lines.'
-        )
+        else:
+            seen.add(key)
+            found.rows.append(messages)
+            found.origins.append(where)
     return found
 
 

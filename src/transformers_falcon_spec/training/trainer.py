@@ -4,6 +4,7 @@
 resuming, reporters) is the Trainer's.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,8 +17,10 @@ from ..core.tree import DraftTree
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
+from .divergence import divergence, rows_of
 from .objectives import Objective, Outcome, objective_of
 
+FEATURE_COLUMNS = ("features", "head_inputs")  # of a batch from a `FeatureCache`
 MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
 
 
@@ -43,9 +46,12 @@ class DrafterTrainer(Trainer):
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
+    A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
+
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
         [`OptionError`]: nothing is known of how to train such a drafter.
+        [`TrainingError`]: from `train` and `evaluate`: the loss diverged; names the step and the batch's rows.
     """
 
     loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
@@ -61,6 +67,7 @@ class DrafterTrainer(Trainer):
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
+        self._batch: dict[str, Tensor] = {}  # the newest one of training, without its features
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own, but one that groups by length draws from seed and epoch, not from the global stream."""
@@ -69,8 +76,15 @@ class DrafterTrainer(Trainer):
             return sampler
         return SeededLengthGroups(sampler, lambda: self.args.seed + int(self.state.epoch or 0))
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own; the weights it ends with are good ones."""
+        result = super().train(*args, **kwargs)
+        self._check_weights()
+        return result
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """The Trainer's own, with a failed write told in words."""
+        """The Trainer's own, for good weights only and with a failed write told in words."""
+        self._check_weights()
         with writing_to(self.args.output_dir):
             super()._save_checkpoint(*args, **kwargs)
 
@@ -89,8 +103,43 @@ class DrafterTrainer(Trainer):
             )
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
+        if model.training:
+            self._batch = {name: value for name, value in inputs.items() if name not in FEATURE_COLUMNS}
+        if not outcome.loss.isfinite():
+            raise self._divergence(f"it is {outcome.loss.item()}", inputs, is_training=model.training)
         self._note(outcome.terms)
         return (outcome.loss, outcome) if return_outputs else outcome.loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """The Trainer's own; a gradient that is not finite must not reach the weights."""
+        norm = super()._clip_grad_norm(model)
+        is_judged = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
+        if is_judged and not math.isfinite(float(norm)):
+            raise self._divergence(f"the norm of its gradient is {float(norm)}", self._batch)
+        return norm
+
+    def _check_weights(self) -> None:
+        """Stop if, on any process, the weights as they are now give the newest batch a loss that is not finite."""
+        if not self._batch:
+            return
+        model, was_training = self.model_wrapped, self.model_wrapped.training
+        model.eval()  # without dropout nothing is drawn from the global stream
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.objective(model, self.features(self._batch), torch.Generator().manual_seed(0), 1.0).loss
+        model.train(was_training)
+        losses = self.accelerator.gather(loss.detach().reshape(1).float())
+        if not losses.isfinite().all():
+            raise self._divergence(
+                f"its update leaves weights that make it {losses.tolist()}", self._batch, step_offset=-1
+            )
+
+    def _divergence(
+        self, what: str, batch: dict[str, Tensor], step_offset: int = 0, is_training: bool = True
+    ) -> TrainingError:
+        """The error for the step that is being made, or the one before (-1)."""
+        step = self.state.global_step + (1 if is_training else 0) + step_offset
+        rows = rows_of(self.train_dataset if is_training else self.eval_dataset, batch)
+        return divergence(what if is_training else f"{what} in evaluation", step, rows, self.args.output_dir)
 
     def _generator(self, is_training: bool) -> torch.Generator:
         """A generator that depends on seed, step and process alone, so that a resumed run draws the same."""
