@@ -78,8 +78,9 @@ def test_the_last_step_is_checked_though_nothing_is_saved(tmp_path: Path) -> Non
         trainer.train()
 
 
-def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, **ORDERED)
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0], ids=["clipped", "not clipped"])
+def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path: Path, max_grad_norm: float) -> None:
+    trainer = make_trainer(tmp_path, max_grad_norm=max_grad_norm, **ORDERED)
     weight = next(weight for weight in trainer.model.parameters() if weight.requires_grad)
     weight.register_hook(lambda gradient: gradient * float("inf"))
     before = weights(trainer)

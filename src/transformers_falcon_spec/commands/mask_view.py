@@ -31,7 +31,7 @@ def show_masks(
         console.print(Text(f"{origin}: {len(ids)} tokens, {sum(mask)} count", style="bold"), soft_wrap=True)
         text = Text()
         for is_counted, run in groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1])):
-            words = _visible(tokenizer.decode([token for token, _ in run]))
+            words = _visible(str(tokenizer.decode([token for token, _ in run])))
             text.append_text(_marked(words, is_counted, has_colors))
         console.print(text, end="\n\n", soft_wrap=True)  # a terminal breaks lines by itself
     legend = [_marked(words, is_counted, has_colors) for is_counted, words in LEGEND.items()]

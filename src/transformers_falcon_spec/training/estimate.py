@@ -111,7 +111,9 @@ def estimate_run(
         num_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
         rows_per_step = trainer.get_total_train_batch_size(trainer.args)
         sample = data.subset(sample_rows(list(trainer._get_train_sampler()), data, rows_per_step))
-        extract_seconds = _read_sample(trainer, sample, Path(folder) / "features" if uses_cache else None)
+        trainer.train_dataset, extract_seconds = sample, None
+        if uses_cache:
+            extract_seconds = data.coverage.num_tokens * _extract(trainer, sample, Path(folder))
         _take_steps(trainer, NUM_TIMED + 1)
     return RunEstimate(
         num_steps=num_steps or 0,  # None is for data without a length
@@ -123,15 +125,11 @@ def estimate_run(
     )
 
 
-def _read_sample(trainer: DrafterTrainer, sample: ConversationDataset, cache: Path | None) -> float | None:
-    """Make the sample the trainer's data, with its features on disk if asked; the seconds that those of all data would take."""
-    trainer.train_dataset = sample
-    if cache is None:
-        return None
+def _extract(trainer: DrafterTrainer, sample: ConversationDataset, folder: Path) -> float:
+    """Write the sample's features and let the trainer read those; the seconds that a token took."""
     start = time.perf_counter()
-    trainer.train_dataset = FeatureCache(sample, trainer.features, cache)
-    seconds = time.perf_counter() - start
-    return seconds * sample.coverage.num_tokens / sum(len(example["input_ids"]) for example in sample.examples)
+    trainer.train_dataset = FeatureCache(sample, trainer.features, folder)
+    return (time.perf_counter() - start) / sum(len(example["input_ids"]) for example in sample.examples)
 
 
 def _trial_arguments(args: DrafterTrainingArguments, folder: str) -> DrafterTrainingArguments:

@@ -20,7 +20,6 @@ from .checkpoints import writing_to
 from .divergence import divergence, rows_of
 from .objectives import Objective, Outcome, objective_of
 
-FEATURE_COLUMNS = ("features", "head_inputs")  # of a batch from a `FeatureCache`
 MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
 
 
@@ -67,7 +66,7 @@ class DrafterTrainer(Trainer):
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
-        self._batch: dict[str, Tensor] = {}  # the newest one of training, without its features
+        self._batch: dict[str, Tensor] = {}  # the newest one of training
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own, but one that groups by length draws from seed and epoch, not from the global stream."""
@@ -104,18 +103,20 @@ class DrafterTrainer(Trainer):
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         if model.training:
-            self._batch = {name: value for name, value in inputs.items() if name not in FEATURE_COLUMNS}
+            self._batch = inputs
         if not outcome.loss.isfinite():
-            raise self._divergence(f"it is {outcome.loss.item()}", inputs, is_training=model.training)
+            step = self.state.global_step + int(model.training)
+            raise self._divergence(f"it is {outcome.loss.item()}", step, inputs, model.training)
         self._note(outcome.terms)
         return (outcome.loss, outcome) if return_outputs else outcome.loss
 
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        """The Trainer's own; a gradient that is not finite must not reach the weights."""
-        norm = super()._clip_grad_norm(model)
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own, asked before each update: a gradient that is not finite must not reach the weights."""
+        norm = super()._get_grad_norm(*args, **kwargs)
         is_judged = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
         if is_judged and not math.isfinite(float(norm)):
-            raise self._divergence(f"the norm of its gradient is {float(norm)}", self._batch)
+            what = f"the norm of its gradient is {float(norm)}"
+            raise self._divergence(what, self.state.global_step + 1, self._batch)
         return norm
 
     def _check_weights(self) -> None:
@@ -129,15 +130,11 @@ class DrafterTrainer(Trainer):
         model.train(was_training)
         losses = self.accelerator.gather(loss.detach().reshape(1).float())
         if not losses.isfinite().all():
-            raise self._divergence(
-                f"its update leaves weights that make it {losses.tolist()}", self._batch, step_offset=-1
-            )
+            what = f"its update leaves weights that make it {losses.tolist()}"
+            raise self._divergence(what, self.state.global_step, self._batch)
 
-    def _divergence(
-        self, what: str, batch: dict[str, Tensor], step_offset: int = 0, is_training: bool = True
-    ) -> TrainingError:
-        """The error for the step that is being made, or the one before (-1)."""
-        step = self.state.global_step + (1 if is_training else 0) + step_offset
+    def _divergence(self, what: str, step: int, batch: dict[str, Tensor], is_training: bool = True) -> TrainingError:
+        """The error for a batch of the training or of the evaluation data."""
         rows = rows_of(self.train_dataset if is_training else self.eval_dataset, batch)
         return divergence(what if is_training else f"{what} in evaluation", step, rows, self.args.output_dir)
 
