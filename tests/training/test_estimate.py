@@ -1,4 +1,4 @@
-"""A run is estimated from real steps on a fair sample of its batches, and nothing of it stays."""
+"""A run is estimated from real steps, the longest and a sample of all sizes, and nothing of it stays."""
 
 import time
 from pathlib import Path
@@ -11,8 +11,7 @@ from tests.tiny import make_drafter, make_target
 from tests.training.runs import QUIET, SHORT, SMALL, make_dataset
 from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.dataset import ConversationDataset
-from transformers_falcon_spec.training.estimate import NUM_TIMED, RunEstimate, estimate_run, sample_rows
+from transformers_falcon_spec.training.estimate import NUM_LONGEST, NUM_TIMED, RunEstimate, estimate_run, sample_rows
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 
@@ -74,34 +73,48 @@ def test_the_steps_are_those_of_the_real_trainer_longest_rows_first(
     estimated(tmp_path)
 
     lengths = sorted((len(example["input_ids"]) for example in make_dataset(20).examples), reverse=True)
-    assert len(widths) == NUM_TIMED + 1
-    assert sorted(widths[0], reverse=True) == lengths[:4]
+    assert len(widths) == NUM_LONGEST + NUM_TIMED
+    assert sorted(widths[0], reverse=True) == sorted(widths[1], reverse=True) == lengths[:4]
+    assert [max(width) for width in widths[2:]] == sorted(max(width) for width in widths[2:])
 
 
-@pytest.mark.parametrize("num_rows", [100, 32, 7, 3])
-def test_sampled_steps_are_whole_steps_of_the_epoch_spread_evenly(num_rows: int) -> None:
+@pytest.mark.parametrize("num_rows", [100, 32, 8, 4])
+def test_sampled_steps_are_steps_of_the_epoch(num_rows: int) -> None:
     data, order = make_dataset(num_rows), torch.randperm(num_rows).tolist()
+    steps = [order[start : start + 4] for start in range(0, num_rows, 4)]
 
-    rows = sample_rows(order, data, 4)
+    rows = sample_rows(steps, data, 4)
 
-    steps = [rows[start : start + 4] for start in range(0, len(rows), 4)]
-    cycle = order * 2 if num_rows < 4 else order
-    epoch = [cycle[start : start + 4] for start in range(0, max(num_rows - 3, 1), 4)]
-    places = [epoch.index(step) for step in steps[1:]]
-    assert len(steps) == NUM_TIMED + 1
-    assert places == [number * len(epoch) // NUM_TIMED for number in range(NUM_TIMED)]
-    assert min(_lengths(data, steps[0])) >= sorted(_lengths(data, order))[-4:][0]
+    sampled = [rows[start : start + 4] for start in range(0, len(rows), 4)]
+    lengths = sorted(len(example["input_ids"]) for example in data.examples)
+    assert len(sampled) == NUM_LONGEST + NUM_TIMED
+    assert sampled[0] == sampled[1]
+    assert sorted(len(data[row]["input_ids"]) for row in sampled[0]) == lengths[-4:]
+    assert all(step in steps for step in sampled[2:])
 
 
-def _lengths(data: ConversationDataset, rows: list[int]) -> list[int]:
-    return [len(data[row]["input_ids"]) for row in rows]
+@pytest.mark.parametrize("power", [0, 1, 2], ids=["constant", "linear", "square"])
+@pytest.mark.parametrize("batch_size", [4, 2])
+def test_the_mean_of_the_sample_is_that_of_the_epoch_however_time_grows(power: int, batch_size: int) -> None:
+    data = make_dataset(2000)
+
+    def size(step: list[int]) -> int:
+        widths = (step[start : start + batch_size] for start in range(0, len(step), batch_size))
+        return sum(max(len(data[row]["input_ids"]) for row in batch) for batch in widths)
+
+    groups = [range(start, start + 200) for start in range(0, 2000, 200)]  # sorted by length, as the Trainer's are
+    order = [row for group in groups for row in sorted(group, key=lambda row: -size([row]))]
+    steps = [order[start : start + 4] for start in range(0, 2000, 4)]
+
+    rows = sample_rows(steps, data, batch_size)[4 * NUM_LONGEST :]
+
+    sampled = [rows[start : start + 4] for start in range(0, len(rows), 4)]
+    expected = sum(size(step) ** power for step in steps) / len(steps)
+    assert sum(size(step) ** power for step in sampled) / NUM_TIMED == pytest.approx(expected, rel=0.02)
 
 
 def test_the_whole_is_steps_times_their_mean() -> None:
-    estimate = RunEstimate(100, 4, [1.0, 3.0, 1.0, 3.0], 0, None, None)
-
-    assert estimate.train_seconds == pytest.approx(200)
-    assert estimate.margin_seconds == pytest.approx(100 * 1.96 * (4 / 3) ** 0.5 / 2)
+    assert RunEstimate(100, 4, [1.0, 3.0, 1.0, 3.0], 0, None, None).train_seconds == pytest.approx(200)
 
 
 def test_a_batch_beyond_the_memory_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,15 +42,13 @@ def print_dry_run(
 
 
 def _costs(estimate: RunEstimate) -> dict[str, str]:
-    seconds, margin = estimate.train_seconds, estimate.margin_seconds
-    low, high = duration(max(seconds - margin, 0.0)), duration(seconds + margin)
     median, longest = statistics.median(estimate.step_seconds), max(estimate.step_seconds)
     costs = {
         "a step": f"{median:.3g} s in the median, {longest:.3g} s at most",
-        "training": f"{duration(seconds)} (95 % interval {low} to {high}); evaluation and checkpoints are extra",
+        "training": f"{_duration(estimate.train_seconds)}; evaluation and checkpoints are extra",
     }
     if estimate.extract_seconds is not None:
-        costs["features, once"] = f"{duration(estimate.extract_seconds)} to read the target and write them"
+        costs["features, once"] = f"{_duration(estimate.extract_seconds)} to read the target and write them"
     if estimate.peak_device_bytes is not None:
         costs["device memory"] = f"{_gigabytes(estimate.peak_device_bytes)} at the peak, the longest batch included"
     costs["process memory"] = f"{_gigabytes(peak_resident_bytes())} at the peak, the longest batch included"
@@ -79,8 +77,7 @@ def _gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
 
 
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+def _duration(seconds: float) -> str:
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

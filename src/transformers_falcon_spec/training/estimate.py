@@ -1,11 +1,10 @@
-"""What a training run would take, from a few steps of the real Trainer on the longest rows and on a fair sample of its batches.
+"""What a training run would take, from a few steps of the real Trainer: the longest one, and a sample from short to long ones.
 
 Nothing is kept: what the steps write goes to a folder that is deleted, and the drafter that took them should be thrown away.
 """
 
 import copy
 import itertools
-import math
 import statistics
 import tempfile
 import time
@@ -23,8 +22,8 @@ from .dataset import ConversationCollator, ConversationDataset
 from .feature_cache import FeatureCache, bytes_per_token
 from .trainer import DrafterTrainer
 
-NUM_TIMED = 8  # steps, after one on the longest rows that warms up
-SURE = 1.96  # standard errors on each side of a mean that hold it 95 times in 100
+NUM_LONGEST = 2  # steps that warm up and show the peak of memory: in the second one the optimiser has its state
+NUM_TIMED = 8  # steps after these
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,6 @@ class RunEstimate:
     def train_seconds(self) -> float:
         """All steps together."""
         return self.num_steps * statistics.fmean(self.step_seconds)
-
-    @property
-    def margin_seconds(self) -> float:
-        """How far `train_seconds` may be off, as far as the spread of the timed steps tells: half a 95 % interval."""
-        return self.num_steps * SURE * statistics.stdev(self.step_seconds) / math.sqrt(len(self.step_seconds))
 
 
 class _StepClock(TrainerCallback):
@@ -110,15 +104,15 @@ def estimate_run(
         trainer.remove_callback(PrinterCallback)
         num_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
         rows_per_step = trainer.get_total_train_batch_size(trainer.args)
-        sample = data.subset(sample_rows(list(trainer._get_train_sampler()), data, rows_per_step))
+        sample = data.subset(sample_rows(_epoch(trainer, data, rows_per_step), data, args.train_batch_size))
         trainer.train_dataset, extract_seconds = sample, None
         if uses_cache:
             extract_seconds = data.coverage.num_tokens * _extract(trainer, sample, Path(folder))
-        _take_steps(trainer, NUM_TIMED + 1)
+        _take_steps(trainer, NUM_LONGEST + NUM_TIMED)
     return RunEstimate(
         num_steps=num_steps or 0,  # None is for data without a length
         rows_per_step=rows_per_step,
-        step_seconds=[end - start for start, end in itertools.pairwise(clock.ends)],
+        step_seconds=[end - start for start, end in itertools.pairwise(clock.ends[NUM_LONGEST - 1 :])],
         cache_bytes=bytes_per_token(trainer.features) * data.coverage.num_tokens,
         extract_seconds=extract_seconds,
         peak_device_bytes=torch.cuda.max_memory_allocated() if args.device.type == "cuda" else None,
@@ -162,22 +156,30 @@ def _take_steps(trainer: DrafterTrainer, num_steps: int) -> None:
         ) from error
 
 
-def sample_rows(order: list[int], data: ConversationDataset, rows_per_step: int) -> list[int]:
-    """Rows for one step on the longest ones and `NUM_TIMED` steps spread evenly over an epoch, whole as it has them.
+def _epoch(trainer: DrafterTrainer, data: ConversationDataset, rows_per_step: int) -> list[list[int]]:
+    """Rows of each whole step of an epoch; one with fewer rows than a step is read around."""
+    order = list(trainer._get_train_sampler())
+    order += itertools.islice(itertools.cycle(order), max(rows_per_step - len(data), 0))
+    return [order[start : start + rows_per_step] for start in range(0, len(order) - rows_per_step + 1, rows_per_step)]
+
+
+def sample_rows(steps: list[list[int]], data: ConversationDataset, batch_size: int) -> list[int]:
+    """Rows of `NUM_LONGEST` steps on the longest rows, then of `NUM_TIMED` steps of an epoch.
+
+    These are the ones in the middle of equal parts of the epoch, sorted by size. So their mean time is that of the epoch
+    however time grows with size, also where batches of like length make some steps many times longer than others.
 
     Args:
-        order (`list[int]`): Rows in the order in which an epoch reads them.
+        steps (`list[list[int]]`): Rows of each step of an epoch.
         data ([`ConversationDataset`]): Tells their lengths.
-        rows_per_step (`int`): How many a step reads; an epoch with fewer is read around.
+        batch_size (`int`): Rows that are padded to one length.
     """
-    longest = sorted(order, key=lambda index: -len(data[index]["input_ids"]))
-    num_batches = max(len(order) // rows_per_step, 1)
-    chosen = _around(longest, 0, rows_per_step)
-    for number in range(NUM_TIMED):
-        place = number * num_batches // NUM_TIMED
-        chosen += _around(order, place * rows_per_step, rows_per_step)
-    return chosen
 
+    def size(step: list[int]) -> int:
+        lengths = [len(data[row]["input_ids"]) for row in step]
+        return sum(max(lengths[start : start + batch_size]) for start in range(0, len(step), batch_size))
 
-def _around(rows: list[int], start: int, count: int) -> list[int]:
-    return [rows[place % len(rows)] for place in range(start, start + count)]
+    by_size = sorted(steps, key=size)
+    sample = [by_size[(2 * number + 1) * len(steps) // (2 * NUM_TIMED)] for number in range(NUM_TIMED)]
+    longest = sorted(itertools.chain(*steps), key=lambda row: -len(data[row]["input_ids"]))[: len(steps[0])]
+    return [*longest * NUM_LONGEST, *itertools.chain(*sample)]
