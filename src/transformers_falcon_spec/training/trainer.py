@@ -123,11 +123,9 @@ class DrafterTrainer(Trainer):
         """Stop if, on any process, the weights as they are now give the newest batch a loss that is not finite."""
         if not self._batch:
             return
-        model, was_training = self.model_wrapped, self.model_wrapped.training
-        model.eval()  # without dropout nothing is drawn from the global stream
+        model = self.model_wrapped.eval()  # without dropout nothing is drawn from the global stream
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.objective(model, self.features(self._batch), torch.Generator().manual_seed(0), 1.0).loss
-        model.train(was_training)
         losses = self.accelerator.gather(loss.detach().reshape(1).float())
         if not losses.isfinite().all():
             what = f"its update leaves weights that make it {losses.tolist()}"
