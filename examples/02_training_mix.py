@@ -3,7 +3,7 @@
 Purpose: one shuffled JSON lines file of conversations, filtered against evaluation prompts, plus a held-out file of the same
 kind that choices (block size, tree, step count) are made on.
 Command: python examples/02_training_mix.py --mix ../shared/data/train --evaluation ../shared/data --output runs/data
-Hardware and time: one CPU core, about 20 seconds. `--tiny` needs no files and takes a second.
+Hardware and time: one CPU core, about 20 seconds. `--tiny` needs no files and takes a few seconds.
 """
 
 import argparse
