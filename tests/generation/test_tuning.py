@@ -29,8 +29,10 @@ CPU = torch.device("cpu")
 
 @dataclass
 class World:
-    """A target, a drafter of one token a pass, and a machine. `skill` is the chance of the drafter's best token, on average
-    but for what falls below 0.01: under -0.5 it knows nothing."""
+    """A target, a drafter of one token a pass, and a machine.
+
+    `skill` is the chance of the drafter's best token, on average but for what falls below 0.01: under -0.5 it knows nothing.
+    """
 
     read: Callable[[int], float]
     draft: Callable[[int], float]
