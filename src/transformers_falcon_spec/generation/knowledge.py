@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..core.costs import CostCurve
+from ..core.costs import MEMORY, CostCurve
 from .candidates import Draft, Prices
 from .options import OWN
 
@@ -20,7 +20,6 @@ WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
 # Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, but a large tree at least, and one takes a
 # pass more than usual, whatever they seem to cost: else a price that is wrong might never be paid again.
 REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
-MEMORY = 0.97  # what is left of a step after the next one
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
 PAUSE, LONGEST_PAUSE = 16, 1024  # plain steps before drafting is tried again; four times as many each time it fails
 MAX_DEPTH = 16  # depths whose chances are learned
