@@ -157,8 +157,8 @@ def test_it_comes_close_to_the_best_fixed_setting(make: Callable[..., World], sk
     assert world.rate > 0.95 * best
 
 
-@pytest.mark.parametrize(("skill", "least_plain"), [(0.0, 0.85), (-1.0, 0.95)])  # hardly useful, and useless
-def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known(skill: float, least_plain: float) -> None:
+@pytest.mark.parametrize("skill", [0.0, -1.0])  # hardly useful, and useless
+def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known(skill: float) -> None:
     knowledge, world = Knowledge(), cpu(skill)
     run_tuned(cpu(skill), 300, knowledge)
 
@@ -167,7 +167,7 @@ def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known(skill: float, 
     assert world.rate > 0.98 / world.read(1)
     assert "tried again in" in knowledge.why()
     assert knowledge.pause == LONGEST_PAUSE
-    assert tuner.num_passes[0] > least_plain * 2000
+    assert tuner.num_passes[0] > 0.95 * 2000
 
 
 def test_drafting_comes_back_when_it_pays_again() -> None:

@@ -21,6 +21,7 @@ WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
 # pass more than usual, whatever they seem to cost: else a price that is wrong might never be paid again.
 REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
+TRIAL_AGAIN = 32  # drafted steps in which it must show that it pays, once it was given up
 PAUSE, LONGEST_PAUSE = 16, 1024  # plain steps before drafting is tried again; four times as many each time it fails
 MAX_DEPTH = 16  # depths whose chances are learned
 MAX_PASSES = 8  # passes whose yields are learned; later ones are like the last
@@ -107,10 +108,13 @@ class Knowledge:
         self.num_nodes.learn(num_nodes)
         self.num_passes.learn(num_passes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
-        if self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0:
+        is_loss = self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0
+        is_gain = self.advantage.value > self.advantage.error
+        is_doubtful = self.pause > PAUSE and self.advantage.num >= TRIAL_AGAIN and not is_gain
+        if is_loss or is_doubtful:
             self.num_left, self.pause = self.pause, min(4 * self.pause, LONGEST_PAUSE)
             self.advantage.reset()
-        elif self.advantage.num >= REFRESH:
+        elif self.advantage.num >= REFRESH and is_gain:
             self.pause = PAUSE
 
     def learn_chances(self, draft: Draft, num_kept: list[int]) -> None:
