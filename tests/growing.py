@@ -11,14 +11,14 @@ def grown_paths(
     """Tokens from the root to each node of an Eagle-2 tree: `top_k` nodes of a depth grow `top_k` children each.
 
     `model` says what follows a path whose last so many tokens stand in a block that was drafted at once. Fewer nodes start
-    blocks, as many as hold about `top_k` tokens. In the order of depth, then of the parents, then of the children's
+    blocks, as many as hold about `top_k` tokens, two at least. In the order of depth, then of the parents, then of the children's
     probabilities, as the fast one has them.
     """
     considered: list[tuple[Path, float]] = [((), 1.0)]
     newest = considered
     for level in range(depth):
         place = level % block_size
-        num = top_k if place else max(top_k // block_size, 1)
+        num = top_k if place else max(top_k // block_size, 2)
         likeliest = sorted(newest, key=lambda node: -node[1])[:num]
         newest = []
         for path, chance in (node for node in considered if node in likeliest):

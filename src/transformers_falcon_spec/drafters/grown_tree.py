@@ -19,6 +19,7 @@ from ..generation.candidates import Draft, DraftBudget, TargetView
 from .confidence import block_temperatures
 from .static_tree import StaticTreeGenerator
 
+LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
 PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
 
 
@@ -51,7 +52,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
         wanted = max(options.tree_top_k, prices.width if prices else 0)
         width = 1 if budget.is_chain else min(wanted, self.num_draft_tokens)
-        num_blocks = max(width // size, 1)  # fed in each later pass, so that it feeds about `width` tokens
+        num_blocks = max(width // size, LEAST_BLOCKS)  # fed in each later pass, so that it feeds about `width` tokens
         deepest = self._deepest(budget)
         num_passes = -(-min(deepest, max(depths)) // size)
         growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
