@@ -10,7 +10,7 @@ from .matrix import matrix, matrix_in_short
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
 CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
-BUDGETS = ("budgets.json", "budgets_0.3b.json")
+BUDGETS = ("budgets.json", "budgets_finalists.json", "budgets_0.3b.json", "budgets_0.3b_finalists.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
     "batches.json": tables.batches,

@@ -10,7 +10,8 @@ def budgets(result: dict[str, Any], name: str) -> str:
     rows: Rows = result["rows"]
     sets, origin = list(dict.fromkeys(row["set"] for row in rows)), result["provenance"]
     found = {(row["decoding"], row["arm"], row["set"]): row for row in rows}
-    lines = [f"### Speed by size of the tree, {_shape_words(result)}, {origin['threads']} threads"]
+    setting = f"{_shape_words(result)}, {origin['threads']} threads, {origin['limit']} prompts a set"
+    lines = [f"### Speed by size of the tree, {setting}"]
     for decoding in dict.fromkeys(row["decoding"] for row in rows):
         body = [
             [arm, *(_speed_and_length(found[decoding, arm, set_name]) for set_name in sets)]
