@@ -50,7 +50,7 @@ def test_bins_are_as_full_as_those_of_loops_and_hold_everything_once(seed: int, 
     assert sorted(number for row in bins for number in row) == list(range(200))
     assert max(sums) <= row_length
     assert sorted(sums) == sorted(sum(lengths[number] for number in row) for row in naive)
-    assert sum(sums) / (len(bins) * row_length) > 0.95 or len(bins) == -(-sum(lengths) // row_length)
+    assert len(bins) <= 11 / 9 * -(-sum(lengths) // row_length) + 4
 
 
 def test_the_seed_alone_decides_which_conversations_go_together() -> None:

@@ -125,10 +125,12 @@ def estimate_run(
 
 def _extract(trainer: DrafterTrainer, sample: ConversationDataset | PackedConversations, folder: Path) -> float:
     """Write the sample's features and let the trainer read those; the seconds that a token took."""
-    is_packed = isinstance(sample, PackedConversations)
     start = time.perf_counter()
-    cache = FeatureCache(sample.conversations if is_packed else sample, trainer.features, folder)
-    trainer.train_dataset = PackedConversations(cache, sample.bins) if is_packed else cache
+    if isinstance(sample, PackedConversations):
+        cache = FeatureCache(sample.conversations, trainer.features, folder)
+        trainer.train_dataset = PackedConversations(cache, sample.bins)
+    else:
+        trainer.train_dataset = FeatureCache(sample, trainer.features, folder)
     return (time.perf_counter() - start) / sum(sample.lengths)
 
 

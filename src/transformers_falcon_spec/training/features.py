@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..core.packing import ahead, one_text
 from ..generation.parts import apply_head, decoder_of
 from ..generation.target import Target
-from .packed_reading import check_reads_packed, packed_inputs
+from .packed_reading import packed_inputs
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ class TargetFeatures:
         """
         how: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
         if position_ids is not None:  # padding is behind what counts, so that no mask is needed
-            check_reads_packed(self.target, decoder_of(self.target), len(input_ids))
-            how = packed_inputs(position_ids)
+            how = packed_inputs(self.target, decoder_of(self.target), position_ids)
         view = Target(self.target, self.feature_layers)
         with view.taps.active():
             outputs = decoder_of(self.target)(input_ids=input_ids, **how)

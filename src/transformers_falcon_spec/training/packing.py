@@ -100,8 +100,8 @@ def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) ->
     for number in sorted(order, key=lambda number: -lengths[number]):
         place = bisect_left(rooms, lengths[number])
         if place == len(rooms):
-            room, chosen = row_length, []
-            bins.append(chosen)
+            room = row_length
+            bins.append(chosen := [])
         else:
             room = rooms[place]
             chosen = by_room[room].pop()

@@ -1,6 +1,6 @@
 """A packed batch teaches what its conversations teach one by one: loss, terms, guesses and gradients, for every kind of drafter.
 
-In double precision, with what is drawn drawn for each conversation in turn. The second half breaks each boundary and sees the
+In double precision, with everything random off or drawn for each conversation in turn (phases, reveals). The second half breaks each boundary and sees the
 comparison fail.
 """
 
@@ -26,7 +26,7 @@ from transformers_falcon_spec.training.dataset import ConversationCollator
 from transformers_falcon_spec.training.objectives import Outcome, autoregressive, dflash, eagle, falcon, objective_of
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
-LENGTHS = (9, 14, 6, 2, 11, 1, 17, 8)
+LENGTHS = (9, 14, 6, 2, 1, 11, 17, 8)
 ROWS = [[0, 1], [2, 3, 4, 5], [6], [7]]  # the last one padded by more than half
 TOLERANCE = 1e-6  # of the largest value: logits and losses are float32
 
@@ -88,6 +88,12 @@ def with_large_weights(drafter: nn.Module) -> nn.Module:
     return drafter.double().train()
 
 
+def in_order(outcome: Outcome) -> Tensor:
+    """By place and then by what is wanted there: rows of a batch tell their guesses in another order than conversations."""
+    by_wish = outcome.target_logits[:, 0].argsort()
+    return by_wish[outcome.places[by_wish].argsort(stable=True)]
+
+
 class Learner:
     """A drafter of one kind with its objective, and what a batch teaches it."""
 
@@ -97,7 +103,7 @@ class Learner:
         torch.manual_seed(1)
         self.drafter: Any = with_large_weights(make(self.target, **options))
         args = DrafterTrainingArguments(
-            str(folder), report_to="none", use_cpu=True, feature_noise=0.0, ttt_steps=3, num_anchors=3
+            str(folder), report_to="none", use_cpu=True, feature_noise=0.0, ttt_steps=3, num_anchors=50
         )
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, self.target)
@@ -117,16 +123,19 @@ class Learner:
             self.learn(packed_batch()),
             self.learn(ConversationCollator(0)(conversations())),
         )
-        if not one.places.equal(other.places):
+        if not one.places.bincount().equal(other.places.bincount()):
             return float("inf")
+        order, its_order = in_order(one), in_order(other)
         assert gradients.keys() == expected.keys()
         assert one.terms.keys() == other.terms.keys()
         assert len(other.places) > 20
-        found = {"loss": (one.loss, other.loss), "logits": (one.draft_logits, other.draft_logits)}
-        found |= {"wanted": (one.target_logits, other.target_logits)}
+        found = {"loss": (one.loss, other.loss), "wanted": (one.target_logits[order], other.target_logits[its_order])}
+        found |= {"logits": (one.draft_logits[order], other.draft_logits[its_order])}
         found |= {name: (value, other.terms[name]) for name, value in one.terms.items()}
         largest = max(gradient.abs().max() for gradient in expected.values())
-        differences = [(a - b).abs().max() / b.abs().max().clamp(min=1e-3) for a, b in found.values()]
+        differences = [
+            (a - b).detach().abs().max() / b.detach().abs().max().clamp(min=1e-3) for a, b in found.values()
+        ]
         differences += [(gradients[name] - expected[name]).abs().max() / largest for name in expected]
         assert largest > 0
         return float(torch.stack([each.double() for each in differences]).max())
@@ -155,10 +164,9 @@ def test_features_from_a_cache_teach_the_same(tmp_path: Path, kind: str) -> None
 
 
 def leak_of_the_target(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> None:
-    def through(position_ids: Tensor) -> dict[str, Any]:
+    def through(_model: Any, _part: Any, position_ids: Tensor) -> dict[str, Any]:
         return {"position_ids": one_text(position_ids.shape[1], position_ids.device), "use_cache": False}
 
-    monkeypatch.setattr(features_file, "check_reads_packed", lambda *_: None)
     monkeypatch.setattr(features_file, "packed_inputs", through)
 
 

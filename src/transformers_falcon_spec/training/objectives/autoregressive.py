@@ -10,7 +10,7 @@ from ...core.packing import is_packed
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
 from ..losses import token_loss, token_terms
-from ..packed_reading import check_reads_packed, packed_inputs
+from ..packed_reading import packed_inputs
 from .base import Objective, Outcome
 
 
@@ -41,8 +41,7 @@ class AutoregressiveObjective(Objective):
         """Padding stands on the right, where no token sees it, so that no mask is needed."""
         how: dict[str, Any] = {"use_cache": False}
         if is_packed(pairs.positions):
-            check_reads_packed(self._drafter, self._drafter, len(pairs.input_ids))
-            how = packed_inputs(pairs.positions[:, :-1])
+            how = packed_inputs(self._drafter, self._drafter, pairs.positions[:, :-1])
         logits = model(input_ids=pairs.input_ids[:, :-1], **how).logits[pairs.is_counted].float()
         wanted = self.features.head(pairs.labels[pairs.is_counted])
         divergence, cross_entropy = (term.mean() for term in token_terms(logits, wanted))
