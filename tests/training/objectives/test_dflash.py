@@ -152,9 +152,11 @@ def test_each_conversation_of_a_packed_row_draws_its_own_anchors() -> None:
     assert (len(set(row)), len(set(other))) == (10, 4)
 
 
-def test_a_batch_in_which_no_block_can_start_costs_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_tokens", [2, 14])
+def test_a_batch_in_which_no_block_can_start_costs_nothing(tmp_path: Path, num_tokens: int) -> None:
     trainer, batch = dflash_trainer(tmp_path), example_batch(2)
     batch["assistant_mask"] = torch.arange(14).expand(2, -1) == 1  # what follows the first token
+    batch = {name: values[:, :num_tokens] for name, values in batch.items()}
 
     loss = trainer.compute_loss(trainer.model, batch)
     loss.backward()

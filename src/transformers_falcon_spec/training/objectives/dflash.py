@@ -43,7 +43,7 @@ class DFlashObjective(Objective):
         labels = anchors[..., None] + places  # [rows, anchors, places] which label speaks of the token there
         labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
         rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
-        is_inside = positions[rows, labels] == positions.gather(1, anchors)[..., None] + places
+        is_inside = positions[rows, labels] == _in_conversation(anchors, positions)[..., None] + places
         counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, labels]
         logits = self._logits(self.fill_in(model, pairs, anchors)[counted])
         wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
@@ -68,7 +68,7 @@ class DFlashObjective(Objective):
         first = pairs.token_embeds.gather(1, (anchors - 1)[..., None].expand(-1, -1, masks.shape[-1]))
         blocks = torch.cat([first[:, :, None], masks], dim=2).flatten(1, 2)
         positions = pairs.positions[:, :-1].expand(num_rows, -1)
-        starts = positions.gather(1, anchors)
+        starts = _in_conversation(anchors, positions)
         places = (starts[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
         dtype = next(model.parameters()).dtype
         outputs = model(
@@ -101,12 +101,17 @@ def draw_anchors(
     return best.indices.where(is_anchor, 1), is_anchor
 
 
+def _in_conversation(anchors: Tensor, positions: Tensor) -> Tensor:
+    """Place of each anchor in its conversation; of one that is not real, behind a single pair, that of the last."""
+    return positions.gather(1, anchors.clamp(max=positions.shape[1] - 1))
+
+
 def block_mask(
     anchors: Int[Tensor, "rows anchors"], positions: Int[Tensor, "rows pairs"], block_size: int
 ) -> Bool[Tensor, "rows queries keys"]:
     """Which keys, those of the context first and then those of all blocks, each row of each block sees."""
     context = torch.arange(positions.shape[1], device=anchors.device)
-    first = anchors - positions.gather(1, anchors)  # of the anchor's conversation
+    first = anchors - _in_conversation(anchors, positions)
     sees_context = (context >= first[..., None]) & (context < anchors[..., None])
     block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(block_size)
     sees_block = (block[:, None] == block).expand(len(anchors), -1, -1)

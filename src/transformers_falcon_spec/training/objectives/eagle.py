@@ -32,9 +32,8 @@ class FeatureObjective(EagleObjective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002
         """One pass over the batch."""
         seen = self.with_noise(pairs, generator) if model.training else pairs
-        states = model(seen.token_embeds, seen.features, positions=pairs.positions[:, :-1]).states[:, 0][
-            pairs.is_counted
-        ]
+        output = model(seen.token_embeds, seen.features, positions=pairs.positions[:, :-1])
+        states = output.states[:, 0][pairs.is_counted]
         labels = pairs.labels[pairs.is_counted]
         logits, wanted = self.features.head(states), self.features.head(labels)
         loss = distillation_loss(states, labels, logits, wanted)
