@@ -87,6 +87,14 @@ def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) ->
 
     Raises:
         [`OptionError`]: a conversation is longer than a bin.
+
+    Example:
+
+    ```python
+    >>> best_fit([3, 5, 2], 5, torch.Generator().manual_seed(0))
+    [[1], [0, 2]]
+
+    ```
     """
     if max(lengths, default=0) > row_length:
         raise OptionError(
