@@ -34,7 +34,8 @@ PACKAGES = {
     "generation": DECODING,
     "drafters": DECODING | {"safetensors"},  # for its errors
 }
-TRAINING_THAT_DECODES = {"training.features"}  # the modules of training that may use `generation`: taps and head
+# The modules of training that may use `generation`: taps and head, and the masks that kinds of layers take.
+TRAINING_THAT_DECODES = {"training.features", "training.packed_reading"}
 
 
 @dataclass(frozen=True)

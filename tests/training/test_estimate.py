@@ -119,7 +119,7 @@ def test_the_mean_of_the_sample_is_that_of_the_epoch_however_time_grows(power: i
 
 
 def test_the_whole_is_steps_times_their_mean() -> None:
-    assert RunEstimate(100, 4, [1.0, 3.0, 1.0, 3.0], 0, None, None).train_seconds == pytest.approx(200)
+    assert RunEstimate(100, 4, 20, [1.0, 3.0, 1.0, 3.0], 0, None, None).train_seconds == pytest.approx(200)
 
 
 def test_a_batch_beyond_the_memory_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,14 @@ def print_dry_run(
         cache (`str`, *optional*): Folder for features on disk.
     """
     console = Console(highlight=False)
-    num_epochs = estimate.num_steps * estimate.rows_per_step / coverage.num_examples
+    num_epochs = estimate.num_steps * estimate.rows_per_step / estimate.num_rows
+    rows = "conversations" if estimate.num_rows == coverage.num_examples else "rows of conversations"
     trained = sum(weight.numel() for weight in drafter.parameters() if weight.requires_grad)
     facts = {
         "data": str(coverage),
         "target": _model(target),
         "drafter": f"{_model(drafter)}; {_millions(trained)} are trained",
-        "steps": f"{estimate.num_steps} of {estimate.rows_per_step} conversations, {num_epochs:.2f} epochs",
+        "steps": f"{estimate.num_steps} of {estimate.rows_per_step} {rows}, {num_epochs:.2f} epochs",
         "features on disk": _disk(estimate, cache),
     }
     console.print(_table("Nothing was trained or written. This would be:", facts))

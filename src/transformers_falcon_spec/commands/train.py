@@ -31,6 +31,7 @@ from ..training.draft_vocabulary import most_frequent_tokens
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.objectives import objective_of
+from ..training.packing import PackedConversations
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config
@@ -68,6 +69,12 @@ class TrainCommand:
         metadata={"help": "Fields of the drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
     )
     max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
+    packing: bool = field(
+        default=False,
+        metadata={
+            "help": "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows."
+        },
+    )
     limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
     forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
     target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
@@ -107,9 +114,9 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = fresh_drafter(command, target, data["train"])
     if command.dry_run:
-        estimate = estimate_run(
-            target, drafter, data["train"], args, tokenizer.pad_token_id, command.cache_features is not None
-        )
+        uses_cache = command.cache_features is not None
+        rows = packed(command, data["train"], args.seed)
+        estimate = estimate_run(target, drafter, rows, args, tokenizer.pad_token_id, uses_cache)
         print_dry_run(estimate, target, drafter, data["train"].coverage, command.cache_features)
         return
     train_data: Any = data["train"]
@@ -122,7 +129,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         target=target,
         model=drafter,
         args=args,
-        train_dataset=train_data,
+        train_dataset=packed(command, train_data, args.seed),
         eval_dataset=data.get("eval"),
         data_collator=ConversationCollator(tokenizer.pad_token_id),
         processing_class=tokenizer,
@@ -146,7 +153,7 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -
         record = provenance(
             seed=args.seed, data=_sources(command), train_seconds=seconds, num_resumed=int(resume is not None)
         )
-        record |= {"num_examples": len(trainer.train_dataset), "curve": trainer.state.log_history}  # type: ignore[arg-type]
+        record |= {"num_examples": _num_examples(trainer.train_dataset), "curve": trainer.state.log_history}
         with writing_to(args.output_dir):
             save(drafter, Path(args.output_dir), command.save_bf16)
             if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
@@ -154,9 +161,19 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
+def _num_examples(data: Any) -> int:
+    """Conversations that were learnt from."""
+    return len(data.conversations if isinstance(data, PackedConversations) else data)
+
+
 def encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ConversationDataset:
     """The conversations as tokens; each example knows the line it comes from."""
     return ConversationDataset(data.rows, tokenizer, max_length, data.origins)
+
+
+def packed(command: TrainCommand, data: Any, seed: int) -> Any:
+    """The training data as the command wants its rows."""
+    return PackedConversations.fill(data, command.max_length, seed) if command.packing else data
 
 
 def _check_dry_run(args: DrafterTrainingArguments) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 
@@ -23,6 +24,11 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
         return [LayerKind("full_attention", 0, window, None if window else chunk)]
     limits = {"sliding_attention": (window, None), "chunked_attention": (None, chunk)}
     return [LayerKind(name, list(names).index(name), *limits.get(name, (None, None))) for name in dict.fromkeys(names)]
+
+
+def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    """A mask for each kind of layer, where the model looks them up by kind; else the only one."""
+    return masks if getattr(config, "layer_types", None) is not None else next(iter(masks.values()))
 
 
 def sliding_windows(config: PreTrainedConfig) -> list[int | None]:

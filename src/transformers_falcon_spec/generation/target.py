@@ -17,7 +17,7 @@ from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
 from .attention import TreeAttention
-from .layers import LayerKind, layer_kinds
+from .layers import LayerKind, layer_kinds, masks_by_kind
 from .parts import apply_head, decoder_of, feature_width
 from .paths import PathBatch
 from .rotary import read_anew, switch_lengths
@@ -242,8 +242,7 @@ class Target:
 
     def _masks(self, tree: DraftTree, places: Tensor) -> Tensor | dict[str, Tensor]:
         """One additive mask, or one for each kind of layer where the model looks them up by kind."""
-        masks = {kind.name: self._mask(tree, places, kind) for kind in self._kinds}
-        return masks if getattr(self.config, "layer_types", None) is not None else next(iter(masks.values()))
+        return masks_by_kind(self.config, {kind.name: self._mask(tree, places, kind) for kind in self._kinds})
 
     def _mask(self, tree: DraftTree, places: Tensor, kind: LayerKind) -> Tensor:
         held = self.slots.places[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]

@@ -76,6 +76,11 @@ class ConversationDataset(Dataset[Example]):
         part.origins = [self.origins[index] for index in chosen]
         return part
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each example."""
+        return [len(example["input_ids"]) for example in self.examples]
+
     def __len__(self) -> int:
         return len(self.examples)
 
@@ -140,7 +145,10 @@ def _templated(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options
 
 
 class ConversationCollator:
-    """Pads examples on the right: `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`, and tensors."""
+    """Pads examples on the right: `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`, and tensors.
+
+    Rows of several conversations bring `position_ids`, which count on through the padding behind the last one.
+    """
 
     def __init__(self, pad_token_id: int | None) -> None:
         self.pad_token_id = pad_token_id or 0
@@ -158,6 +166,10 @@ class ConversationCollator:
             batch["input_ids"][row, :length] = torch.tensor(example["input_ids"])
             batch["attention_mask"][row, :length] = 1
             batch["assistant_mask"][row, :length] = torch.tensor(example["assistant_mask"], dtype=torch.bool)
+        if "position_ids" in examples[0]:
+            places = [example["position_ids"] for example in examples]
+            rows = [[*row, *range(row[-1] + 1, row[-1] + 1 + longest - len(row))] for row in places]
+            batch["position_ids"] = torch.tensor(rows)
         for name in examples[0].keys() - batch.keys():
             batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
         return batch

@@ -10,27 +10,39 @@ from ..errors import TrainingError
 from .checkpoints import newest_whole_checkpoint
 from .dataset import ConversationDataset
 from .feature_cache import FeatureCache
+from .packing import PackedConversations
 
 NUM_NAMED = 16  # rows that a message names
 
 
 def rows_of(data: Any, batch: dict[str, Tensor]) -> list[str]:
-    """Where the rows of a collated batch come from, found by their token ids: asked once, when all is over.
+    """Where the conversations of a collated batch come from, found by their token ids: asked once, when all is over.
 
     Args:
         data (a dataset, a mapping of names to datasets, or None): What the batch was made of.
-        batch (`dict[str, torch.Tensor]`): `input_ids` and `attention_mask`, both `[rows, tokens]`.
+        batch (`dict[str, torch.Tensor]`): `input_ids`, `attention_mask` and, of packed rows, `position_ids`, all `[rows, tokens]`.
     """
-    lengths = batch["attention_mask"].sum(-1).tolist()
-    wanted = [tuple(ids[:length]) for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
+    wanted = _conversations(batch)
     names: dict[tuple[int, ...], str] = {}
     for each in data.values() if isinstance(data, Mapping) else [data or []]:
-        dataset = each.dataset if isinstance(each, FeatureCache) else each  # the same, without reading features
+        packed = each.data if isinstance(each, PackedConversations) else each
+        dataset = packed.dataset if isinstance(packed, FeatureCache) else packed  # the same, without reading features
         for index in range(len(dataset)):
             key = tuple(dataset[index]["input_ids"])
             if key in wanted and key not in names:
                 names[key] = dataset.origins[index] if isinstance(dataset, ConversationDataset) else f"example {index}"
     return [names.get(key, "a row that is not in the data set") for key in wanted]
+
+
+def _conversations(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
+    """The token ids of each, without padding."""
+    found = []
+    ids, lengths = batch["input_ids"].tolist(), batch["attention_mask"].sum(-1).tolist()
+    positions = batch["position_ids"].tolist() if "position_ids" in batch else [range(len(row)) for row in ids]
+    for row, places, length in zip(ids, positions, lengths, strict=True):
+        starts = [start for start in range(length) if places[start] == 0]
+        found += [tuple(row[start:end]) for start, end in zip(starts, [*starts[1:], length], strict=True)]
+    return found
 
 
 def divergence(what: str, step: int, rows: list[str], output_dir: str | Path) -> TrainingError:

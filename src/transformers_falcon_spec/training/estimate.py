@@ -20,6 +20,7 @@ from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
 from .dataset import ConversationCollator, ConversationDataset
 from .feature_cache import FeatureCache, bytes_per_token
+from .packing import PackedConversations
 from .trainer import DrafterTrainer
 
 NUM_LONGEST = 2  # steps that warm up and show the peak of memory: in the second one the optimiser has its state
@@ -32,7 +33,8 @@ class RunEstimate:
 
     Args:
         num_steps (`int`): Optimiser steps of the whole run.
-        rows_per_step (`int`): Conversations that each of them reads.
+        rows_per_step (`int`): Rows that each of them reads.
+        num_rows (`int`): Rows of the data, each one conversation or, packed, several.
         step_seconds (`list[float]`): Of each timed step.
         cache_bytes (`int`): Features of all tokens on disk.
         extract_seconds (`float`, *optional*): To write them; None where the run reads the target at each step.
@@ -41,6 +43,7 @@ class RunEstimate:
 
     num_steps: int
     rows_per_step: int
+    num_rows: int
     step_seconds: list[float]
     cache_bytes: int
     extract_seconds: float | None
@@ -67,7 +70,7 @@ class _StepClock(TrainerCallback):
 def estimate_run(
     target: PreTrainedModel,
     drafter: PreTrainedModel,
-    data: ConversationDataset,
+    data: ConversationDataset | PackedConversations,
     args: DrafterTrainingArguments,
     pad_token_id: int | None,
     uses_cache: bool = False,
@@ -77,7 +80,7 @@ def estimate_run(
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
         drafter ([`~transformers.PreTrainedModel`]): A drafter that is not needed afterwards.
-        data ([`ConversationDataset`]): What would be trained on.
+        data ([`ConversationDataset`] or [`PackedConversations`]): What would be trained on.
         args ([`DrafterTrainingArguments`]): How.
         pad_token_id (`int`, *optional*): Fills up rows.
         uses_cache (`bool`): Features are read from disk, once they are written there.
@@ -112,6 +115,7 @@ def estimate_run(
     return RunEstimate(
         num_steps=num_steps or 0,  # None is for data without a length
         rows_per_step=rows_per_step,
+        num_rows=len(data),
         step_seconds=[end - start for start, end in itertools.pairwise(clock.ends[NUM_LONGEST - 1 :])],
         cache_bytes=bytes_per_token(trainer.features) * data.coverage.num_tokens,
         extract_seconds=extract_seconds,
@@ -119,11 +123,15 @@ def estimate_run(
     )
 
 
-def _extract(trainer: DrafterTrainer, sample: ConversationDataset, folder: Path) -> float:
+def _extract(trainer: DrafterTrainer, sample: ConversationDataset | PackedConversations, folder: Path) -> float:
     """Write the sample's features and let the trainer read those; the seconds that a token took."""
     start = time.perf_counter()
-    trainer.train_dataset = FeatureCache(sample, trainer.features, folder)
-    return (time.perf_counter() - start) / sum(len(example["input_ids"]) for example in sample.examples)
+    if isinstance(sample, PackedConversations):
+        cache = FeatureCache(sample.conversations, trainer.features, folder)
+        trainer.train_dataset = PackedConversations(cache, sample.bins)
+    else:
+        trainer.train_dataset = FeatureCache(sample, trainer.features, folder)
+    return (time.perf_counter() - start) / sum(sample.lengths)
 
 
 def _trial_arguments(args: DrafterTrainingArguments, folder: str) -> DrafterTrainingArguments:
@@ -156,14 +164,16 @@ def _take_steps(trainer: DrafterTrainer, num_steps: int) -> None:
         ) from error
 
 
-def _epoch(trainer: DrafterTrainer, data: ConversationDataset, rows_per_step: int) -> list[list[int]]:
+def _epoch(
+    trainer: DrafterTrainer, data: ConversationDataset | PackedConversations, rows_per_step: int
+) -> list[list[int]]:
     """Rows of each whole step of an epoch; one with fewer rows than a step is read around."""
     order = list(trainer._get_train_sampler())
     order += itertools.islice(itertools.cycle(order), max(rows_per_step - len(data), 0))
     return [order[start : start + rows_per_step] for start in range(0, len(order) - rows_per_step + 1, rows_per_step)]
 
 
-def sample_rows(steps: list[list[int]], data: ConversationDataset, batch_size: int) -> list[int]:
+def sample_rows(steps: list[list[int]], data: ConversationDataset | PackedConversations, batch_size: int) -> list[int]:
     """Rows of `NUM_LONGEST` steps on the longest rows, then of `NUM_TIMED` steps of an epoch.
 
     These are the ones in the middle of equal parts of the epoch, sorted by size. So their mean time is that of the epoch
@@ -171,15 +181,16 @@ def sample_rows(steps: list[list[int]], data: ConversationDataset, batch_size: i
 
     Args:
         steps (`list[list[int]]`): Rows of each step of an epoch.
-        data ([`ConversationDataset`]): Tells their lengths.
+        data ([`ConversationDataset`] or [`PackedConversations`]): Tells their lengths.
         batch_size (`int`): Rows that are padded to one length.
     """
+    widths = data.lengths
 
     def size(step: list[int]) -> int:
-        lengths = [len(data[row]["input_ids"]) for row in step]
+        lengths = [widths[row] for row in step]
         return sum(max(lengths[start : start + batch_size]) for start in range(0, len(step), batch_size))
 
     by_size = sorted(steps, key=size)
     sample = [by_size[(2 * number + 1) * len(steps) // (2 * NUM_TIMED)] for number in range(NUM_TIMED)]
-    longest = sorted(itertools.chain(*steps), key=lambda row: -len(data[row]["input_ids"]))[: len(steps[0])]
+    longest = sorted(itertools.chain(*steps), key=lambda row: -widths[row])[: len(steps[0])]
     return [*longest * NUM_LONGEST, *itertools.chain(*sample)]

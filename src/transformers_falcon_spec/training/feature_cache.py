@@ -54,6 +54,11 @@ class FeatureCache(Dataset[Example]):
         self._open: dict[int, safe_open] = {}
         self._extract(features)
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each example."""
+        return self.dataset.lengths
+
     def __len__(self) -> int:
         return len(self.dataset)
 

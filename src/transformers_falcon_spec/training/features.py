@@ -1,14 +1,17 @@
 """The target's side of training: features of a batch, read from the frozen target, paired as the drafter reads them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..core.packing import ahead, one_text
 from ..generation.parts import apply_head, decoder_of
 from ..generation.target import Target
+from .packed_reading import packed_inputs
 
 
 @dataclass(frozen=True)
@@ -17,15 +20,19 @@ class PairBatch:
 
     Args:
         input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The tokens themselves.
+        positions (`torch.Tensor` of shape `(rows, pairs + 1)` or `(1, pairs + 1)`): Place of each token in its conversation; see
+            `core/packing.py`.
         token_embeds (`torch.Tensor` of shape `(rows, pairs, embed)`): Embedding of token p + 1.
         features (`torch.Tensor` of shape `(rows, pairs, feature)`): Feature of token p.
-        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + distance; zeros past the end.
-        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding.
+        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + distance; zeros past the end of
+            the conversation.
+        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding, and where token p is the last of its conversation.
         is_counted (`torch.Tensor` of shape `(rows, pairs)`): The token that this label speaks of, p + distance + 1, is the
             assistant's.
     """
 
     input_ids: Int[Tensor, "rows tokens"]
+    positions: Int[Tensor, "_ tokens"]
     token_embeds: Float[Tensor, "rows pairs embed"]
     features: Float[Tensor, "rows pairs feature"]
     labels: Float[Tensor, "rows pairs hidden"]
@@ -47,11 +54,24 @@ class TargetFeatures:
         self.feature_layers, self.distance = feature_layers, distance
 
     @torch.no_grad()
-    def read(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
-        """The `features` `[rows, tokens, feature]` and, where those are other ones, the `head_inputs` of a batch."""
+    def read(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
+        """The `features` `[rows, tokens, feature]` and, where those are other ones, the `head_inputs` of a batch.
+
+        Args:
+            input_ids (`torch.Tensor` of shape `(rows, tokens)`): The tokens.
+            attention_mask (`torch.Tensor` of shape `(rows, tokens)`): 0 at padding, on the right.
+            position_ids (`torch.Tensor` of shape `(rows, tokens)`, *optional*): Place of each token in its conversation, where
+                rows hold several.
+
+        Raises:
+            [`OptionError`]: rows hold several conversations, and the target would mix them.
+        """
+        how: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
+        if position_ids is not None:  # padding is behind what counts, so that no mask is needed
+            how = packed_inputs(self.target, decoder_of(self.target), position_ids)
         view = Target(self.target, self.feature_layers)
         with view.taps.active():
-            outputs = decoder_of(self.target)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            outputs = decoder_of(self.target)(input_ids=input_ids, **how)
             features = view.taps.take(input_ids.shape[1])
         assert features is not None  # at least one layer is tapped
         found = {"features": features, "head_inputs": outputs[0]}
@@ -61,25 +81,21 @@ class TargetFeatures:
     def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
         """The pairs of one collated batch; `features` in the batch, as a [`FeatureCache`] adds them, are not read again."""
         input_ids, mask = batch["input_ids"], batch["attention_mask"]
-        found = batch if "features" in batch else self.read(input_ids, mask)
+        packed = batch.get("position_ids")
+        positions = one_text(input_ids.shape[1], input_ids.device) if packed is None else packed
+        found = batch if "features" in batch else self.read(input_ids, mask, packed)
         features, head_inputs = found["features"], found.get("head_inputs", found["features"])
+        is_token = mask[:, 1:].bool() & (positions[:, 1:] > 0)
         return PairBatch(
             input_ids=input_ids,
+            positions=positions,
             token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]),
             features=features[:, :-1],
-            labels=ahead(head_inputs[:, :-1], head_inputs[:, -1:], self.distance),
-            is_token=mask[:, 1:].bool(),
-            is_counted=ahead(batch["assistant_mask"][:, 1:], None, self.distance) & mask[:, 1:].bool(),
+            labels=ahead(head_inputs, positions, self.distance)[:, :-1],
+            is_token=is_token,
+            is_counted=ahead(batch["assistant_mask"], positions, self.distance + 1)[:, :-1] & is_token,
         )
 
     def head(self, features: Tensor) -> Tensor:
         """The target's logits of head inputs, in float32; gradients pass through to the features."""
         return apply_head(self.target, features)
-
-
-def ahead(values: Tensor, last: Tensor | None, num_places: int) -> Tensor:
-    """`values` moved so that place p holds what stood at p + num_places; `last` follows the end, then zeros."""
-    parts = [values] if last is None else [values, last]
-    rows, length = values.shape[:2]
-    padding = values.new_zeros(rows, num_places, *values.shape[2:])
-    return torch.cat([*parts, padding], dim=1)[:, num_places : num_places + length]

@@ -39,12 +39,18 @@ def small_drafter(block_size: int, recurrence: str = "sequence") -> FalconSpecDr
 def make_pairs(embeds: Tensor, features: Tensor, is_counted: Tensor) -> PairBatch:
     return PairBatch(
         input_ids=torch.zeros(len(embeds), embeds.shape[1] + 1, dtype=torch.long),
+        positions=torch.arange(embeds.shape[1] + 1)[None],
         token_embeds=embeds,
         features=features,
         labels=torch.zeros_like(features),
         is_token=torch.ones_like(is_counted),
         is_counted=is_counted,
     )
+
+
+def places_of(is_counted: Tensor, phases: Tensor, block_size: int) -> Tensor:
+    """Place of each row in its block."""
+    return (torch.arange(is_counted.shape[1]) - phases[:, None]) % block_size
 
 
 def reached_by(block_size: int, phase: int, mask: Tensor, recurrence: str) -> dict[int, set[int]]:
@@ -81,7 +87,8 @@ def test_no_row_that_counts_is_reached_by_its_label(
     block_size: int, phase: int, num_rows: int, recurrence: str
 ) -> None:
     is_counted = (torch.arange(LENGTH) < LENGTH - block_size)[None]
-    mask = reveal_mask(is_counted, torch.tensor([phase]), block_size, num_rows, torch.Generator().manual_seed(phase))
+    places = places_of(is_counted, torch.tensor([phase]), block_size)
+    mask = reveal_mask(is_counted, places, block_size, num_rows, torch.Generator().manual_seed(phase))
 
     reached = reached_by(block_size, phase, mask[0], recurrence)
 
@@ -161,7 +168,9 @@ def test_revealed_rows_are_prefixes_of_whole_blocks_inside_the_loss_mask(block_s
     is_counted = random_counted(seed)
     phases = torch.arange(3) % block_size
 
-    mask = reveal_mask(is_counted, phases, block_size, 9, torch.Generator().manual_seed(seed))
+    mask = reveal_mask(
+        is_counted, places_of(is_counted, phases, block_size), block_size, 9, torch.Generator().manual_seed(seed)
+    )
 
     for row, phase in enumerate(phases.tolist()):
         revealed = mask[row].nonzero().flatten().tolist()
@@ -178,7 +187,8 @@ def test_revealed_rows_are_prefixes_of_whole_blocks_inside_the_loss_mask(block_s
 def test_prefixes_are_drawn_until_the_budget_is_spent(block_size: int, num_rows: int) -> None:
     is_counted = torch.ones(2, 60, dtype=torch.bool)
 
-    mask = reveal_mask(is_counted, torch.tensor([0, 1]), block_size, num_rows, torch.Generator().manual_seed(3))
+    places = places_of(is_counted, torch.tensor([0, 1]), block_size)
+    mask = reveal_mask(is_counted, places, block_size, num_rows, torch.Generator().manual_seed(3))
 
     num_blocks = 60 // block_size + 59 // block_size
     num_revealed = int(mask.sum())
@@ -187,25 +197,30 @@ def test_prefixes_are_drawn_until_the_budget_is_spent(block_size: int, num_rows:
 
 
 def test_blocks_of_one_row_are_never_revealed() -> None:
-    mask = reveal_mask(torch.ones(1, 9, dtype=torch.bool), torch.tensor([0]), 1, 5, torch.Generator())
+    mask = reveal_mask(
+        torch.ones(1, 9, dtype=torch.bool), torch.zeros(1, 9, dtype=torch.long), 1, 5, torch.Generator()
+    )
 
     assert not mask.any()
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_a_text_shorter_than_a_block_is_not_revealed(length: int) -> None:
-    mask = reveal_mask(torch.ones(1, length, dtype=torch.bool), torch.tensor([0]), 3, 5, torch.Generator())
+    is_counted = torch.ones(1, length, dtype=torch.bool)
+
+    mask = reveal_mask(is_counted, places_of(is_counted, torch.tensor([0]), 3), 3, 5, torch.Generator())
 
     assert mask.shape == (1, length)
     assert not mask.any()
 
 
 def test_the_choice_is_the_generators_alone() -> None:
-    is_counted, phases = random_counted(0), torch.tensor([0, 1, 2])
+    is_counted = random_counted(0)
+    places = places_of(is_counted, torch.tensor([0, 1, 2]), 3)
     before = torch.get_rng_state()
 
     first, again, other = (
-        reveal_mask(is_counted, phases, 3, 6, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        reveal_mask(is_counted, places, 3, 6, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
     )
 
     assert torch.equal(first, again)
@@ -214,10 +229,11 @@ def test_the_choice_is_the_generators_alone() -> None:
 
 
 def test_every_block_and_every_length_has_its_turn() -> None:
-    is_counted, phases = torch.ones(1, 12, dtype=torch.bool), torch.tensor([1])
+    is_counted = torch.ones(1, 12, dtype=torch.bool)
+    places = places_of(is_counted, torch.tensor([1]), 4)
     generator = torch.Generator().manual_seed(0)
 
-    draws = [reveal_mask(is_counted, phases, 4, 1, generator)[0].nonzero().flatten() for _ in range(200)]
+    draws = [reveal_mask(is_counted, places, 4, 1, generator)[0].nonzero().flatten() for _ in range(200)]
 
     found = {(rows[0].item(), len(rows)) for rows in draws}
     assert found == {(start, length) for start in (1, 5) for length in (1, 2, 3)}

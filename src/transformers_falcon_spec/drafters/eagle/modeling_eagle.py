@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from transformers.utils.generic import ModelOutput
 
 from ...core.masks import additive
+from ...core.packing import one_text, same_text
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.candidates import TargetView
@@ -143,6 +144,7 @@ class EagleDrafter(DrafterModel):
         features: Float[Tensor, "rows tokens feature"],
         num_steps: int = 1,
         is_counted: Bool[Tensor, "rows steps tokens"] | None = None,
+        positions: Int[Tensor, "_ tokens"] | None = None,
         **_: Any,
     ) -> EagleOutput:
         """Read whole sequences and draft on from every place of them, as in training: the training-time test.
@@ -156,20 +158,22 @@ class EagleDrafter(DrafterModel):
             features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
             num_steps (`int`, *optional*, defaults to 1): Steps of every chain.
             is_counted (`torch.Tensor` of shape `(rows, steps, tokens)`, *optional*): Where logits are wanted; None: everywhere.
+            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text, where a row
+                holds several; see `core/packing.py`. A chain sees its own text alone.
 
         Returns:
             [`EagleOutput`]: states, and logits where the drafter has a head.
         """
-        positions = torch.arange(token_embeds.shape[1], device=token_embeds.device)
-        mask = (positions <= positions[:, None])[None]
-        own = (positions == positions[:, None])[None]
+        positions = one_text(token_embeds.shape[1], token_embeds.device) if positions is None else positions
+        mask = (positions[:, None] <= positions[..., None]) & same_text(positions)
+        own = torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device).expand_as(mask)
         embeds = token_embeds.to(self.dtype)
         states, cache, found = self.fuse(features.to(self.dtype)), DynamicCache(), []
         for step in range(num_steps):
             if step:
                 embeds = torch.cat([embeds[:, 1:], torch.zeros_like(embeds[:, :1])], dim=1)
                 mask = torch.cat([mask, own], dim=-1)
-            found.append(self.attend(embeds, states, mask, positions[None] + step, cache))
+            found.append(self.attend(embeds, states, mask, positions + step, cache))
             states = self.fed_back(found[-1])
         outputs = torch.stack(found, dim=1)
         if self.config.version == 1:

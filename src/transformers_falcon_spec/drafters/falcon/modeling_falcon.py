@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ...core.masks import additive, block_causal_mask, block_ends
+from ...core.packing import apart, is_packed, one_text, same_text, text_lengths, text_numbers
 from ...core.tree import DraftTree
 from ...generation.candidates import TargetView
 from ..base import DrafterModel
@@ -193,8 +194,9 @@ class FalconSpecDrafter(DrafterModel):
         self,
         token_embeds: Float[Tensor, "rows tokens embed"],
         features: Float[Tensor, "rows tokens feature"],
-        phases: Int[Tensor, " rows"],
+        phases: Int[Tensor, " texts"],
         is_token: Bool[Tensor, "rows tokens"] | None = None,
+        positions: Int[Tensor, "_ tokens"] | None = None,
         **_: Any,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """Read whole sequences, as in training.
@@ -202,19 +204,25 @@ class FalconSpecDrafter(DrafterModel):
         Args:
             token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
             features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
-            phases (`torch.Tensor` of shape `(rows,)`): Where blocks start: at positions p with p = phase modulo k.
-            is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must be on the right.
+            phases (`torch.Tensor` of shape `(texts,)`): Where blocks of each text start: at positions p with p = phase modulo k.
+            is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must end a text.
+            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text, where a row
+                holds several; see `core/packing.py`. State, attention and blocks end with a text.
 
         Returns:
             `torch.Tensor` of shape `(rows, tokens, hidden)`: the feature expected at token p + k.
         """
-        positions = torch.arange(token_embeds.shape[1], device=token_embeds.device)
-        ends = block_ends(positions.expand(len(phases), -1), self.config.block_size, phases)
-        mask = block_causal_mask(ends, positions)
-        if is_token is not None:
-            mask = mask & is_token[:, None, :]
-        fused, _state = self.recur(torch.cat([token_embeds, features], dim=-1).to(self.dtype), None)
-        return self.attend(fused, mask, positions[None], (positions - phases[:, None]) % self.config.block_size)
+        positions = one_text(token_embeds.shape[1], token_embeds.device) if positions is None else positions
+        numbers = text_numbers(positions, len(token_embeds))
+        ends = block_ends(positions[..., None], self.config.block_size, phases[numbers])[..., 0]
+        mask = block_causal_mask(ends, positions) & same_text(positions)
+        mask = mask if is_token is None else mask & is_token[:, None, :]
+        rows = torch.cat([token_embeds, features], dim=-1).to(self.dtype)
+        if is_packed(positions):  # every text from a fresh state
+            fused = self.recur(apart(rows, numbers, positions), None, text_lengths(numbers))[0][numbers, positions]
+        else:
+            fused = self.recur(rows, None)[0]
+        return self.attend(fused, mask, positions, (positions - phases[numbers]) % self.config.block_size)
 
     def recur(
         self,

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...core.packing import is_packed
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
 from ..losses import token_loss, token_terms
+from ..packed_reading import packed_inputs
 from .base import Objective, Outcome
 
 
@@ -16,6 +18,10 @@ class AutoregressiveObjective(Objective):
     """The mean of 0.9 KL + 0.1 cross-entropy to the target's distribution, the token terms of all drafters of this package."""
 
     has_draft_tree = False
+
+    def __init__(self, drafter: PreTrainedModel, *args: Any) -> None:
+        super().__init__(drafter, *args)
+        self._drafter = drafter
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
@@ -33,7 +39,10 @@ class AutoregressiveObjective(Objective):
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002  nothing is drawn
         """Padding stands on the right, where no token sees it, so that no mask is needed."""
-        logits = model(input_ids=pairs.input_ids[:, :-1], use_cache=False).logits[pairs.is_counted].float()
+        how: dict[str, Any] = {"use_cache": False}
+        if is_packed(pairs.positions):
+            how = packed_inputs(self._drafter, self._drafter, pairs.positions[:, :-1])
+        logits = model(input_ids=pairs.input_ids[:, :-1], **how).logits[pairs.is_counted].float()
         wanted = self.features.head(pairs.labels[pairs.is_counted])
         divergence, cross_entropy = (term.mean() for term in token_terms(logits, wanted))
         terms = {"divergence": divergence, "cross_entropy": cross_entropy}

@@ -81,5 +81,7 @@ class Objective(ABC):
 
     def with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
         """Uniform noise on the input features: what a drafter feeds itself in later passes is not exact either."""
+        if not self.args.feature_noise:
+            return pairs
         noise = torch.rand(pairs.features.shape, generator=generator).to(pairs.features) * 2 - 1
         return replace(pairs, features=pairs.features + self.args.feature_noise * noise)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...core.masks import additive
+from ...core.packing import apart, text_numbers
 from ...drafters.dflash import ATTENTION, context_layers
 from ..features import PairBatch, TargetFeatures
 from ..losses import token_loss, token_terms
@@ -36,12 +37,13 @@ class DFlashObjective(Objective):
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002  nothing changes on the way
         """The mean over all places that an assistant's token is to fill, weighted by place."""
-        anchors, is_anchor = draw_anchors(pairs.is_counted, self.args.num_anchors, generator)
+        positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
+        anchors, is_anchor = draw_anchors(pairs.is_counted, positions, self.args.num_anchors, generator)
         places = torch.arange(self.num_places, device=anchors.device)
         labels = anchors[..., None] + places  # [rows, anchors, places] which label speaks of the token there
-        is_inside = labels < pairs.is_counted.shape[1]
         labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
         rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
+        is_inside = positions[rows, labels] == _in_conversation(anchors, positions)[..., None] + places
         counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, labels]
         logits = self._logits(self.fill_in(model, pairs, anchors)[counted])
         wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
@@ -65,41 +67,52 @@ class DFlashObjective(Objective):
         masks = embed(torch.full(shape, self.config.mask_token_id, device=anchors.device))
         first = pairs.token_embeds.gather(1, (anchors - 1)[..., None].expand(-1, -1, masks.shape[-1]))
         blocks = torch.cat([first[:, :, None], masks], dim=2).flatten(1, 2)
-        context = torch.arange(pairs.features.shape[1], device=anchors.device)
-        places = (anchors[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
+        positions = pairs.positions[:, :-1].expand(num_rows, -1)
+        starts = _in_conversation(anchors, positions)
+        places = (starts[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
         dtype = next(model.parameters()).dtype
         outputs = model(
             noise_embeds=blocks.to(dtype),
             context_hidden_states=pairs.features.to(dtype),
-            attention_mask={ATTENTION: additive(block_mask(anchors, len(context), self.block_size), dtype)},
-            position_ids=torch.cat([context.expand(num_rows, -1), places], dim=1),
+            attention_mask={ATTENTION: additive(block_mask(anchors, positions, self.block_size), dtype)},
+            position_ids=torch.cat([positions, places], dim=1),
         )
         return outputs[0].unflatten(1, (num_anchors, self.block_size))[:, :, 1:]
 
 
 def draw_anchors(
-    is_counted: Bool[Tensor, "rows pairs"], most: int, generator: torch.Generator
+    is_counted: Bool[Tensor, "rows pairs"],
+    positions: Int[Tensor, "rows pairs"],
+    most: int,
+    generator: torch.Generator,
 ) -> tuple[Int[Tensor, "rows anchors"], Bool[Tensor, "rows anchors"]]:
-    """Up to `most` places of each row after which the assistant speaks, in random order, and which of them are real.
+    """Up to `most` places of each conversation after which the assistant speaks, in random order, and which of them are real.
 
     The first token is no anchor: there is nothing before it. Rows with fewer places than others repeat place 1, not real.
     """
-    can_start = is_counted.clone()
-    can_start[:, 0] = False
+    numbers = text_numbers(positions, len(positions))
+    can_start = apart(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
     scores = torch.rand(can_start.shape, generator=generator).to(can_start.device).masked_fill(~can_start, -1.0)
-    num_anchors = max(min(most, int(can_start.sum(-1).max())), 1)
+    drawn = scores.topk(min(most, scores.shape[1]), dim=-1)
+    scores = torch.full_like(scores, -1.0).scatter(1, drawn.indices, drawn.values)[numbers, positions]
+    num_anchors = max(int((scores >= 0).sum(-1).max()), 1)
     best = scores.topk(num_anchors, dim=-1)
     is_anchor = best.values >= 0
     return best.indices.where(is_anchor, 1), is_anchor
 
 
+def _in_conversation(anchors: Tensor, positions: Tensor) -> Tensor:
+    """Place of each anchor in its conversation; of one that is not real, behind a single pair, that of the last."""
+    return positions.gather(1, anchors.clamp(max=positions.shape[1] - 1))
+
+
 def block_mask(
-    anchors: Int[Tensor, "rows anchors"], num_context: int, block_size: int
+    anchors: Int[Tensor, "rows anchors"], positions: Int[Tensor, "rows pairs"], block_size: int
 ) -> Bool[Tensor, "rows queries keys"]:
     """Which keys, those of the context first and then those of all blocks, each row of each block sees."""
-    sees_context = (
-        torch.arange(num_context, device=anchors.device) < anchors.repeat_interleave(block_size, 1)[..., None]
-    )
+    context = torch.arange(positions.shape[1], device=anchors.device)
+    first = anchors - _in_conversation(anchors, positions)
+    sees_context = (context >= first[..., None]) & (context < anchors[..., None])
     block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(block_size)
     sees_block = (block[:, None] == block).expand(len(anchors), -1, -1)
-    return torch.cat([sees_context, sees_block], dim=-1)
+    return torch.cat([sees_context.repeat_interleave(block_size, 1), sees_block], dim=-1)

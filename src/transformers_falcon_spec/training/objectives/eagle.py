@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..features import PairBatch, ahead
+from ...core.packing import ahead
+from ..features import PairBatch
 from ..losses import distillation_loss, token_terms
 from .base import Objective, Outcome
 
@@ -31,7 +32,8 @@ class FeatureObjective(EagleObjective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002
         """One pass over the batch."""
         seen = self.with_noise(pairs, generator) if model.training else pairs
-        states = model(seen.token_embeds, seen.features).states[:, 0][pairs.is_counted]
+        output = model(seen.token_embeds, seen.features, positions=pairs.positions[:, :-1])
+        states = output.states[:, 0][pairs.is_counted]
         labels = pairs.labels[pairs.is_counted]
         logits, wanted = self.features.head(states), self.features.head(labels)
         loss = distillation_loss(states, labels, logits, wanted)
@@ -54,11 +56,11 @@ class TrainingTimeTest(EagleObjective):
         """All steps in one forward of the model. In training, logits come over the tokens that can be drafted, else over all."""
         order = torch.zeros_like(pairs.is_counted, dtype=torch.long)
         order[pairs.is_counted] = torch.arange(int(pairs.is_counted.sum()), device=order.device)
-        steps = range(self.num_places)
-        is_counted = torch.stack([ahead(pairs.is_counted, None, step) for step in steps], dim=1)
-        labels = torch.stack([ahead(order, None, step) for step in steps], dim=1)[is_counted]
+        steps, positions = range(self.num_places), pairs.positions[:, :-1]
+        is_counted = torch.stack([ahead(pairs.is_counted, positions, step) for step in steps], dim=1)
+        labels = torch.stack([ahead(order, positions, step) for step in steps], dim=1)[is_counted]
         places = is_counted.nonzero()[:, 1]
-        output = model(pairs.token_embeds, pairs.features, self.num_places, is_counted)
+        output = model(pairs.token_embeds, pairs.features, self.num_places, is_counted, positions)
         every = self.features.head(pairs.labels[pairs.is_counted])  # [places of the text, vocab]
         restricted, can_draft = self._restricted(every)
         logits, wanted = output.logits, restricted[labels]

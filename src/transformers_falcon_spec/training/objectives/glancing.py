@@ -19,17 +19,24 @@ def glancing_budget(num_mismatches: int, ratio: float, progress: float) -> int:
 
 def reveal_mask(
     is_counted: Bool[Tensor, "rows pairs"],
-    phases: Int[Tensor, " rows"],
+    places: Int[Tensor, "rows pairs"],
     block_size: int,
     num_rows: int,
     generator: torch.Generator,
 ) -> Bool[Tensor, "rows pairs"]:
     """True at revealed rows: prefixes of 1 to k - 1 rows of random blocks, until `num_rows` rows are chosen.
 
-    Only true blocks under each row's phase are taken, and only those that lie wholly inside the loss mask.
+    Only true blocks are taken, and only those that lie wholly inside the loss mask.
+
+    Args:
+        is_counted (`torch.Tensor` of shape `(rows, pairs)`): The loss mask.
+        places (`torch.Tensor` of shape `(rows, pairs)`): Place of each row in its block, counted from 0.
+        block_size (`int`): Rows of a block.
+        num_rows (`int`): The budget.
+        generator (`torch.Generator`): All draws come from here.
     """
     mask = torch.zeros_like(is_counted)
-    starts = _block_starts(is_counted, phases, block_size)
+    starts = _block_starts(is_counted, places, block_size)
     if block_size == 1 or num_rows <= 0 or not len(starts):
         return mask
     order = torch.randperm(len(starts), generator=generator)
@@ -39,20 +46,19 @@ def reveal_mask(
         starts[order.to(starts.device)][is_chosen.to(starts.device)],
         lengths[is_chosen].to(starts.device),
     )
-    for place in range(block_size - 1):
-        rows, positions = starts[lengths > place].unbind(-1)
-        mask[rows, positions + place] = True
+    for offset in range(block_size - 1):
+        rows, first = starts[lengths > offset].unbind(-1)
+        mask[rows, first + offset] = True
     return mask
 
 
-def _block_starts(is_counted: Tensor, phases: Tensor, block_size: int) -> Int[Tensor, "blocks 2"]:
+def _block_starts(is_counted: Tensor, places: Tensor, block_size: int) -> Int[Tensor, "blocks 2"]:
     """Row and position of every block whose rows all count."""
     num_pairs = is_counted.shape[1]
     if num_pairs < block_size:
         return torch.zeros(0, 2, dtype=torch.long, device=is_counted.device)
     is_whole = is_counted.unfold(1, block_size, 1).all(-1)  # [rows, pairs - k + 1]
-    positions = torch.arange(is_whole.shape[1], device=is_counted.device)
-    return (is_whole & ((positions - phases[:, None]) % block_size == 0)).nonzero()
+    return (is_whole & (places[:, : is_whole.shape[1]] == 0)).nonzero()
 
 
 def reveal(pairs: PairBatch, clean_features: Tensor, mask: Bool[Tensor, "rows pairs"], block_size: int) -> PairBatch:

@@ -41,8 +41,9 @@ class MedusaObjective(Objective):
         """Each label is what head i should say of the feature i + 1 places before it."""
         heads = torch.arange(self.num_places, device=pairs.is_counted.device)
         rows, labels = pairs.is_counted.nonzero().unbind(-1)
+        positions = pairs.positions.expand(len(pairs.input_ids), -1)[rows, labels]
         sources = labels[:, None] - heads  # [counted, heads] where each head reads to draft the same token
-        is_text = sources >= 0
+        is_text = heads <= positions[:, None]  # of the same conversation
         outputs = model(pairs.features[rows[:, None], sources.clamp(min=0)])[is_text]
         logits = outputs.float() if self.config.has_lm_heads else self.features.head(outputs)
         wanted = self.features.head(pairs.labels[pairs.is_counted])[is_text.nonzero()[:, 0]]
