@@ -34,7 +34,8 @@ PACKAGES = {
     "generation": DECODING,
     "drafters": DECODING | {"safetensors"},  # for its errors
 }
-TRAINING_THAT_DECODES = {"training.features"}  # the modules of training that may use `generation`: taps and head
+# The modules of training that may use `generation`: taps and head, and what decoding with a drafter brings.
+TRAINING_THAT_DECODES = {"training.features", "training.real_acceptance"}
 
 
 @dataclass(frozen=True)
