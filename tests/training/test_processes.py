@@ -27,6 +27,7 @@ Path(sys.argv[1], f"{trainer.args.process_index}.json").write_text(json.dumps(fo
 """
 
 
+@pytest.mark.slow  # two processes that start from nothing
 def test_two_processes_tell_what_one_tells(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
