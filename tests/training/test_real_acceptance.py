@@ -159,9 +159,9 @@ def test_a_draft_model_that_is_always_right_has_every_candidate_kept() -> None:
 def test_stock_drafting_is_counted_alike_in_any_company() -> None:
     target, prompts = make_target(**SMALL), [prompt[0].tolist() for prompt in first_questions(3, seed=1)]
     drafter = informed(target)
-    drafter.generation_config.num_assistant_tokens_schedule = (
-        "heuristic"  # grows while all goes well, and is written back
-    )
+    options = drafter.generation_config  # with this schedule chains grow while all goes well, and their length is written back
+    options.num_assistant_tokens_schedule = "heuristic"
+    options.num_assistant_tokens, options.assistant_confidence_threshold = 1, 0.0
 
     together = real_acceptance(target, drafter, prompts, 12).stats
     apart = sum((real_acceptance(target, drafter, [prompt], 12).stats for prompt in prompts), GenerationStats())
