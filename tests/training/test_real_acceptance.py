@@ -159,7 +159,9 @@ def test_a_draft_model_that_is_always_right_has_every_candidate_kept() -> None:
 def test_stock_drafting_is_counted_alike_in_any_company() -> None:
     target, prompts = make_target(**SMALL), [prompt[0].tolist() for prompt in first_questions(3, seed=1)]
     drafter = informed(target)
-    options = drafter.generation_config  # with this schedule chains grow while all goes well, and their length is written back
+    options = (
+        drafter.generation_config
+    )  # with this schedule chains grow while all goes well, and their length is written back
     options.num_assistant_tokens_schedule = "heuristic"
     options.num_assistant_tokens, options.assistant_confidence_threshold = 1, 0.0
 
@@ -167,6 +169,8 @@ def test_stock_drafting_is_counted_alike_in_any_company() -> None:
     apart = sum((real_acceptance(target, drafter, [prompt], 12).stats for prompt in prompts), GenerationStats())
 
     assert together.acceptance_histogram == apart.acceptance_histogram
+    assert set(together.acceptance_histogram) == {3, 5}  # 1 before the first step, then 3, then what is left of 5
+    assert drafter.generation_config.num_assistant_tokens == 1
 
 
 def test_arms_take_turns_after_a_warm_up_and_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

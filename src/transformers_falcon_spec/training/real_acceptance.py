@@ -86,29 +86,45 @@ def real_acceptance(
         max_new_tokens (`int`): Most tokens to write; a text may end before.
         options (`dict`, *optional*): What `generate` must be told to use a stock drafter.
     """
-    arguments = {"assistant_model": drafter, **(options or {})}
-    given_options = copy.deepcopy(getattr(drafter, "generation_config", None))
-    total = RealAcceptance()
-
-    def write(ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
-        if given_options is not None:  # stock loops may write into them, and no text shall depend on the one before
-            drafter.generation_config = copy.deepcopy(given_options)
-        return timed_generate(target, ids, num_tokens, GREEDY, 0, **(arguments if has_drafter else {}))
-
+    arms, total = _Arms(target, drafter, options or {}), RealAcceptance()
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([list(prompt)])
         order = (False, True) if number % 2 else (True, False)
         if number == 0:
             for has_drafter in order:
-                write(ids, WARM_UP_TOKENS, has_drafter)
-        runs = {has_drafter: write(ids, max_new_tokens, has_drafter) for has_drafter in order}
+                arms.write(ids, WARM_UP_TOKENS, has_drafter)
+        runs = {has_drafter: arms.write(ids, max_new_tokens, has_drafter) for has_drafter in order}
         drafted, plain = runs[True], runs[False]
-        if isinstance(drafted.output, SpeculativeOutput):
-            stats = drafted.output.speculation or GenerationStats()
-        else:
-            stats = watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
+        stats = arms.counts(ids, max_new_tokens, drafted)
         total += RealAcceptance(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
     return total
+
+
+class _Arms:
+    """A target with and without a drafter. Stock loops may write into the drafter's options: each run starts from the given ones."""
+
+    def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel, options: Mapping[str, Any]) -> None:
+        self.target, self.drafter = target, drafter
+        self.arguments = {"assistant_model": drafter, **options}
+        self._given = copy.deepcopy(getattr(drafter, "generation_config", None))
+
+    def write(self, ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
+        """One timed text."""
+        run = timed_generate(self.target, ids, num_tokens, GREEDY, 0, **(self.arguments if has_drafter else {}))
+        self._reset()
+        return run
+
+    def counts(self, ids: Tensor, num_tokens: int, run: Run) -> GenerationStats:
+        """What the drafter brought to this text: as the package's loop counted it, or as seen from outside in a second run."""
+        if isinstance(run.output, SpeculativeOutput):
+            return run.output.speculation or GenerationStats()
+        stats = watched_stats(self.target, ids, num_tokens, GREEDY, 0, self.arguments)
+        self._reset()
+        return stats
+
+    def _reset(self) -> None:
+        if self._given is not None:
+            self.drafter.generation_config = copy.deepcopy(self._given)
 
 
 def check_can_decode(drafter: PreTrainedModel, target: PreTrainedModel) -> None:

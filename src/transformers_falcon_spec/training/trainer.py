@@ -111,9 +111,10 @@ class DrafterTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """The Trainer's own, for good weights only and with a failed write told in words."""
-        with self.throughput.timed("aside"), writing_to(self.args.output_dir):
+        with self.throughput.timed("aside"):
             self._check_weights()
-            super()._save_checkpoint(*args, **kwargs)
+            with writing_to(self.args.output_dir):
+                super()._save_checkpoint(*args, **kwargs)
 
     def compute_loss(
         self,
