@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import safe_open
 
 from transformers_falcon_spec.commands.loading import load_target
-from transformers_falcon_spec.commands.train import TrainCommand
+from transformers_falcon_spec.commands.train_options import TrainCommand
 from transformers_falcon_spec.drafters.falcon import FalconSpecConfig
 from transformers_falcon_spec.generation.options import SpeculationConfig
 from transformers_falcon_spec.provenance import provenance
@@ -39,6 +39,9 @@ POINTS: dict[str, dict[str, str]] = {
     "k = 2, without CSGD": {"block_size": "2", "use_glancing": "false"},
 }
 SHARED = {
+    "recipe": "paper",
+    "block_position_embedding": "true",
+    "eval_decode_prompts": "0",  # decoded on the test sets below
     "per_device_train_batch_size": "4",
     "learning_rate": "2e-3",
     "warmup_steps": "30",

@@ -22,11 +22,12 @@ from benchmarks.budgets import add_pair, load_pair
 from benchmarks.choose_tree import shape_options
 from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.falcon.modeling_falcon import FalconSpecDrafter, Transition
-from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
+from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent

@@ -22,9 +22,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
-from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
+from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.generation.cache import drop_last, new_cache
+from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
 import importlib
 import logging
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import Field, dataclass
 from typing import Any
 
@@ -14,11 +14,15 @@ from .errors import FalconSpecError
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives and the dataclasses that hold its options, as `module:class`."""
+    """Where a command lives and the dataclasses that hold its options, as `module:class`.
+
+    `asks_what_is_given` hands the names of the options on the command line over as well.
+    """
 
     module: str
     options: tuple[str, ...]
     summary: str
+    asks_what_is_given: bool = False
 
 
 COMMANDS = {
@@ -40,8 +44,9 @@ COMMANDS = {
     ),
     "train": Command(
         "train",
-        ("commands.train:TrainCommand", "training.arguments:DrafterTrainingArguments"),
+        ("commands.train_options:TrainCommand", "training.arguments:DrafterTrainingArguments"),
         "distil a drafter from a target",
+        asks_what_is_given=True,
     ),
     "trees fit": Command(
         "fit_tree", ("commands.fit_tree:FitTreeCommand",), "find the best static tree of a size for a drafter"
@@ -78,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         if unknown:
             parser.error(f"unknown arguments: {' '.join(unknown)}")
-        module.run(*options)
+        given = [parser.given(argv[len(name.split()) :])] if command.asks_what_is_given else []
+        module.run(*options, *given)
     except (FalconSpecError, OSError) as error:  # files, the disk and the network tell what is wrong in words
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -89,6 +95,13 @@ def main(argv: list[str] | None = None) -> int:
 
 class _Parser(HfArgumentParser):
     """Takes fields with `positional` in their metadata by place, without a name."""
+
+    def given(self, argv: list[str]) -> frozenset[str]:
+        """Names of the options that `argv` gives, whatever their values; all others keep what stands there before."""
+        unset = object()
+        namespace = Namespace(**dict.fromkeys((action.dest for action in self._actions), unset))
+        self.parse_known_args(argv, namespace)
+        return frozenset(name for name, value in vars(namespace).items() if value is not unset)
 
     @staticmethod
     def _parse_dataclass_field(parser: ArgumentParser, field: "Field[Any]") -> None:

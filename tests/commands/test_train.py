@@ -19,6 +19,7 @@ from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tok
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 QUICK = ["--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"]
+QUICK += ["--eval_decode_prompts", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,8 @@ def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str],
     assert (record["seed"], record["num_examples"], record["num_resumed"]) == (3, 12, 0)
     assert record["data"] == {"train": [files["data"]], "eval": [files["eval_data"]]}
     assert record["curve"][-1]["step"] == 6
+    assert record["train_tokens_per_second"] > 0
+    assert 0 < record["target_share"] < 1
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

@@ -21,9 +21,8 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import GenerationStats, attach, disable, enable
 from transformers_falcon_spec.errors import SeamError
 from transformers_falcon_spec.evaluation import benchmark as benchmark_module
-from transformers_falcon_spec.evaluation import decoding, watch
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
+from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.methods import (
     Method,
     prompt_lookup,
@@ -33,7 +32,9 @@ from transformers_falcon_spec.evaluation.methods import (
     with_drafter,
 )
 from transformers_falcon_spec.evaluation.prompts import Prompt
-from transformers_falcon_spec.evaluation.watch import _counts, _Watch, watched_stats
+from transformers_falcon_spec.generation import timed, watch
+from transformers_falcon_spec.generation.timed import timed_generate
+from transformers_falcon_spec.generation.watch import _counts, _Watch, watched_stats
 
 LOOPING = torch.cat([make_prompt(6)] * 4, dim=1)  # something to look up
 GREEDY = decoding_options("greedy")
@@ -245,7 +246,7 @@ class Forwards:
         for name, model in models.items():
             if model is not None:
                 patch.setattr(model, "forward", self._counted(name, model.forward))
-        for module in (watch, decoding):
+        for module in (watch, timed):
             patch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def _counted(self, name: str, forward: Any) -> Any:

@@ -15,7 +15,7 @@ from transformers_falcon_spec.training.dataset import ConversationCollator, Conv
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 4}
+QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 4, "eval_decode_prompts": 0}
 SHORT = {"max_steps": 12, "per_device_train_batch_size": 4, "save_strategy": "no", "learning_rate": 1e-2}
 
 

@@ -14,12 +14,8 @@ from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, T
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.objectives import Outcome
 from transformers_falcon_spec.training.objectives import falcon as falcon_file
-from transformers_falcon_spec.training.trainer import (
-    MAX_RANK,
-    DrafterTrainer,
-    acceptance_metrics,
-    rank_counts,
-)
+from transformers_falcon_spec.training.ranks import MAX_RANK, acceptance_metrics, rank_counts
+from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 PLAIN = {"use_glancing": False, "feature_noise": 0.0}
 NO_DROPOUT = {"recurrent_dropout": 0.0}
@@ -49,6 +45,18 @@ def test_the_log_names_every_term_of_the_loss(tmp_path: Path) -> None:
     for entry in logged:
         terms = entry["regression"] + 0.5 * (0.9 * entry["divergence"] + 0.1 * entry["cross_entropy"])
         assert entry["loss"] == pytest.approx(terms, rel=1e-3)
+
+
+def test_terms_are_means_since_the_last_log_whatever_is_evaluated_between(tmp_path: Path) -> None:
+    found = []
+
+    for options in ({}, {"eval_strategy": "steps", "eval_steps": 3}):
+        trainer = make_trainer(tmp_path, **options)
+        trainer.train()
+        logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+        found.append([entry["cross_entropy"] for entry in logged])
+
+    assert found[0] == found[1]
 
 
 def equal_rows(num_rows: int) -> list[dict[str, list[int]]]:
@@ -117,11 +125,12 @@ def test_each_epoch_reads_every_example_once_in_an_order_of_its_own(tmp_path: Pa
     assert orders[0] == orders[2] != orders[1]
 
 
-def test_evaluating_on_the_way_changes_nothing(tmp_path: Path) -> None:
+def test_evaluating_and_decoding_on_the_way_change_nothing(tmp_path: Path) -> None:
+    decoding = {"eval_strategy": "steps", "eval_steps": 3, "eval_decode_prompts": 2, "eval_decode_tokens": 6}
     found = []
 
-    for options in ({}, {"eval_strategy": "steps", "eval_steps": 3}):
-        trainer = make_trainer(tmp_path, NO_DROPOUT, **options)  # dropout alone draws from the global stream
+    for options in ({}, decoding):
+        trainer = make_trainer(tmp_path, {"recurrent_dropout": 0.5}, **options)  # dropout draws from the global stream
         trainer.train()
         found.append(weights(trainer))
 
@@ -268,6 +277,12 @@ def test_a_batch_without_anything_to_draft_is_refused_in_words(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"eval_decode_prompts": -1}, "`eval_decode_prompts` must be at least 0"),
+        ({"eval_decode_tokens": 0}, "`eval_decode_tokens` at least 1, but they are 8 and 0"),
+        (
+            {"eval_decode_prompts": 0, "metric_for_best_model": "acceptance_length"},
+            "`metric_for_best_model` is `acceptance_length`, which comes from decoding",
+        ),
         ({"glancing_ratio": 1.5}, r"`glancing_ratio` must lie in 0\.\.1, but it is 1\.5"),
         ({"glancing_ratio": -0.1}, "`glancing_ratio` must lie"),
         ({"draft_tree_nodes": 1}, "`draft_tree_nodes` must be at least 2"),

@@ -22,10 +22,11 @@ from ..drafters.base import DrafterModel
 from ..errors import OptionError
 from ..evaluation.calibration import Fit, Text, compare, fit, fits_of_folds
 from ..evaluation.confidence import NUM_BEST, ListWatch, Observations
-from ..evaluation.decoding import decoding_options, timed_generate
+from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths, read_prompts
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
+from ..generation.timed import timed_generate
 from ..provenance import provenance, weights_fingerprint
 from .loading import load_drafter, load_target
 

@@ -16,13 +16,14 @@ from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
 from ..drafters.pool import DrafterPool
 from ..errors import OptionError
-from ..evaluation.decoding import Run, repetition_rate, timed_generate
+from ..evaluation.decoding import repetition_rate
 from ..evaluation.parity import ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
 from ..evaluation.step_page import WatchedText, render_step_page
 from ..evaluation.step_text import step_text
 from ..evaluation.steps import StepLog
 from ..generation.output import observe_steps
+from ..generation.timed import Run, timed_generate
 from ..provenance import provenance
 from .loading import load_assistant, load_target
 

@@ -12,9 +12,10 @@ import torch
 from transformers import logging
 
 from ..errors import BenchmarkError, ProcessKilledError
-from ..evaluation.decoding import decoding_options, timed_generate
+from ..evaluation.decoding import decoding_options
 from ..evaluation.methods import target_alone
 from ..evaluation.prompts import read_prompts
+from ..generation.timed import timed_generate
 from .loading import load_target
 from .methods import MethodEntry
 

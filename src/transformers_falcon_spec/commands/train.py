@@ -9,18 +9,21 @@ Example: a drafter in 20 steps, on a single conversation (docs/train_your_own.md
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.trainer_utils import IntervalStrategy
 
-from ..drafters.autoregressive import make_draft_model
-from ..drafters.dflash import make_dflash
 from ..drafters.eagle import EagleDrafter
-from ..drafters.falcon import FalconSpecDrafter
-from ..drafters.medusa import MedusaDrafter
 from ..errors import OptionError
 from ..provenance import provenance
 from ..training.arguments import DrafterTrainingArguments
@@ -32,87 +35,39 @@ from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.objectives import objective_of
 from ..training.packing import PackedConversations
+from ..training.recipes import recipe_of
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config
 from .mask_view import show_masks
-from .training_data import FORBID_HELP, read_training_data
+from .train_options import METHODS, TrainCommand, config_fields
+from .training_data import read_training_data
 
 logger = logging.getLogger(__name__)
 
-METHODS: dict[str, Callable[..., PreTrainedModel]] = {
-    "ar": make_draft_model,
-    "dflash": make_dflash,
-    "eagle": EagleDrafter.from_target,
-    "falcon": FalconSpecDrafter.from_target,
-    "medusa": MedusaDrafter.from_target,
-}
 
+def run(command: TrainCommand, args: DrafterTrainingArguments, given: Collection[str]) -> None:
+    """Train, fit the draft tree, and save the drafter with its record to `output_dir`; or only show what would be trained.
 
-@dataclass
-class TrainCommand:
-    """What to train and on what; all options of `TrainingArguments` can be given too."""
-
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    data: list[str] = field(
-        metadata={"help": "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."}
-    )
-    eval_data: list[str] = field(
-        default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
-    )
-    method: str = field(
-        default="falcon",
-        metadata={"help": "Kind of drafter; ar and dflash are for stock `generate`.", "choices": sorted(METHODS)},
-    )
-    drafter_config: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Fields of the drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
-    )
-    max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
-    packing: bool = field(
-        default=False,
-        metadata={
-            "help": "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows."
-        },
-    )
-    limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
-    forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
-    target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
-    cache_features: str | None = field(
-        default=None,
-        metadata={"help": "Folder for the target's features: read once, then trained from. Pays from two epochs on."},
-    )
-    show_masks: int | None = field(
-        default=None,
-        metadata={
-            "help": "Show so many examples with what counts in the loss in colour (5 if no number is given); no training.",
-            "nargs": "?",
-            "const": 5,
-        },
-    )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Say what would be trained and estimate time and memory; no training."}
-    )
-    save_bf16: bool = field(
-        default=False, metadata={"help": "Store weights in bf16 at half the bytes; loads as fp32."}
-    )
-
-
-def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
-    """Train, fit the draft tree, and save the drafter with its record to `output_dir`; or only show what would be trained."""
+    Args:
+        command ([`TrainCommand`]): What to train.
+        args ([`DrafterTrainingArguments`]): How; what the recipe says goes into it.
+        given (`Collection[str]`): Names of the options that the user gave; they win over the recipe.
+    """
+    recipe = recipe_of(command.recipe, command.method)
     if command.show_masks is not None:
         _show_masks(command, command.show_masks)
         return
     if command.dry_run:
         _check_dry_run(args)
+    callbacks = _early_stopping(command, args)
     resume = None if command.dry_run else resume_point(args)
     set_seed(args.seed)
-    read = {
-        name: read_training_data(paths, command.limit, command.forbid) for name, paths in _sources(command).items()
-    }
+    read = {name: read_training_data(paths, command.limit, command.forbid) for name, paths in command.sources.items()}
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = fresh_drafter(command, target, data["train"])
+    recipe.apply(args, given, drafter.config.get_text_config().hidden_size)
     if command.dry_run:
         uses_cache = command.cache_features is not None
         rows = packed(command, data["train"], args.seed)
@@ -133,6 +88,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         eval_dataset=data.get("eval"),
         data_collator=ConversationCollator(tokenizer.pad_token_id),
         processing_class=tokenizer,
+        callbacks=callbacks,
     )
     _train(trainer, resume, command)
 
@@ -148,11 +104,14 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -
     seconds = time.perf_counter() - start
     if trainer.eval_dataset is not None:
         _judge(trainer)
+    throughput = trainer.throughput.to_json()
     if trainer.is_world_process_zero():
         args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
         record = provenance(
-            seed=args.seed, data=_sources(command), train_seconds=seconds, num_resumed=int(resume is not None)
+            seed=args.seed, data=command.sources, train_seconds=seconds, num_resumed=int(resume is not None)
         )
+        record |= throughput
+        record["recipe"] = _effective(command, args, drafter.config)
         record |= {"num_examples": _num_examples(trainer.train_dataset), "curve": trainer.state.log_history}
         with writing_to(args.output_dir):
             save(drafter, Path(args.output_dir), command.save_bf16)
@@ -164,6 +123,36 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -
 def _num_examples(data: Any) -> int:
     """Conversations that were learnt from."""
     return len(data.conversations if isinstance(data, PackedConversations) else data)
+
+
+def _effective(command: TrainCommand, args: DrafterTrainingArguments, config: PreTrainedConfig) -> dict[str, Any]:
+    """What the recipe speaks of, as it was in the end."""
+    recipe = recipe_of(command.recipe, command.method)
+    return {
+        "name": command.recipe,
+        "training": {name: getattr(args, name) for name in recipe.training},
+        "drafter_config": {name: getattr(config, name) for name in recipe.drafter_config},
+    }
+
+
+def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> list[TrainerCallback]:
+    """What ends the run when evaluations get no better; nothing unless it is asked for.
+
+    Raises:
+        [`OptionError`]: nothing is evaluated, or no metric says which evaluation is better.
+    """
+    patience = command.early_stopping_patience
+    if patience is None:
+        return []
+    if patience < 1:
+        raise OptionError(f"`--early_stopping_patience` must be at least 1, but it is {patience}.")
+    is_evaluated = bool(command.eval_data) and args.eval_strategy != IntervalStrategy.NO
+    if not is_evaluated or args.metric_for_best_model is None:
+        raise OptionError(
+            "`--early_stopping_patience` needs `--eval_data`, an `--eval_strategy` and a `--metric_for_best_model` such as "
+            "`acceptance_length`. Give all of them, and `--load_best_model_at_end true` to end with the best weights."
+        )
+    return [EarlyStoppingCallback(early_stopping_patience=patience)]
 
 
 def encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ConversationDataset:
@@ -197,7 +186,9 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
 
 def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:
     """An untrained drafter; one with a small vocabulary drafts what the assistant says most often in `data`."""
-    drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
+    recipe = recipe_of(command.recipe, command.method)
+    fields = {**recipe.drafter_config, **config_fields(command.drafter_config)}
+    drafter = METHODS[command.method](target, **fields)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
         config = drafter.config
         drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, config.vocab_size, config.num_draft_tokens))
@@ -210,28 +201,6 @@ def _judge(trainer: DrafterTrainer) -> None:
         logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
     else:
         trainer.evaluate()
-
-
-def _sources(command: TrainCommand) -> dict[str, list[str]]:
-    return {"train": command.data, **({"eval": command.eval_data} if command.eval_data else {})}
-
-
-def config_fields(entries: list[str]) -> dict[str, Any]:
-    """Fields of a config from `NAME=VALUE`; a value is JSON (`3`, `true`, `[0, -1]`) where it can be read so, else a string.
-
-    Raises:
-        [`OptionError`]: an entry without `=`.
-    """
-    found = {}
-    for entry in entries:
-        name, is_given, value = entry.partition("=")
-        if not is_given:
-            raise OptionError(f"`--drafter_config` takes NAME=VALUE, such as `block_size=3`, but got `{entry}`.")
-        try:
-            found[name] = json.loads(value)
-        except json.JSONDecodeError:
-            found[name] = value
-    return found
 
 
 def resume_point(args: DrafterTrainingArguments) -> str | None:

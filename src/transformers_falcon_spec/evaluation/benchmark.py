@@ -16,12 +16,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import BenchmarkError, OptionError
+from ..generation.timed import timed_generate
+from ..generation.watch import watched_stats
 from ..provenance import weights_fingerprint
-from .decoding import decoding_options, repetition_rate, timed_generate
+from .decoding import decoding_options, repetition_rate
 from .methods import BASELINE, Method, target_alone
 from .prompts import Prompt, check_lengths
 from .records import Records
-from .watch import watched_stats
 
 logger = logging.getLogger(__name__)
 

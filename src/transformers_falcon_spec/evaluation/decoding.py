@@ -1,17 +1,11 @@
-"""How text is written in a measurement: sampling options under a name, and one timed run of `generate`."""
+"""How text is written in a measurement: sampling options under a name."""
 
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel, SynthIDTextWatermarkingConfig, WatermarkingConfig
+from transformers import SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 from ..errors import OptionError
-
-Options = Mapping[str, Any]
+from ..generation.timed import Options
 
 _SYNTH_ID: dict[str, Any] = {"keys": [654, 400, 836, 123, 340, 443, 597, 160], "ngram_len": 5}
 DECODINGS: dict[str, Options] = {
@@ -42,54 +36,6 @@ def decoding_options(name: str) -> Options:
     if name not in DECODINGS:
         raise OptionError(f"`decodings` must be some of {sorted(DECODINGS)}, but one is {name!r}.")
     return DECODINGS[name]
-
-
-@dataclass(frozen=True)
-class Run:
-    """One call of `generate`: the whole dict it returned, the new token ids of its first row, and the seconds it took."""
-
-    output: Any
-    new_ids: list[int]
-    seconds: float
-
-
-def timed_generate(
-    target: PreTrainedModel,
-    input_ids: Tensor,
-    max_new_tokens: int,
-    options: Options,
-    seed: int,
-    assistant_model: nn.Module | None = None,
-    attention_mask: Tensor | None = None,
-    **arguments: Any,
-) -> Run:
-    """Write one text, or a padded batch, seeded, with or without a drafter; both arms make the same call otherwise.
-
-    `arguments` go to `generate`.
-    """
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        synchronize()
-        start = time.perf_counter()
-        output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
-            **inputs,
-            **options,
-            **arguments,
-            max_new_tokens=max_new_tokens,
-            assistant_model=assistant_model,
-            return_dict_in_generate=True,
-        )
-        synchronize()
-    seconds = time.perf_counter() - start
-    return Run(output, output.sequences[0, input_ids.shape[1] :].tolist(), seconds)
-
-
-def synchronize() -> None:
-    """Wait for the device, if there is one, so that only finished work is timed."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def repetition_rate(ids: list[int], num_tokens: int = 4) -> float:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..drafters.base import DrafterModel
 from ..drafters.pool import DrafterPool
 from ..errors import OptionError
-from .decoding import Options
+from ..generation.timed import Options
 from .evidence import Check, Evidence, gather
 from .prompts import Prompt
 from .replay import Step, Text, replay_drafted, replay_plain

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ..core.sampling import multinomial_noise
-from .decoding import Options, Run, timed_generate
+from ..generation.timed import Options, Run, timed_generate
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.output import observe_steps
 from ..generation.probe import probe
-from .decoding import Options, timed_generate
+from ..generation.timed import Options, timed_generate
 from .prompts import Prompt
 
 Counts = list[list[int]]  # [depths][ranks + 1]; the last column: the target's token was none of the children

@@ -7,6 +7,7 @@ from transformers import TrainingArguments
 from ..errors import OptionError
 
 MIN_TREE_NODES = 2  # the root and one draft
+DECODED_METRICS = ("acceptance_length", "speedup")  # of evaluation, beside those by depth
 
 
 @dataclass
@@ -31,6 +32,14 @@ class DrafterTrainingArguments(TrainingArguments):
         metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."},
     )
     draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
+    eval_decode_prompts: int = field(
+        default=8,
+        metadata={
+            "help": "Prompts of the evaluation data that each evaluation writes on with the real loop, for `eval_acceptance_length`, "
+            "`eval_acceptance_at_depth_*` and `eval_speedup`; 0 leaves these out."
+        },
+    )
+    eval_decode_tokens: int = field(default=64, metadata={"help": "Most new tokens of each of these texts."})
     learning_rate: float = field(default=5e-4, metadata={"help": "The paper: 3e-5 over 800,000 steps."})
     adam_beta2: float = field(default=0.95, metadata={"help": "Beta 2 of AdamW."})
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
@@ -51,4 +60,14 @@ class DrafterTrainingArguments(TrainingArguments):
             raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
         if self.num_anchors < 1:
             raise OptionError(f"`num_anchors` must be at least 1, but it is {self.num_anchors}.")
+        if self.eval_decode_prompts < 0 or self.eval_decode_tokens < 1:
+            raise OptionError(
+                "`eval_decode_prompts` must be at least 0 and `eval_decode_tokens` at least 1, but they are "
+                f"{self.eval_decode_prompts} and {self.eval_decode_tokens}."
+            )
+        if not self.eval_decode_prompts and (self.metric_for_best_model or "").endswith(DECODED_METRICS):
+            raise OptionError(
+                f"`metric_for_best_model` is `{self.metric_for_best_model}`, which comes from decoding in evaluation, but "
+                "`eval_decode_prompts` is 0. Decode some prompts, or choose another metric."
+            )
         super().__post_init__()

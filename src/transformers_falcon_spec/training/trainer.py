@@ -4,14 +4,18 @@
 resuming, reporters) is the Trainer's.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import EvalPrediction, PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import EvalLoopOutput
 
 from ..core.tree import DraftTree
 from ..errors import TrainingError
@@ -19,8 +23,11 @@ from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
 from .divergence import divergence, rows_of
 from .objectives import Objective, Outcome, objective_of
+from .ranks import MAX_RANK, acceptance_metrics, acceptance_of, rank_counts
+from .real_acceptance import RealAcceptance, check_can_decode, decoding_copy, opening_prompts, real_acceptance
+from .throughput import Throughput
 
-MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
+logger = logging.getLogger(__name__)
 
 
 class SeededLengthGroups(LengthGroupedSampler):
@@ -45,6 +52,11 @@ class DrafterTrainer(Trainer):
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
+    `evaluate` tells, beside loss and accuracies on the given text, what decoding brings: `args.eval_decode_prompts` prompts of the
+    evaluation data, shared out among the processes, are written on by `target.generate(..., assistant_model=drafter)` and by the
+    target alone. See [`real_acceptance`] and [`decoding_copy`] for what is counted and with which trees. With FSDP or DeepSpeed,
+    where no process holds the whole drafter, these metrics are left out, with a warning.
+
     A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
 
     Raises:
@@ -67,6 +79,18 @@ class DrafterTrainer(Trainer):
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
         self._batch: dict[str, Tensor] = {}  # the newest one of training
+        self._decodes = self._can_decode()
+        self.throughput = Throughput(self.args.device)
+
+    def _can_decode(self) -> bool:
+        """Whether evaluation writes text."""
+        is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
+        if is_wanted and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            logger.warning(
+                "Evaluation leaves out `acceptance_length` and `speedup`: no process holds the whole drafter."
+            )
+            return False
+        return is_wanted
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own, but one that groups by length draws from seed and epoch, not from the global stream."""
@@ -77,15 +101,20 @@ class DrafterTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own; the weights it ends with are good ones."""
-        result = super().train(*args, **kwargs)
-        self._check_weights()
+        if self._decodes and self.eval_dataset is not None:
+            check_can_decode(self.accelerator.unwrap_model(self.model), self.features.target)
+        self.throughput = Throughput(self.args.device)
+        with self.throughput.timed("run"):
+            result = super().train(*args, **kwargs)
+            self._check_weights()
         return result
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """The Trainer's own, for good weights only and with a failed write told in words."""
-        self._check_weights()
-        with writing_to(self.args.output_dir):
-            super()._save_checkpoint(*args, **kwargs)
+        with self.throughput.timed("aside"):
+            self._check_weights()
+            with writing_to(self.args.output_dir):
+                super()._save_checkpoint(*args, **kwargs)
 
     def compute_loss(
         self,
@@ -95,7 +124,8 @@ class DrafterTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> Tensor | tuple[Tensor, Outcome]:
         """The loss of one batch, as the drafter's objective has it."""
-        pairs = self.features(inputs)
+        with self.throughput.timed("target") if model.training else nullcontext():
+            pairs = self.features(inputs)
         if not pairs.is_counted.any():
             raise TrainingError(
                 "A batch must hold at least one assistant token that can be drafted; raise `max_length`."
@@ -104,10 +134,12 @@ class DrafterTrainer(Trainer):
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         if model.training:
             self._batch = inputs
+            self.throughput.num_tokens += int(inputs["attention_mask"].sum())
         if not outcome.loss.isfinite():
             step = self.state.global_step + int(model.training)
             raise self._divergence(f"it is {outcome.loss.item()}", step, inputs, model.training)
-        self._note(outcome.terms)
+        if model.training:
+            self._note(outcome.terms)
         return (outcome.loss, outcome) if return_outputs else outcome.loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,8 +185,44 @@ class DrafterTrainer(Trainer):
         """Add the means of the loss's terms since the last log."""
         if self._num_calls and "loss" in logs:
             logs = {**logs, **{name: total / self._num_calls for name, total in self._sums.items()}}
-        self._sums, self._num_calls = {}, 0
+            self._sums, self._num_calls = {}, 0
         super().log(logs, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The Trainer's own, with the metrics of real decoding; the global random state stays as it is."""
+        devices = [self.args.device] if self.args.device.type == "cuda" else []
+        with self.throughput.timed("aside"), torch.random.fork_rng(devices=devices):
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """The Trainer's own, and what decoding brings."""
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        if self._decodes and output.metrics is not None:
+            found = self._decode(dataloader.dataset, output.metrics, metric_key_prefix)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.metrics().items()})
+        return output
+
+    def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> RealAcceptance:
+        """Prompts of `data` written on with the drafter as it is now, each by one of the processes."""
+        args, target = self.args, self.features.target
+        context = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        room = None if context is None else context - args.eval_decode_tokens
+        prompts = opening_prompts(data, args.eval_decode_prompts, room)
+        if not prompts:
+            logger.warning("No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: "
+                           "nothing was decoded.", args.eval_decode_tokens, context)  # fmt: skip
+        tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
+        drafter = decoding_copy(self.accelerator.unwrap_model(self.model), target, tree)
+        mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options
+        found = real_acceptance(target, drafter, mine, args.eval_decode_tokens, options)
+        return sum(gather_object([found]), RealAcceptance())
 
     def prediction_step(
         self,
@@ -181,40 +249,11 @@ class DrafterTrainer(Trainer):
             raise TrainingError(
                 "`fit_draft_tree` needs a drafter with a static draft tree, but this one drafts without."
             )
-        metrics = self.evaluate()
-        num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
-        acceptance = acceptance_of(metrics, self.objective.num_places, self.args.draft_tree_passes, num_ranks)
-        tree = DraftTree.best_first(acceptance, self.args.draft_tree_nodes)
+        tree = self._best_tree(self.evaluate(), "eval")
         self.accelerator.unwrap_model(self.model).config.draft_tree = tree.to_json()
         return tree
 
-
-def rank_counts(outcome: Outcome, num_places: int) -> Tensor:
-    """`[1, places, MAX_RANK + 1]` rows by place and rank of the target's best token; the last column is beyond the list."""
-    logits, best = outcome.draft_logits, outcome.target_logits.argmax(-1, keepdim=True)
-    listed = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1)
-    is_hit = (listed.indices == best) & (listed.values > -torch.inf)  # what cannot be drafted has no rank
-    rank = torch.where(is_hit.any(-1), is_hit.int().argmax(-1), MAX_RANK)
-    counts = torch.zeros(1, num_places, MAX_RANK + 1, device=logits.device)
-    counts[0].index_put_((outcome.places, rank), torch.ones_like(rank, dtype=counts.dtype), accumulate=True)
-    return counts
-
-
-def acceptance_of(metrics: Mapping[str, float], num_places: int, num_passes: int, num_ranks: int = MAX_RANK) -> Tensor:
-    """The share of each rank at each depth, `[depths, ranks]`, of what an evaluation found at the places of a block."""
-    places = [
-        [metrics[f"eval_rank_{rank}_at_{place + 1}"] for rank in range(num_ranks)] for place in range(num_places)
-    ]
-    return torch.tensor(places * num_passes)
-
-
-def acceptance_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Accuracy by block position, top-k accuracy, and the share of each rank, from the counts of all batches."""
-    counts = torch.as_tensor(prediction.predictions).sum(0)  # [k, ranks + 1]
-    shares = counts / counts.sum(-1, keepdim=True).clamp(min=1)
-    metrics = {"accuracy": float(counts[:, 0].sum() / counts.sum())}
-    for place, row in enumerate(shares, start=1):
-        metrics[f"accuracy_at_{place}"] = float(row[0])
-        metrics |= {f"top_{top}_accuracy_at_{place}": float(row[:top].sum()) for top in (2, 4, 8)}
-        metrics |= {f"rank_{rank}_at_{place}": float(row[rank]) for rank in range(MAX_RANK)}
-    return metrics
+    def _best_tree(self, metrics: Mapping[str, float], prefix: str) -> DraftTree:
+        num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
+        places = acceptance_of(metrics, self.objective.num_places, num_ranks, prefix)
+        return DraftTree.best_first(places.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)

@@ -13,7 +13,8 @@ from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
-from transformers_falcon_spec.training.trainer import MAX_RANK, DrafterTrainer, rank_counts
+from transformers_falcon_spec.training.ranks import MAX_RANK, rank_counts
+from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 STEPS = 3
 KINDS: dict[str, dict[str, Any]] = {

@@ -1,8 +1,9 @@
 """The shape of an objective: a batch of pairs goes in, a loss and what was guessed come out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -43,6 +44,7 @@ class Objective(ABC):
 
     num_places: int = 1  # of a draft, each with an accuracy of its own
     has_draft_tree: bool = True  # whether the drafter drafts a static tree, which can be fitted
+    generate_options: ClassVar[Mapping[str, Any]] = {}  # what `generate` must be told beside the drafter
 
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:
         self.config: Any = drafter.config

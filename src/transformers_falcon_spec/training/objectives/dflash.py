@@ -1,6 +1,6 @@
 """Blocks filled in at once: the objective of DFlash drafters (arXiv 2602.06036, section 4.2)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,6 +24,7 @@ class DFlashObjective(Objective):
     """
 
     has_draft_tree = False
+    generate_options: ClassVar = {"speculation_type": "dflash"}
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

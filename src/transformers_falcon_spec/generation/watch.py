@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.stats import GenerationStats
-from .decoding import Options, synchronize, timed_generate
+from .timed import Options, synchronize, timed_generate
 
 
 class _Watch:

@@ -1,0 +1,287 @@
+"""What an evaluation says of decoding is what users get: the same prompts, the same tree, the saved drafter."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_rows, make_tokenizer
+from tests.drafters.test_dflash import peaked_dflash
+from tests.tiny import make_drafter, make_target
+from tests.training.runs import SMALL, make_dataset, make_trainer, same, weights
+from transformers_falcon_spec import DraftTree, EagleDrafter, FalconSpecDrafter, MedusaDrafter, SpeculationConfig
+from transformers_falcon_spec.core.stats import GenerationStats
+from transformers_falcon_spec.drafters.autoregressive import make_draft_model
+from transformers_falcon_spec.errors import TrainingError
+from transformers_falcon_spec.generation.timed import timed_generate
+from transformers_falcon_spec.training import trainer as trainer_file
+from transformers_falcon_spec.training.dataset import ConversationDataset
+from transformers_falcon_spec.training.feature_cache import FeatureCache
+from transformers_falcon_spec.training.features import TargetFeatures
+from transformers_falcon_spec.training.real_acceptance import (
+    GREEDY,
+    RealAcceptance,
+    decoding_copy,
+    opening_prompts,
+    real_acceptance,
+)
+
+DECODING = {"eval_decode_prompts": 3, "eval_decode_tokens": 12, "draft_tree_nodes": 6}
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "falcon": (make_drafter, {"block_size": 2}),
+    "eagle": (EagleDrafter.from_target, {}),
+    "medusa": (MedusaDrafter.from_target, {"num_heads": 2}),
+    "ar": (make_draft_model, {"num_hidden_layers": 1}),
+    "dflash": (peaked_dflash, {"num_hidden_layers": 1, "block_size": 3, "target_layer_ids": [0]}),
+}
+LOADED: dict[str, Any] = {"falcon": FalconSpecDrafter, "eagle": EagleDrafter, "medusa": MedusaDrafter}
+
+
+def first_questions(num_rows: int, seed: int) -> list[torch.Tensor]:
+    """What a user would give to `generate` to have the first answer of each row written."""
+    tokenizer = make_tokenizer()
+    return [
+        tokenizer.apply_chat_template(row[:1], add_generation_prompt=True, return_dict=True, return_tensors="pt")[
+            "input_ids"
+        ]
+        for row in make_rows(num_rows, seed=seed)
+    ]
+
+
+def decoded(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics of decoding that do not go by the clock."""
+    return {name: value for name, value in metrics.items() if "acceptance" in name}
+
+
+@pytest.mark.parametrize("kind", LOADED)
+def test_an_evaluation_tells_what_the_saved_drafter_will_keep(tmp_path: Path, kind: str) -> None:
+    make, options = KINDS[kind]
+    trainer = make_trainer(tmp_path, options, make=make, max_steps=24, **DECODING)
+    trainer.train()
+    metrics = trainer.evaluate()
+    trainer.fit_draft_tree()
+    trainer.save_model(str(tmp_path / "drafter"))
+
+    drafter = LOADED[kind].from_pretrained(tmp_path / "drafter").eval()
+    drafter.generation_config.tune = False
+    total = GenerationStats()
+    for prompt in first_questions(6, seed=1)[::2]:
+        target = trainer.features.target
+        target.generate(prompt, assistant_model=drafter, max_new_tokens=12, do_sample=False)
+        out = target.generate(
+            prompt, assistant_model=drafter, max_new_tokens=12, do_sample=False, return_dict_in_generate=True
+        )
+        total += out.speculation
+    assert metrics["eval_acceptance_length"] == total.acceptance_length > 1
+    for depth, share in enumerate(total.acceptance_by_depth, start=1):
+        assert metrics[f"eval_acceptance_at_depth_{depth}"] == share
+    assert metrics["eval_speedup"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluating_leaves_drafter_options_and_random_state_as_they_were(tmp_path: Path, kind: str) -> None:
+    make, options = KINDS[kind]
+    trainer = make_trainer(tmp_path, options, make=make, **DECODING)
+    given = getattr(trainer.model, "generation_config", SimpleNamespace(to_dict=dict))
+    before, options_before, state = weights(trainer), given.to_dict(), torch.get_rng_state()
+
+    first, second = trainer.evaluate(), trainer.evaluate()
+
+    assert decoded(first) == decoded(second)
+    assert first["eval_acceptance_length"] >= 1
+    assert torch.get_rng_state().equal(state)
+    assert same(before, weights(trainer))
+    assert given.to_dict() == options_before
+    assert all(weight.requires_grad for weight in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["falcon", "ar", "dflash"])
+def test_a_drafter_of_full_precision_decodes_for_a_target_of_half(tmp_path: Path, kind: str) -> None:
+    make, options = KINDS[kind]
+    trainer = make_trainer(tmp_path, options, make=make, bf16=True, max_steps=1, **DECODING)
+    trainer.features.target.to(torch.bfloat16)
+
+    trainer.train()  # autocast is laid around the drafter here
+    metrics = trainer.evaluate()
+
+    assert metrics["eval_acceptance_length"] >= 1
+    assert next(trainer.model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.tuned
+def test_nothing_is_tuned_so_that_no_number_depends_on_those_before(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, **DECODING)
+    target, prompts = trainer.features.target, first_questions(1, seed=1)
+
+    drafter = decoding_copy(trainer.model, target, DraftTree.chain(2))
+
+    tuning = [
+        timed_generate(target, prompts[0], 8, GREEDY, 0, each).output.speculation.tuning
+        for each in (drafter, trainer.model.eval())
+    ]
+    assert tuning[0] == {} != tuning[1]
+
+
+def test_the_copy_drafts_the_tree_that_its_options_or_its_kind_ask_for_first() -> None:
+    target, fitted, own = make_target(**SMALL), DraftTree.chain(2), DraftTree.chain(1)
+    falcon, eagle = make_drafter(target), EagleDrafter.from_target(target)
+    asked = make_drafter(target)
+    asked.generation_config = SpeculationConfig(draft_tree=own.to_json())
+
+    copies = [decoding_copy(drafter, target, fitted) for drafter in (falcon, eagle, asked)]
+
+    assert [copied.generation_config.draft_tree for copied in copies] == [fitted.to_json(), None, own.to_json()]
+    assert [copied.is_tree_dynamic for copied in copies] == [False, True, False]
+
+
+def informed(target: PreTrainedModel) -> PreTrainedModel:
+    """A draft model that is always right: the target itself."""
+    return decoding_copy(make_target(**SMALL), target, None)
+
+
+def test_a_draft_model_that_is_always_right_has_every_candidate_kept() -> None:
+    target, prompts = make_target(**SMALL), [prompt[0].tolist() for prompt in first_questions(3, seed=1)]
+    drafter = informed(target)
+    drafter.generation_config.num_assistant_tokens = 3
+    drafter.generation_config.num_assistant_tokens_schedule = "constant"
+    drafter.generation_config.assistant_confidence_threshold = 0.0
+
+    found = real_acceptance(target, drafter, prompts, 16)  # four of them before the first step
+
+    assert found.metrics()["acceptance_length"] == 4.0
+    assert [found.metrics()[f"acceptance_at_depth_{depth}"] for depth in (1, 2, 3)] == [1.0, 1.0, 1.0]
+    assert found.num_tokens == found.num_plain_tokens == 3 * 16
+
+
+def test_stock_drafting_is_counted_alike_in_any_company() -> None:
+    target, prompts = make_target(**SMALL), [prompt[0].tolist() for prompt in first_questions(3, seed=1)]
+    drafter = informed(target)
+    options = (
+        drafter.generation_config
+    )  # with this schedule chains grow while all goes well, and their length is written back
+    options.num_assistant_tokens_schedule = "heuristic"
+    options.num_assistant_tokens, options.assistant_confidence_threshold = 1, 0.0
+
+    together = real_acceptance(target, drafter, prompts, 12).stats
+    apart = sum((real_acceptance(target, drafter, [prompt], 12).stats for prompt in prompts), GenerationStats())
+
+    assert together.acceptance_histogram == apart.acceptance_histogram
+    assert set(together.acceptance_histogram) == {3, 5}  # 1 before the first step, then 3, then what is left of 5
+    assert drafter.generation_config.num_assistant_tokens == 1
+
+
+def test_arms_take_turns_after_a_warm_up_and_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = make_target(**SMALL), make_drafter(make_target(**SMALL))
+    calls: list[tuple[int, bool]] = []
+    run = timed_generate
+
+    def noted(target: Any, ids: Any, num_tokens: int, *args: Any, assistant_model: Any = None, **options: Any) -> Any:
+        calls.append((num_tokens, assistant_model is not None))
+        return run(target, ids, num_tokens, *args, assistant_model=assistant_model, **options)
+
+    monkeypatch.setattr("transformers_falcon_spec.training.real_acceptance.timed_generate", noted)
+    copied = decoding_copy(drafter, target, None)
+
+    found = real_acceptance(target, copied, [prompt[0].tolist() for prompt in first_questions(2, seed=1)], 9)
+
+    assert calls == [(4, True), (4, False), (9, True), (9, False), (9, False), (9, True)]
+    assert found.num_tokens == found.num_plain_tokens == 18
+
+
+def test_the_speed_up_is_one_of_tokens_a_second() -> None:
+    stats = GenerationStats()
+    stats.record(num_nodes=3, max_depth=2, num_accepted=1)
+    one, other = RealAcceptance(stats, 10, 1.0, 10, 3.0), RealAcceptance(GenerationStats(), 20, 1.0, 10, 1.0)
+
+    metrics = (one + other).metrics()
+
+    assert metrics["speedup"] == pytest.approx((30 / 2) / (20 / 4))
+    assert metrics["acceptance_length"] == 2.0
+    assert (metrics["acceptance_at_depth_1"], metrics["acceptance_at_depth_2"]) == (1.0, 0.0)
+    assert RealAcceptance().metrics() == {}
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, MARKED_TEMPLATE])
+def test_prompts_end_where_the_first_answer_begins(template: str) -> None:
+    turns = [*make_rows(1)[0], *make_rows(1, seed=5)[0]]
+    data = ConversationDataset([turns], make_tokenizer(template), 64)
+
+    (prompt,) = opening_prompts(data, 4, None)
+
+    wanted = make_tokenizer(template).apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=True)
+    assert prompt == list(wanted["input_ids"])
+
+
+def test_prompts_are_chosen_evenly_from_those_that_fit() -> None:
+    lengths = [3, 9, 4, 5, 0, 6, 7]
+    data = [{"input_ids": list(range(10)), "assistant_mask": [0] * n + [1] * (10 - n)} for n in lengths]
+    data.append({"input_ids": [1, 2], "assistant_mask": [0, 0]})
+
+    assert [len(prompt) for prompt in opening_prompts(data, 2, 8)] == [3, 5]
+    assert [len(prompt) for prompt in opening_prompts(data, 9, 8)] == [3, 4, 5, 6, 7]
+    assert [len(prompt) for prompt in opening_prompts(data, 9, None)] == [3, 9, 4, 5, 6, 7]
+    assert opening_prompts(data, 3, 2) == []
+
+
+def test_prompts_of_cached_features_are_those_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_dataset(5)
+    cache = FeatureCache(data, TargetFeatures(make_target(**SMALL), (-1,), 2), tmp_path)
+    monkeypatch.setattr(cache, "_shard", None)  # must not be read
+
+    assert opening_prompts(cache, 5, None) == opening_prompts(data, 5, None)
+
+
+def test_where_no_prompt_fits_the_context_it_is_said_and_nothing_is_decoded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = make_trainer(tmp_path, **{**DECODING, "eval_decode_tokens": 255}).evaluate()
+
+    assert decoded(metrics) == {}
+    assert (
+        "No prompt of the evaluation data leaves room for 255 new tokens in the target's context of 256" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("options", [{"eval_decode_prompts": 0}, {"prediction_loss_only": True}])
+def test_what_nobody_wants_is_not_decoded(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_file, "real_acceptance", None)  # must not be called
+
+    assert decoded(make_trainer(tmp_path, **{**DECODING, **options}).evaluate()) == {}
+
+
+def test_each_of_several_evaluation_sets_has_its_own_numbers(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, **DECODING)
+    alone = trainer.evaluate()
+    sets = {"one": trainer.eval_dataset, "other": make_dataset(4, seed=2)}
+
+    metrics = trainer.evaluate(sets)
+
+    assert metrics["eval_one_acceptance_length"] == alone["eval_acceptance_length"]
+    assert {"eval_other_acceptance_length", "eval_other_speedup"} <= set(metrics)
+
+
+def test_with_a_drafter_in_shards_the_numbers_are_left_out_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, **DECODING)
+
+    monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
+
+    assert not trainer._can_decode()
+    assert "no process holds the whole drafter" in caplog.text
+
+
+def test_a_target_that_cannot_verify_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, **DECODING)
+    monkeypatch.setattr(type(trainer.features.target), "_is_stateful", True)
+    monkeypatch.setattr(trainer, "training_step", None)  # must not be called
+
+    with pytest.raises(TrainingError, match=r"It keeps a recurrent state.*set `eval_decode_prompts` to 0"):
+        trainer.train()

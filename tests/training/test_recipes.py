@@ -1,0 +1,88 @@
+"""Recipes: what they set, what wins over them, and that they name options that exist."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from transformers import SchedulerType
+
+from transformers_falcon_spec import FalconSpecConfig
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
+from transformers_falcon_spec.training.recipes import MEASURED_WIDTH, RECIPES, recipe_help, recipe_of
+
+ALL = [(name, method) for name, methods in RECIPES.items() for method in methods]
+
+
+def arguments(folder: Path) -> DrafterTrainingArguments:
+    return DrafterTrainingArguments(str(folder), report_to="none", use_cpu=True)
+
+
+@pytest.mark.parametrize(("name", "method"), ALL)
+def test_a_recipe_sets_its_options_and_leaves_those_that_are_given(tmp_path: Path, name: str, method: str) -> None:
+    recipe, args = recipe_of(name, method), arguments(tmp_path)
+    args.warmup_steps = 7
+
+    recipe.apply(args, {"warmup_steps"}, MEASURED_WIDTH)
+
+    wanted = {**recipe.training, "warmup_steps": 7}
+    assert {option: getattr(args, option) for option in wanted} == wanted
+    others = {field.name for field in fields(args)} - set(wanted) - {"output_dir", "logging_dir"}
+    assert all(getattr(args, option) == getattr(arguments(tmp_path), option) for option in others)
+
+
+@pytest.mark.parametrize(("name", "method"), ALL)
+def test_a_recipe_names_fields_of_the_drafter_and_values_of_the_right_kind(name: str, method: str) -> None:
+    recipe = recipe_of(name, method)
+
+    config = FalconSpecConfig(hidden_size=64, num_attention_heads=4, **recipe.drafter_config)
+
+    assert {option: getattr(config, option) for option in recipe.drafter_config} == recipe.drafter_config
+    assert isinstance(recipe.training["lr_scheduler_type"], SchedulerType)
+
+
+def test_the_measured_rate_falls_with_the_root_of_the_width_and_the_papers_stays() -> None:
+    default, paper = recipe_of("default", "falcon"), recipe_of("paper", "falcon")
+
+    assert default.settings(256)["learning_rate"] == 2e-3
+    assert default.settings(4096)["learning_rate"] == pytest.approx(5e-4)
+    assert paper.settings(64)["learning_rate"] == paper.settings(4096)["learning_rate"] == 5e-4
+    assert default.training["learning_rate"] == 2e-3
+
+
+def test_a_warm_up_lasts_as_long_as_in_the_run_that_was_measured(tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+
+    recipe_of("default", "falcon").apply(args, (), 256)
+
+    assert (args.get_warmup_steps(8000), args.get_warmup_steps(20)) == (200, 1)
+
+
+def test_a_method_that_the_default_does_not_name_keeps_its_defaults(tmp_path: Path) -> None:
+    args = arguments(tmp_path)
+
+    recipe_of("default", "eagle").apply(args, (), 64)
+
+    assert args.to_dict() == arguments(tmp_path).to_dict()
+    assert recipe_of("default", "eagle").drafter_config == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "text"),
+    [
+        ("paper", "medusa", "The recipe `paper` is one for `falcon`, but the method is `medusa`"),
+        ("best", "falcon", r"`recipe` must be one of \['default', 'paper'\], but it is 'best'"),
+    ],
+)
+def test_a_recipe_that_there_is_not_is_refused(name: str, method: str, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        recipe_of(name, method)
+
+
+def test_the_help_says_what_each_recipe_is() -> None:
+    text = recipe_help()
+
+    assert "default, for falcon: --learning_rate 0.002 --warmup_steps 0.025 --lr_scheduler_type cosine" in text
+    assert "paper, for falcon: " in text
+    assert "recurrence=sequence" in text
+    assert "shortcut=true" in text
