@@ -17,6 +17,7 @@ from transformers import (
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel, check_is_drafter, readable
 from ..drafters.eagle import EagleConfig, EagleDrafter
+from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
@@ -27,6 +28,7 @@ DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, 
 DRAFTERS: dict[str, type[DrafterModel]] = {
     EagleConfig.model_type: EagleDrafter,
     FalconSpecConfig.model_type: FalconSpecDrafter,
+    LayerParallelConfig.model_type: LayerParallelDrafter,
     LookaheadConfig.model_type: LookaheadDrafter,
     MedusaConfig.model_type: MedusaDrafter,
 }

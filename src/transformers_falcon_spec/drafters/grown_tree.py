@@ -98,7 +98,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def _deepest(self, budget: DraftBudget) -> int:
         """How deep trees may grow: as told, and as far as passes pay where that is all that limits them."""
         options, depth = self.drafter.generation_config, self.drafter.tree_depth
-        if budget.prices and options.tree_depth is None and self.feature_layers == (-1,):
+        if budget.prices and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 

@@ -213,6 +213,42 @@ class RowSlots:
         return [states for states in found if isinstance(states, Tensor) and states.numel()]
 
 
+class GroupSlice:
+    """A cache in which the heads of several layers share a place, as those layers see it: each has the heads of its own.
+
+    Args:
+        cache ([`~transformers.Cache`]): A cache whose places are groups of layers.
+        number (`int`): The place of the group.
+        layers (`Sequence[int]`): Its layers, in the order in which they are read.
+    """
+
+    def __init__(self, cache: Any, number: int, layers: Sequence[int]) -> None:
+        self.cache, self._number, self._layers = cache, number, list(layers)
+        self._new: list[tuple[Tensor, Tensor]] = []
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in new states `[rows, layers * heads, tokens, size]` of all layers; those of all tokens."""
+        joined: tuple[Tensor, Tensor] = self.cache.update(keys, values, self._number)
+        return joined
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Take in one layer's new states `[rows, heads, tokens, size]`, as its attention hands them over; those of all tokens."""
+        place, num_heads = self._layers.index(layer_idx), keys.shape[1]
+        assert place == len(self._new)  # layers are read in order
+        joined = (keys, values)
+        if num_held(self.cache, self._number):
+            held, heads = self.cache.layers[self._number], slice(place * num_heads, (place + 1) * num_heads)
+            joined = (
+                torch.cat([held.keys[:, heads], keys], dim=-2),
+                torch.cat([held.values[:, heads], values], dim=-2),
+            )
+        self._new.append((keys, values))
+        if len(self._new) == len(self._layers):  # only now, lest the others read what is newer than themselves
+            new_keys, new_values = zip(*self._new, strict=True)
+            self.extend(torch.cat(new_keys, dim=1), torch.cat(new_values, dim=1))
+        return joined
+
+
 def _num_in_place(paths: Sequence[Sequence[int]], longest: int) -> int:
     """How many of the first nodes of every path are where they belong."""
     for place in range(longest):

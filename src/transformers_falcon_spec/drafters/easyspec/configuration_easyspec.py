@@ -1,0 +1,104 @@
+"""The configuration of an EasySpec drafter: the draft model, which of its layers attend at once, and the shared vocabulary."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig
+
+from ...core.tree import DraftTree
+from ...errors import OptionError
+from ..confidence import check_temperatures
+from .families import check_family
+from .groups import build_groups, check_groups
+
+BACKENDS = ("sequential", "fused")
+
+
+@strict
+class LayerParallelConfig(PreTrainedConfig):
+    """Configuration of [`LayerParallelDrafter`].
+
+    Args:
+        draft_config (`PreTrainedConfig` or `dict`): Configuration of the language model that drafts.
+        layer_groups (`list[list[int]]`, *optional*):
+            Layers that attend at once, all layers in their order; the first and the last one each alone. None is what
+            `build_groups` makes of groups of 4.
+        backend (`str`, *optional*, defaults to `"fused"`):
+            `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same results to
+            rounding, and keeps the attention weights of the groups a second time.
+        vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
+        draft_vocab_size (`int`, *optional*):
+            Tokens that both models have: only ids below are drafted. None is the smaller of both vocabularies.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
+        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see `GrowingConfig`.
+        target_name_or_path (`str`, *optional*): The target that it was wrapped for.
+
+    Raises:
+        [`OptionError`]: an option out of range, groups that are no division of the layers, or a family that cannot be wrapped.
+
+    Example:
+
+    ```python
+    >>> from transformers import LlamaConfig
+    >>> config = LayerParallelConfig(draft_config=LlamaConfig(num_hidden_layers=6, vocab_size=100), vocab_size=128)
+    >>> config.layer_groups, config.draft_vocab_size
+    ([[0], [1, 2, 3], [4], [5]], 100)
+
+    ```
+    """
+
+    model_type = "layer_parallel_spec"
+    has_no_defaults_at_init: ClassVar[bool] = True
+    sub_configs: ClassVar[dict[str, Any]] = {"draft_config": AutoConfig}
+
+    draft_config: dict[str, Any] | PreTrainedConfig | None = None
+    layer_groups: list[list[int]] | None = None
+    backend: str = "fused"
+    vocab_size: int = 32000
+    draft_vocab_size: int | None = None
+    draft_tree: dict[str, Any] | None = None
+    confidence_temperatures: dict[str, Any] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+    target_name_or_path: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in what follows from other fields."""
+        if isinstance(self.draft_config, dict):
+            given = dict(self.draft_config)
+            self.draft_config = AutoConfig.for_model(given.pop("model_type", ""), **given)
+        if self.draft_config is None:
+            raise OptionError(
+                "`draft_config` must be the configuration of a language model, but there is none. "
+                "`LayerParallelDrafter.from_pretrained(NAME, target=target)` takes that of the model NAME."
+            )
+        check_family(self.draft_config)
+        if self.layer_groups is None:
+            self.layer_groups = build_groups(self.draft_config.num_hidden_layers)
+        if self.draft_vocab_size is None:
+            self.draft_vocab_size = min(self.vocab_size, self.draft_config.vocab_size)
+        super().__post_init__(**kwargs)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another.
+
+        Raises:
+            [`OptionError`]: an option is one of those.
+        """
+        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next two are
+        assert self.layer_groups is not None
+        assert self.draft_vocab_size is not None
+        check_groups(self.layer_groups, self.draft_config.num_hidden_layers)
+        if self.backend not in BACKENDS:
+            raise OptionError(f"`backend` must be one of {BACKENDS}, but it is {self.backend!r}.")
+        most = min(self.vocab_size, self.draft_config.vocab_size)
+        if not 1 <= self.draft_vocab_size <= most:
+            raise OptionError(
+                f"`draft_vocab_size` must lie in 1..{most}, for the target has {self.vocab_size} tokens and the draft model "
+                f"{self.draft_config.vocab_size}, but it is {self.draft_vocab_size}."
+            )
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+        check_temperatures(self.confidence_temperatures, block_size=1)
