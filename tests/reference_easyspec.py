@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.drafters.eagle.naive import rotated
 from tests.growing import grown_paths
 from tests.reference import Path
 
-Memory = list[list[tuple[Tensor, Tensor]]]  # of each layer the keys and values `[heads, size]` of all tokens before
+Memory = list[list[tuple[Tensor, Tensor]]]  # of each layer the keys and values `[heads, size]` of all tokens so far
 
 
 class NaiveLayerParallel:
@@ -99,11 +98,12 @@ class NaiveLayerParallel:
         kinds = getattr(config, "layer_types", None)
         is_wide = kinds is not None and kinds[number] == "full_attention"
         window = (None if is_wide else getattr(config, "sliding_window", None)) or len(memory)
-        seen, heads = memory[-window:], []
-        for head in range(len(query)):
-            theirs = head * len(key) // len(query)
-            scores = torch.stack([key[theirs] @ query[head] for key, _ in seen]) / query.shape[-1] ** 0.5
-            heads.append(scores.softmax(0) @ torch.stack([value[theirs] for _, value in seen]))
+        keys, values = (torch.stack(part) for part in zip(*memory[-window:], strict=True))  # [tokens, heads, size]
+        heads = []
+        for head, question in enumerate(query):
+            theirs = head * keys.shape[1] // len(query)
+            scores = keys[:, theirs] @ question / len(question) ** 0.5
+            heads.append(scores.softmax(0) @ values[:, theirs])
         output = attention.o_proj if hasattr(attention, "o_proj") else attention.dense
         return output(torch.cat(heads))
 
@@ -122,7 +122,11 @@ class NaiveLayerParallel:
         return query, key, value
 
     def _turned(self, heads: Tensor, place: int) -> Tensor:
-        """Rotary positions, on a part of each head in some families."""
+        """Rotary positions: entries i and i + size / 2 turn by place / theta^(2i / size); in some families a part of each head."""
         ropes = self.config.rope_parameters
         size = int(heads.shape[-1] * ropes.get("partial_rotary_factor", 1.0))
-        return torch.cat([rotated(heads[:, :size], place, ropes["rope_theta"]), heads[:, size:]], dim=-1)
+        angles = place * (1 / ropes["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+        cosines, sines = angles.cos().to(heads), angles.sin().to(heads)
+        first, second = heads[:, : size // 2], heads[:, size // 2 : size]
+        turned = [first * cosines - second * sines, second * cosines + first * sines]
+        return torch.cat([*turned, heads[:, size:]], dim=-1)

@@ -33,7 +33,7 @@ def make_model(kind: str, seed: int = 0, **changes: Any) -> Any:
         for module in model.modules():
             if "Norm" in type(module).__name__:
                 powers = torch.randint(-1, 2, module.weight.shape, generator=draw)
-                module.weight.copy_(2.0**powers - (kind == "gemma"))
+                module.weight.copy_(2.0**powers - int(kind == "gemma"))
             if isinstance(getattr(module, "bias", None), nn.Parameter):
                 module.bias.copy_(torch.randn(module.bias.shape, generator=draw) * 0.3)
     return model.requires_grad_(False)

@@ -18,7 +18,7 @@ from transformers_falcon_spec.generation.cache import HOLE
 from transformers_falcon_spec.generation.candidates import DraftBudget
 
 AMPLE = DraftBudget((100,), 512)
-ROUNDS = (3, 1, 4, 2, 1, 6)  # new tokens before each proposal; at first one more
+ROUNDS = (3, 1, 4, 2, 1)  # new tokens before each proposal; at first one more
 GROWN = {"num_tree_nodes": 7, "tree_top_k": 2, "tree_depth": 4}
 GROWN_BUDGETS = (  # and what is left of depth 4, top 2 and 7 nodes under each
     (AMPLE, (4, 2, 7)),
@@ -68,7 +68,7 @@ class Told:
 def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str, backend: str) -> None:
     told = Told(make_drafter(target, kind, backend, **GROWN), target)
 
-    for number, num_new in enumerate(ROUNDS[:5] if backend == "fused" else ROUNDS[:2]):
+    for number, num_new in enumerate(ROUNDS if backend == "fused" else ROUNDS[:2]):
         told.more(num_new)
         budget, limits = GROWN_BUDGETS[number]
         draft = told.generator.propose(budget)
@@ -81,7 +81,9 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str,
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
 def test_a_static_tree_is_that_of_reading_everything_anew(target: Any, kind: str) -> None:
     tree = random_tree(4, 8, seed=3)
-    told = Told(make_drafter(target, kind, draft_tree={"parents": tree[0], "ranks": tree[1]}, dynamic_tree=False), target)
+    told = Told(
+        make_drafter(target, kind, draft_tree={"parents": tree[0], "ranks": tree[1]}, dynamic_tree=False), target
+    )
 
     for num_new, budget in zip(ROUNDS, STATIC_BUDGETS, strict=False):
         told.more(num_new)
@@ -97,10 +99,11 @@ def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
     for groups in (GROUPS, [[number] for number in range(7)]):
         told = Told(make_drafter(target, layer_groups=groups, **GROWN), target)
         told.more(9)
-        chances.append(told.generator.propose(DraftBudget((100,), 512, wants_chances=True)).chances)
+        budget = DraftBudget((100,), 512, is_chain=True, wants_chances=True)
+        chances.append(told.generator.propose(budget).chances)
 
-    torch.testing.assert_close(chances[0][:, :3], chances[1][:, :3])  # the exact pass
-    assert not torch.allclose(chances[0][:, 3:], chances[1][:, 3:], atol=1e-3)
+    torch.testing.assert_close(chances[0][:, :2], chances[1][:, :2])  # the root, and what follows from the exact pass
+    assert not torch.allclose(chances[0][:, 2:], chances[1][:, 2:], atol=1e-3)
 
 
 def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[list[tuple[Tensor, Tensor]]]:
@@ -157,7 +160,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, is_dynamic: bo
                 assert paths(draft, row) == [()]
             else:
                 assert paths(draft, row) == paths(generator.propose(DraftBudget(depths[row : row + 1], 512)))
-    assert len(together.slots) < 0.8 * sum(map(max, rounds))  # rows were realigned on the way
+    assert len(together.slots) < sum(map(max, rounds))  # rows were realigned on the way
 
 
 def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_the_root_alone(target: Any) -> None:
@@ -265,7 +268,7 @@ def test_beyond_the_draft_models_context_nothing_is_drafted_until_old_text_is_fo
     told = Told(make_drafter(target, changes={"max_position_embeddings": 12}, **GROWN), target)
 
     told.more(8)  # 9 tokens, so that there is room for 3
-    assert max(map(len, paths(told.generator.propose(AMPLE)))) == 3
+    assert paths(told.generator.propose(AMPLE)) == told.twin.grown(3, 2, 7)
     told.more(3)  # 12
     assert paths(told.generator.propose(AMPLE)) == [()]
     told.more(5)

@@ -43,7 +43,9 @@ def test_the_target_drafting_for_itself_is_often_right(backend: str, mode: str) 
     pair = runs.both(target, drafter, **MODES[mode])
 
     pair.assert_equal()
-    assert pair.stats.acceptance_length > 1.9  # the exact pass alone drafts the next token right
+    assert pair.stats.acceptance_length > (
+        1.9 if mode == "greedy" else 1.3
+    )  # its exact pass drafts the next token right
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -207,3 +207,11 @@ def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tu
         torch.cat([part, whole[..., size:]], dim=-1) for part, whole in zip(turned, (queries, keys), strict=True)
     )
     return query, key
+
+
+def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
+    """What changes when a weight is replaced or written to; in `inference_mode` nobody keeps count of that."""
+    return [
+        (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version)
+        for weight in model.parameters()
+    ]

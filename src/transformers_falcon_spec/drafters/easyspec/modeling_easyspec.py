@@ -24,7 +24,7 @@ from ...errors import OptionError
 from ...generation.candidates import TargetView
 from ..base import DrafterModel, check_fields, check_finite, hub_options, readable, target_fields
 from ..static_tree import tree_from_json
-from .backends import FusedBackend, SequentialBackend
+from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
 from .families import Inputs, LayeredModel, check_family
@@ -69,12 +69,6 @@ class LayerParallelDrafter(DrafterModel):
     def __init__(self, config: LayerParallelConfig, model: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.model: Any = AutoModelForCausalLM.from_config(config.draft_config) if model is None else model
-        attention = self.model.config._attn_implementation
-        if attention not in READABLE_ATTENTION:
-            raise OptionError(
-                f"The attention of a draft model must take masks of trees, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
-                'with `attn_implementation="sdpa"`.'
-            )
         config.draft_config = self.model.config  # one of them, which says how the model attends
         self.layered = LayeredModel(self.model)
         self._fused: tuple[Any, FusedBackend] | None = None  # what it was made of, and it
@@ -108,13 +102,21 @@ class LayerParallelDrafter(DrafterModel):
         """
         check_fields(LayerParallelConfig, options)
         check_family(model.config)
+        attention = model.config._attn_implementation
+        if attention not in READABLE_ATTENTION:
+            raise OptionError(
+                f"The attention of a draft model must take masks of trees, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
+                'with `attn_implementation="sdpa"`.'
+            )
         if group_size is not None and options.get("layer_groups") is not None:
             raise OptionError(
                 f"`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are {group_size} and "
                 f"{options['layer_groups']}."
             )
         if options.get("layer_groups") is None:
-            options["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size or DEFAULT_SIZE)
+            options["layer_groups"] = build_groups(
+                model.config.num_hidden_layers, DEFAULT_SIZE if group_size is None else group_size
+            )
         known = target_fields(target)
         known["draft_vocab_size"] = shared_vocabulary(
             (model.config.vocab_size, known["vocab_size"]), (tokenizer, target_tokenizer)
@@ -128,7 +130,7 @@ class LayerParallelDrafter(DrafterModel):
             draft_config=model.config,
             **{**known, **options},
             dtype=model.dtype,
-            attn_implementation=model.config._attn_implementation,  # else the model would lose its own
+            attn_implementation=attention,  # else the model would lose its own
         )
         return cls(config, model).eval()
 
@@ -242,12 +244,11 @@ class LayerParallelDrafter(DrafterModel):
             [`OptionError`]: the configuration names none, its groups are none, or the model's weights cannot be fused.
         """
         self.config.check()
-        groups = self.config.layer_groups
-        assert groups is not None  # checked
+        assert self.config.layer_groups is not None  # checked
+        groups = [list(group) for group in self.config.layer_groups]
         if self.config.backend == "sequential":
             return SequentialBackend(self.layered, groups)
-        weights = [(weight.data_ptr(), weight._version, weight.dtype) for weight in self.model.parameters()]
-        made_of = (groups, weights)
+        made_of = (groups, weights_state(self.model))
         if self._fused is None or self._fused[0] != made_of:
             with torch.no_grad():
                 self._fused = (made_of, FusedBackend(self.layered, groups))

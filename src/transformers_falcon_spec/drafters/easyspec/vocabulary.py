@@ -3,16 +3,16 @@
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from ...errors import DrafterMismatchError
 
 
 def tokenizer_of(name_or_path: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a model's weights; None where there is none."""
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path)
-    except (OSError, ValueError):  # what Transformers says of a folder or name without one
+    """The tokenizer beside a model's weights; None where there is none, for Transformers would make up an empty one."""
+    if not str(name_or_path) or not get_tokenizer_config(name_or_path):
         return None
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path)
     return tokenizer
 
 
