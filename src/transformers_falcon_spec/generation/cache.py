@@ -233,6 +233,8 @@ class GroupSlice:
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Take in one layer's new states `[rows, heads, tokens, size]`, as its attention hands them over; those of all tokens."""
+        if len(self._layers) == 1:
+            return self.extend(keys, values)
         place, num_heads = self._layers.index(layer_idx), keys.shape[1]
         assert place == len(self._new)  # layers are read in order
         joined = (keys, values)

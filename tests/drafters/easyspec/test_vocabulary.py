@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.drafters.easyspec.kinds import make_model
@@ -12,7 +13,7 @@ from tests.drafters.easyspec.tokenizers import make_tokenizer, saved
 from tests.tiny import VOCAB_SIZE, make_prompt
 from transformers_falcon_spec import LayerParallelDrafter
 from transformers_falcon_spec.drafters.easyspec.vocabulary import shared_vocabulary
-from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
+from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
 
 @pytest.mark.parametrize(
@@ -106,4 +107,17 @@ def test_other_tokens_beside_the_weights_are_refused(pair: Callable[..., tuple[s
     name, target = pair(make_tokenizer(90), make_tokenizer(90, other=5), own_size=VOCAB_SIZE)
 
     with pytest.raises(DrafterMismatchError, match="id 5 is 'word5' in the draft model and 'other' in the target"):
+        LayerParallelDrafter.from_pretrained(name, target=target)
+
+
+def test_a_model_with_weights_missing_is_refused(pair: Callable[..., tuple[str, Any]]) -> None:
+    name, target = pair(None, None, own_size=VOCAB_SIZE)
+    file = Path(name) / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.3.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+
+    with pytest.raises(
+        CheckpointError, match=r"all weights of `LlamaForCausalLM`, but it lacks .*layers.3.mlp.up_proj"
+    ):
         LayerParallelDrafter.from_pretrained(name, target=target)

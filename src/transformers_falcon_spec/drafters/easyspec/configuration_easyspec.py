@@ -3,15 +3,17 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
+from ..base import check_fields, target_fields
 from ..confidence import check_temperatures
 from .families import check_family
 from .groups import build_groups, check_groups
 
 BACKENDS = ("sequential", "fused")
+READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take masks of trees
 
 
 @strict
@@ -102,3 +104,50 @@ class LayerParallelConfig(PreTrainedConfig):
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, block_size=1)
+
+    @classmethod
+    def of_models(
+        cls,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        num_shared: int,
+        group_size: int | None,
+        options: dict[str, Any],
+    ) -> "LayerParallelConfig":
+        """A configuration with which `model` drafts for `target`.
+
+        Args:
+            model ([`~transformers.PreTrainedModel`]): The draft model.
+            target ([`~transformers.PreTrainedModel`]): The target.
+            num_shared (`int`): Ids, from 0 on, that are the same tokens to both.
+            group_size (`int`, *optional*): Most layers of a group; not beside `layer_groups`.
+            options (`dict`): Other fields.
+
+        Raises:
+            [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that takes no trees.
+        """
+        check_fields(cls, options)
+        attention = model.config._attn_implementation
+        if attention not in READABLE_ATTENTION:
+            raise OptionError(
+                f"The attention of a draft model must take masks of trees, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
+                'with `attn_implementation="sdpa"`.'
+            )
+        given = {
+            "draft_vocab_size": num_shared,
+            **{name: value for name, value in options.items() if value is not None},
+        }
+        if given["draft_vocab_size"] > num_shared:
+            raise OptionError(
+                f"`draft_vocab_size` must be at most {num_shared}, what both models have, but it is {given['draft_vocab_size']}."
+            )
+        if group_size is not None and "layer_groups" in given:
+            raise OptionError(
+                f"`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are {group_size} and "
+                f"{given['layer_groups']}."
+            )
+        if group_size is not None:
+            given["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)
+        # with another `attn_implementation`, or without one, the model would lose its own
+        common = {"draft_config": model.config, "dtype": model.dtype, "attn_implementation": attention}
+        return cls(**{**common, **target_fields(target), **given})

@@ -20,19 +20,17 @@ from typing_extensions import Self
 
 from ...core.masks import additive
 from ...core.tree import DraftTree
-from ...errors import OptionError
+from ...errors import CheckpointError, OptionError
 from ...generation.candidates import TargetView
-from ..base import DrafterModel, check_fields, check_finite, hub_options, readable, target_fields
+from ..base import DrafterModel, check_finite, hub_options, readable
 from ..static_tree import tree_from_json
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
 from .families import Inputs, LayeredModel, check_family
-from .groups import DEFAULT_SIZE, build_groups
 from .vocabulary import shared_vocabulary, tokenizer_of
 
 DEFAULT_DEPTH = 5  # the paper's
-READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take masks of trees
 _OF_WRAPPING = ("group_size", "tokenizer", "target_tokenizer")
 
 
@@ -100,38 +98,10 @@ class LayerParallelDrafter(DrafterModel):
             [`OptionError`]: the model is of a family that cannot be wrapped, or an option is out of range or unknown.
             [`DrafterMismatchError`]: the model has other tokens than the target.
         """
-        check_fields(LayerParallelConfig, options)
         check_family(model.config)
-        attention = model.config._attn_implementation
-        if attention not in READABLE_ATTENTION:
-            raise OptionError(
-                f"The attention of a draft model must take masks of trees, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
-                'with `attn_implementation="sdpa"`.'
-            )
-        if group_size is not None and options.get("layer_groups") is not None:
-            raise OptionError(
-                f"`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are {group_size} and "
-                f"{options['layer_groups']}."
-            )
-        if options.get("layer_groups") is None:
-            options["layer_groups"] = build_groups(
-                model.config.num_hidden_layers, DEFAULT_SIZE if group_size is None else group_size
-            )
-        known = target_fields(target)
-        known["draft_vocab_size"] = shared_vocabulary(
-            (model.config.vocab_size, known["vocab_size"]), (tokenizer, target_tokenizer)
-        )
-        if options.get("draft_vocab_size", 0) > known["draft_vocab_size"]:
-            raise OptionError(
-                f"`draft_vocab_size` must be at most {known['draft_vocab_size']}, what both models have, but it is "
-                f"{options['draft_vocab_size']}."
-            )
-        config = LayerParallelConfig(
-            draft_config=model.config,
-            **{**known, **options},
-            dtype=model.dtype,
-            attn_implementation=attention,  # else the model would lose its own
-        )
+        sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
+        num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
+        config = LayerParallelConfig.of_models(model, target, num_shared, group_size, options)
         return cls(config, model).eval()
 
     @classmethod
@@ -173,7 +143,13 @@ class LayerParallelDrafter(DrafterModel):
         own = {field.name for field in fields(LayerParallelConfig)} - {field.name for field in fields(type(config))}
         options = {option: kwargs.pop(option) for option in (*own, *_OF_WRAPPING) if option in kwargs}
         with readable(name):
-            model = AutoModelForCausalLM.from_pretrained(name, *args, **{"dtype": target.dtype, **kwargs})
+            kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
+            model, info = AutoModelForCausalLM.from_pretrained(name, *args, **kwargs)
+        if info["missing_keys"]:
+            raise CheckpointError(
+                f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
+                "checkpoint."
+            )
         check_finite(model, name)
         for option, where in (("tokenizer", name), ("target_tokenizer", target.config._name_or_path)):
             if option not in options:
