@@ -15,7 +15,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
-from .loading import DRAFTERS, load_drafter
+from .loading import DRAFTERS, LAYER_PARALLEL, load_drafter
 
 PROMPT_LOOKUP = "prompt-lookup"
 
@@ -25,7 +25,7 @@ class MethodEntry:
     """One entry of `--methods`: `SOURCE`, `NAME=SOURCE`, or `NAME@TARGET=SOURCE` for one target only.
 
     `SOURCE` is the folder or Hub name of a drafter of this package or of a causal language model, or `prompt-lookup`, or
-    `prompt-lookup:N` for N tokens.
+    `prompt-lookup:N` for N tokens, or `layer-parallel:N:FOLDER` for a causal language model that drafts with groups of N layers.
 
     Example:
 
@@ -60,12 +60,14 @@ class MethodEntry:
         Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
 
         Raises:
-            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source.
+            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source, or it cannot draft so.
             [`DrafterMismatchError`]: the drafter was made for another target.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
+        if lookup == LAYER_PARALLEL:
+            return with_drafter(self.name, load_drafter(self.source, target))
         try:
             with readable(self.source):
                 config = AutoConfig.from_pretrained(self.source)

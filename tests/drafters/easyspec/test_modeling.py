@@ -14,6 +14,7 @@ from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelConfig, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DRAFTERS, load_drafter
+from transformers_falcon_spec.commands.methods import MethodEntry
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
 EACH_ALONE = [[number] for number in range(7)]
@@ -182,6 +183,20 @@ def test_auto_classes_and_commands_know_the_drafter(tmp_path: Path, target: Any)
     again = LayerParallelDrafter.from_pretrained(tmp_path, target=target, backend="sequential")
     assert again.config.backend == "sequential"
     assert LayerParallelConfig.model_type in DRAFTERS
+
+
+def test_commands_wrap_a_language_model_under_a_name_of_its_own(tmp_path: Path, target: Any) -> None:
+    name = saved(make_model("llama", seed=1), tmp_path / "model")
+
+    drafter = load_drafter(f"layer-parallel:3:{name}", target)
+    method = MethodEntry.parse(f"easy=layer-parallel:2:{name}").load(target)
+
+    assert drafter.config.layer_groups == GROUPS
+    assert method.name == "easy"
+    assert method.assistant.config.layer_groups == [[0], [1], [2, 3], [4, 5], [6]]
+    for wrong in ("layer-parallel", "layer-parallel:0:x", "layer-parallel:3:", f"layer-parallel:{name}"):
+        with pytest.raises(OptionError, match="needs a whole number above 0 and the folder of a language model"):
+            load_drafter(wrong, target)
 
 
 def test_a_language_model_without_a_target_and_a_drafter_with_group_size_are_refused(
