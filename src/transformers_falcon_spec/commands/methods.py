@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    MuseGlimmerAssistantConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from ..drafters.base import readable
 from ..errors import OptionError
@@ -66,25 +73,27 @@ class MethodEntry:
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
-        if lookup == LAYER_PARALLEL:
-            return with_drafter(self.name, load_drafter(self.source, target))
+        kind = LAYER_PARALLEL if lookup == LAYER_PARALLEL else self._model_type()
+        if kind in {LAYER_PARALLEL, *DRAFTERS}:
+            drafter = load_drafter(self.source, target)
+            drafter.check_target(target)
+            return with_drafter(self.name, drafter)
+        if kind == MuseGlimmerAssistantConfig.model_type:
+            dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
+            return stock_dflash(self.name, dflash.to(target.device))
+        assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()
+        return stock_assistant(self.name, assistant.to(target.device))
+
+    def _model_type(self) -> str:
         try:
             with readable(self.source):
-                config = AutoConfig.from_pretrained(self.source)
+                config: PreTrainedConfig = AutoConfig.from_pretrained(self.source)
         except OSError as error:
             raise OptionError(
                 f"A method must be the folder or Hub name of a drafter or of a causal language model, or `{PROMPT_LOOKUP}`, but "
                 f"`{self.source}` is none: {str(error).split(chr(10))[0]}"
             ) from error
-        if config.model_type in DRAFTERS:
-            drafter = load_drafter(self.source, target)
-            drafter.check_target(target)
-            return with_drafter(self.name, drafter)
-        if config.model_type == MuseGlimmerAssistantConfig.model_type:
-            dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
-            return stock_dflash(self.name, dflash.to(target.device))
-        assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()
-        return stock_assistant(self.name, assistant.to(target.device))
+        return config.model_type
 
 
 def parse_targets(entries: list[str]) -> dict[str, str]:
