@@ -129,8 +129,8 @@ class _HeadNorm:
     def __init__(self, norms: Sequence[Any]) -> None:
         self._norm = _without_gain(norms[0], offset=0.0)
         self._gains = torch.stack([norm.weight.detach() for norm in norms])[:, None]  # [layers, 1, size]
-        biases = [getattr(norm, "bias", None) for norm in norms]
-        self._biases = 0.0 if biases[0] is None else torch.stack([bias.detach() for bias in biases])[:, None]
+        biases = [norm.bias.detach() for norm in norms if getattr(norm, "bias", None) is not None]
+        self._biases = torch.stack(biases)[:, None] if biases else 0.0
 
     @classmethod
     def of(cls, attentions: Sequence[Any], names: Sequence[str]) -> "_HeadNorm | None":

@@ -144,7 +144,8 @@ class LayerParallelDrafter(DrafterModel):
         options = {option: kwargs.pop(option) for option in (*own, *_OF_WRAPPING) if option in kwargs}
         with readable(name):
             kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
-            model, info = AutoModelForCausalLM.from_pretrained(name, *args, **kwargs)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(name, *args, **kwargs)
+        model, info = loaded
         if info["missing_keys"]:
             raise CheckpointError(
                 f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
@@ -155,7 +156,7 @@ class LayerParallelDrafter(DrafterModel):
             if option not in options:
                 options[option] = tokenizer_of(where)
         drafter = cls.wrap(model, target, **options)
-        return drafter if "device_map" in kwargs else drafter.to(device=target.device)
+        return drafter if "device_map" in kwargs else drafter.to(target.device)
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
         """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts without padding, all of it read the same way.
