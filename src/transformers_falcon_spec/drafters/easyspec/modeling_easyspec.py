@@ -156,7 +156,9 @@ class LayerParallelDrafter(DrafterModel):
             if option not in options:
                 options[option] = tokenizer_of(where)
         drafter = cls.wrap(model, target, **options)
-        return drafter if "device_map" in kwargs else drafter.to(target.device)
+        if "device_map" in kwargs:
+            return drafter
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
         """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts without padding, all of it read the same way.
