@@ -18,13 +18,12 @@ from unittest.mock import patch
 import torch
 from transformers import logging
 
-from benchmarks.budgets import load_pair
+from benchmarks.budgets import add_pair, load_pair
 from benchmarks.choose_tree import shape_options
 from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.falcon.modeling_falcon import FalconSpecDrafter, Transition
 from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.target import Target
@@ -59,11 +58,13 @@ class Clock:
 
         @functools.wraps(function)
         def clocked(*args: Any, **kwargs: Any) -> Any:
+            _wait()
             self._inner.append(0.0)
             start = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
+                _wait()
                 spent = time.perf_counter() - start
                 self.seconds[part] += spent - self._inner.pop()
                 self._inner[-1] += spent
@@ -80,13 +81,16 @@ class Clock:
             yield
 
 
+def _wait() -> None:
+    """Let a device finish, so that its work counts where it was asked for."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
 def main() -> None:
     """Write texts and add up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="models/reference-target")
-    parser.add_argument("--drafter", default="models/falcon-reference")
-    parser.add_argument("--shape", choices=[*SHAPES], help="inflate the pair to this shape; left out: as it is")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    add_pair(parser)
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7"])
     parser.add_argument("--prompts", nargs="+", default=[str(HERE / "prompts" / "held_out.jsonl")])
@@ -94,7 +98,6 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
-    parser.set_defaults(device="cpu")  # on others work is not done where it is asked for
     args = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(args.threads)

@@ -30,11 +30,7 @@ SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval
 def main() -> None:
     """Run every size and the tuner."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="models/reference-target")
-    parser.add_argument("--drafter", default="models/falcon-reference")
-    parser.add_argument("--shape", choices=[*SHAPES], help="inflate the pair to this shape; left out: as it is")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--device", default="cpu")
+    add_pair(parser)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", nargs="+", default=SETS)
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 12, 16, 32, 64, 128, 256])
@@ -51,6 +47,15 @@ def main() -> None:
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, arms(drafter, args), prompts, args.decodings, args.max_new_tokens)
     run_and_save(benchmark, output, args)
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """The options that [`load_pair`] reads."""
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--drafter", default="models/falcon-reference")
+    parser.add_argument("--shape", choices=[*SHAPES], help="inflate the pair to this shape; left out: as it is")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", default="cpu")
 
 
 def load_pair(args: argparse.Namespace) -> tuple[PreTrainedModel, Any, Any]:

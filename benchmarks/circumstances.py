@@ -19,14 +19,13 @@ from tqdm.auto import tqdm
 from transformers import logging
 
 from benchmarks.batches import padded
-from benchmarks.budgets import load_pair
+from benchmarks.budgets import add_pair, load_pair
 from benchmarks.choose_tree import shape_options
 from benchmarks.running import with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
 from transformers_falcon_spec.evaluation.records import Records
-from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.provenance import provenance, weights_fingerprint
 
@@ -40,11 +39,7 @@ Runs = list[dict[str, float]]  # of each batch the seconds of every arm
 def main() -> None:
     """Write every batch with every arm, under all circumstances."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="models/reference-target")
-    parser.add_argument("--drafter", default="models/falcon-reference")
-    parser.add_argument("--shape", choices=[*SHAPES], help="inflate the pair to this shape; left out: as it is")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--device", default="cpu")
+    add_pair(parser)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--contexts", type=int, nargs="+", default=[64, 896], help="tokens of the longest prompt")

@@ -14,8 +14,8 @@ from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
 DESCRIPTION = (
-    "The same conversations for all, 8 a step, cosine schedule, seed 42. Loss and share of best tokens that agree with the target's, one,",
-    "two, three ... tokens ahead, on held-out answers. What a loss holds differs from method to method; shares do not.",
+    "The same conversations for all, 8 a step, cosine schedule, one run each, seed 42. Loss and share of best tokens that agree with the",
+    "target's, one, two, three ... tokens ahead, on held-out answers. What a loss holds differs from method to method.",
 )
 
 

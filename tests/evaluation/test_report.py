@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.report import BEGIN, END, render_into
+from transformers_falcon_spec.evaluation.report import BEGIN, END, PAGES, render_into
 from transformers_falcon_spec.provenance import provenance
 
 
@@ -93,7 +93,18 @@ def test_drafters_stand_beside_each_other_by_rate_and_by_nodes(tmp_path: Path) -
     text = page.read_text(encoding="utf-8")
     assert "| falcon | 0.002 | 8000 | 1.500 | 0.700 | 0.500 |" in text
     assert "| eagle | 0.004 | 8000 | 0.500 | 0.720 | - |" in text
-    assert "Acceptance length on GSM8K / MT-Bench" in text
-    assert "| falcon | 2.25 / - | 2.50 / 1.75 |" in text
-    assert "| eagle | - / - | 3.00 / - |" in text
+    assert "| method | nodes | GSM8K | MT-Bench |" in text
+    assert "| falcon | 4 | 2.25 (2.00 to 3.00) | - |" in text
+    assert "| falcon | 16 | 2.50 (2.00 to 3.00) | 1.75 (2.00 to 3.00) |" in text
+    assert "| eagle | 16 | 3.00 (2.00 to 3.00) | - |" in text
     assert "| falcon | MT-Bench | 1.75 (2.00 to 3.00) | 0.80 0.62 |" in text
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{page}" for page in PAGES)])
+def test_every_page_holds_what_the_results_files_say(name: str, tmp_path: Path) -> None:
+    shipped, copy = Path(name), tmp_path / Path(name).name
+    copy.write_text(shipped.read_text(encoding="utf-8"), encoding="utf-8")
+
+    render_into(copy, Path("benchmarks/results"))
+
+    assert copy.read_text(encoding="utf-8") == shipped.read_text(encoding="utf-8")

@@ -31,11 +31,10 @@ def depths(result: dict[str, Any], name: str) -> str:
     """Acceptance length at every node budget, and acceptance by depth at one of them."""
     rows: Rows = result["rows"]
     sets = list(dict.fromkeys(row["set"] for row in rows))
-    names = " / ".join(SET_NAMES.get(set_name, set_name) for set_name in sets)
     parts = [
         "### Acceptance at equal node budgets",
         "",
-        f"Acceptance length on {names}, by nodes that the target reads in a step.",
+        "Acceptance length (95 % interval over prompts), by nodes that the target reads in a step.",
     ]
     for decoding in dict.fromkeys(row["decoding"] for row in rows):
         chosen = [row for row in rows if row["decoding"] == decoding]
@@ -51,13 +50,19 @@ def depths(result: dict[str, Any], name: str) -> str:
 
 
 def _lengths(rows: Rows, sets: list[str]) -> str:
-    budgets = sorted({row["num_nodes"] for row in rows})
-    found = {(row["method"], row["num_nodes"], row["set"]): row["acceptance_length_pooled"] for row in rows}
-    body = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        cells = [[found.get((method, num_nodes, set_name)) for set_name in sets] for num_nodes in budgets]
-        body.append([method, *(" / ".join(NONE if x is None else f"{x:.2f}" for x in cell) for cell in cells)])
-    return table(["method", *(f"{num_nodes} nodes" for num_nodes in budgets)], body)
+    found = {(row["method"], row["num_nodes"], row["set"]): row for row in rows}
+    body = [
+        [method, str(num_nodes), *(_length(found.get((method, num_nodes, set_name))) for set_name in sets)]
+        for method, num_nodes in sorted({(row["method"], row["num_nodes"]) for row in rows})
+    ]
+    return table(["method", "nodes", *(SET_NAMES.get(set_name, set_name) for set_name in sets)], body)
+
+
+def _length(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return NONE
+    low, high = row["acceptance_length_pooled_interval"]
+    return f"{row['acceptance_length_pooled']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _by_depth(rows: Rows) -> str:
@@ -65,8 +70,7 @@ def _by_depth(rows: Rows) -> str:
         [
             row["method"],
             SET_NAMES.get(row["set"], row["set"]),
-            f"{row['acceptance_length_pooled']:.2f} ({row['acceptance_length_pooled_interval'][0]:.2f} to "
-            f"{row['acceptance_length_pooled_interval'][1]:.2f})",
+            _length(row),
             " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"][:6]),
         ]
         for row in sorted(rows, key=lambda row: row["method"])
