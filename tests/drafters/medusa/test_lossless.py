@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import runs
+from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.medusa.makers import make_medusa
 from tests.generation.test_candidates import ride_the_stock_loop
@@ -112,20 +113,6 @@ def test_transformers_own_loop_takes_the_generator() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
 def test_drawn_drafts_keep_the_targets_distribution(verifier: str) -> None:
-    target = make_target(vocab_size=12)
-    drafter, count, prompt = with_verifier(target, verifier), 3000, torch.tensor([[3, 7, 5]])
-    with torch.no_grad():
-        first = torch.softmax(target(prompt).logits[0, -1], dim=-1)
-        texts = torch.tensor([[3, 7, 5, token] for token in range(12)])
-        second = torch.softmax(target(texts).logits[:, -1], dim=-1)
-    expected, found = count * (first[:, None] * second).flatten(), torch.zeros(144)
+    target = make_target(vocab_size=5)
 
-    for seed in range(count):
-        options = {"do_sample": True, "max_new_tokens": 2, "temperature": 1.0, "top_k": 0}
-        one, two = runs.drafted(target, drafter, prompt, seed=seed, **options).sequences[0, 3:].tolist()
-        found[12 * one + two] += 1
-
-    is_common = expected >= 5
-    statistic = float(((found - expected) ** 2 / expected)[is_common].sum())
-    degrees = int(is_common.sum())
-    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+    assert_texts_have_the_distribution_of(target, with_verifier(target, verifier))
