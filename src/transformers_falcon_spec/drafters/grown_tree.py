@@ -14,7 +14,6 @@ from torch import Tensor
 from ..core.growth import Children, TreeGrowth
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from ..generation.cache import drop_last
 from ..generation.candidates import Draft, DraftBudget, TargetView
 from .confidence import block_temperatures
 from .static_tree import StaticTreeGenerator
@@ -72,7 +71,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 before = worth
                 num_kept, worth = growth.worth(prices.nodes, prices.weights)
                 gains += [(hope, worth - before)] if number else []
-        drop_last(self.slots.cache, seen.shape[-1] * size)
+        self.slots.forget_drafted()
         token_ids, tree = growth.best(num_kept)
         return Draft(
             token_ids,

@@ -159,6 +159,11 @@ class RowSlots:
             self._note_holes(True)
         self.num_tokens = [num - dropped for num, dropped in zip(self.num_tokens, num_tokens, strict=True)]
 
+    def forget_drafted(self) -> None:
+        """Drop what layers read after these slots, as drafters do while they draft; it may be more in one layer than in another."""
+        for index, layer in enumerate(self.cache.layers):
+            layer.crop(min(len(self) - num_held(self.cache, index), 0))
+
     def tidy(self) -> None:
         """Realign the rows if that saves enough slots."""
         if len(self.places) > 1 and len(self) - self._num_needed > MAX_WASTE * len(self):
