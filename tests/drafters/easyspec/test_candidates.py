@@ -1,6 +1,7 @@
 """Drafting: the generator against a naive twin without a cache, exact reading against the stock model, batches, draws."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,7 +48,9 @@ def start(drafter: LayerParallelDrafter, target: Any, seed: int = 0) -> Any:
 
 
 def twin_of(drafter: LayerParallelDrafter) -> NaiveLayerParallel:
-    return NaiveLayerParallel(drafter.model, drafter.config.layer_groups, drafter.config.draft_vocab_size)
+    config = drafter.config
+    ablations = {"calibrate": config.calibrate, "whole_layers": config.whole_layers}
+    return NaiveLayerParallel(drafter.model, config.layer_groups, config.draft_vocab_size, **ablations)
 
 
 class Told:
@@ -76,6 +79,24 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str,
         assert paths(draft) == told.twin.grown(*limits)
         assert draft.token_ids[0, 0] == told.twin.text[-1]
         assert draft.num_passes == limits[0]
+
+
+@pytest.mark.parametrize("options", [{"calibrate": False}, {"whole_layers": True}])
+@pytest.mark.parametrize(("kind", "backend"), [("qwen2", "sequential"), ("phi", "fused"), ("llama", "fused")])
+def test_ablations_draft_what_they_say(target: Any, kind: str, backend: str, options: dict[str, bool]) -> None:
+    told = Told(make_drafter(target, kind, backend, **GROWN, **options), target)
+    plain = Told(make_drafter(target, kind, backend, **GROWN), target)
+    chances = []
+
+    for num_new in ROUNDS[:3]:
+        for each in (told, plain):
+            each.more(num_new)
+        drafts = [each.generator.propose(replace(AMPLE, wants_chances=True)) for each in (told, plain)]
+        chances.append([draft.chances for draft in drafts])
+        assert paths(drafts[0]) == told.twin.grown(4, 2, 7)
+
+    assert not any(torch.allclose(ours, others) for ours, others in chances[1:])
+    assert told.generator.drafter.draft_settings != plain.generator.drafter.draft_settings
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])

@@ -61,7 +61,8 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         return self.draft([max(room, 0) for room in rooms], budget, states[:, None])
 
     def _read(self, ids: Tensor, num_new: list[int]) -> Tensor:
-        """Read new tokens exactly, each row's newest one last; the states `[rows, 1, hidden]` after those."""
+        """Read new tokens, exactly unless told otherwise, each row's newest one last; the states `[rows, 1, hidden]` after those."""
+        is_exact = self.drafter.config.calibrate or not len(self.slots)
         self.slots.tidy()
         num_read = torch.tensor(self.num_read, device=ids.device)
         positions = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)
@@ -73,7 +74,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         places = self.slots.places
         allowed = (places[:, None] <= positions[..., None]) & (places != HOLE)[:, None]
         self._draft_places = places[:, :0]
-        return self._states(ids, allowed, positions.clamp(min=0), places, is_exact=True)[:, -1:]
+        return self._states(ids, allowed, positions.clamp(min=0), places, is_exact)[:, -1:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""

@@ -12,7 +12,7 @@ from ..confidence import check_temperatures
 from .families import check_family
 from .groups import build_groups, check_groups
 
-BACKENDS = ("sequential", "fused")
+BACKENDS = ("sequential", "fused", "distributed")
 READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take masks of trees
 
 
@@ -27,7 +27,13 @@ class LayerParallelConfig(PreTrainedConfig):
             `build_groups` makes of groups of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
             `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same results to
-            rounding, and keeps the attention weights of the groups a second time.
+            rounding, and keeps the attention weights of the groups a second time; `"distributed"` spreads them over the processes
+            that `torchrun` started, all of which must make the same calls.
+        timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are several.
+        calibrate (`bool`, *optional*, defaults to `True`):
+            An ablation if `False`: only prompts are read exactly, text that is new in a step like what is drafted.
+        whole_layers (`bool`, *optional*, defaults to `False`):
+            An ablation if `True`: MLPs read the older input, too, so that the layers of a group run at once as a whole.
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
         draft_vocab_size (`int`, *optional*):
             Tokens that both models have: only ids below are drafted. None is the smaller of both vocabularies.
@@ -56,6 +62,9 @@ class LayerParallelConfig(PreTrainedConfig):
     draft_config: dict[str, Any] | PreTrainedConfig | None = None
     layer_groups: list[list[int]] | None = None
     backend: str = "fused"
+    timeout_seconds: float | int = 120
+    calibrate: bool = True
+    whole_layers: bool = False
     vocab_size: int = 32000
     draft_vocab_size: int | None = None
     draft_tree: dict[str, Any] | None = None
@@ -95,6 +104,12 @@ class LayerParallelConfig(PreTrainedConfig):
         check_groups(self.layer_groups, self.draft_config.num_hidden_layers)
         if self.backend not in BACKENDS:
             raise OptionError(f"`backend` must be one of {BACKENDS}, but it is {self.backend!r}.")
+        if self.timeout_seconds <= 0:
+            raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
+        if self.backend == "distributed" and not self.calibrate:
+            raise OptionError(
+                '`calibrate=False` is not for `backend="distributed"`, where only one rank has what it read roughly. Take another one.'
+            )
         most = min(self.vocab_size, self.draft_config.vocab_size)
         if not 1 <= self.draft_vocab_size <= most:
             raise OptionError(

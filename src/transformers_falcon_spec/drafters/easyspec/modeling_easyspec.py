@@ -22,11 +22,13 @@ from ...core.masks import additive
 from ...core.tree import DraftTree
 from ...errors import CheckpointError, OptionError
 from ...generation.candidates import TargetView
+from ...generation.ranks import ALONE, Ranks, SpreadRanks
 from ..base import DrafterModel, check_finite, hub_options, readable
 from ..static_tree import tree_from_json
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
+from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
 from .vocabulary import shared_vocabulary, tokenizer_of
 
@@ -70,6 +72,7 @@ class LayerParallelDrafter(DrafterModel):
         config.draft_config = self.model.config  # one of them, which says how the model attends
         self.layered = LayeredModel(self.model)
         self._fused: tuple[Any, FusedBackend] | None = None  # what it was made of, and it
+        self._ranks: Ranks | None = None
         self.post_init()
 
     @classmethod
@@ -208,8 +211,12 @@ class LayerParallelDrafter(DrafterModel):
                 for index in group:
                     states = layered.read(index, states, inputs)
             else:
+                before = states
                 for index, attended in zip(group, backend.attend(number, states, inputs), strict=True):
-                    states = layered.finish(index, states, attended)
+                    if self.config.whole_layers:
+                        states = states + (layered.finish(index, before, attended) - before)
+                    else:
+                        states = layered.finish(index, states, attended)
         return layered.normed(states)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -227,11 +234,24 @@ class LayerParallelDrafter(DrafterModel):
         groups = [list(group) for group in self.config.layer_groups]
         if self.config.backend == "sequential":
             return SequentialBackend(self.layered, groups)
+        if self.config.backend == "distributed":
+            self._ranks = self._ranks or SpreadRanks(self.config.timeout_seconds)  # the same for all calls
+            return DistributedBackend(self.layered, groups, self._ranks)
         made_of = (groups, weights_state(self.model))
         if self._fused is None or self._fused[0] != made_of:
             with torch.no_grad():
                 self._fused = (made_of, FusedBackend(self.layered, groups))
         return self._fused[1]
+
+    def join(self) -> Ranks:
+        """The ranks on which it computes, which count what they exchange; this process alone unless `backend` is `"distributed"`.
+
+        Raises:
+            [`OptionError`]: `torch.distributed` does not run, or with more ranks than the model has layers.
+            [`RankError`]: the ranks have drafters with other weights or options, or one of them did not come.
+        """
+        backend = self.backend()
+        return backend.checked(self) if isinstance(backend, DistributedBackend) else ALONE
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -265,7 +285,7 @@ class LayerParallelDrafter(DrafterModel):
     @property
     def draft_settings(self) -> dict[str, Any]:
         """What decides its drafts besides weights."""
-        names = ("layer_groups", "backend", "draft_vocab_size")
+        names = ("layer_groups", "backend", "draft_vocab_size", "calibrate", "whole_layers")
         return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}
 
     def candidate_generator(
