@@ -18,6 +18,7 @@ from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
 from tests.tiny import make_prompt
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.group_costs import pass_traffic
 
 PROGRAM = "tests.drafters.easyspec.spread"
 MOST_SECONDS = 300
@@ -87,6 +88,11 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
             assert rank[name]["num_gathers"] == len(seen) > 0
             assert rank[name]["num_bytes"] == (len(ranks) - 1) * sum(shares)
             assert "nothing is tuned" in rank[name]["notes"][0]
+    rough = round(ranks[0]["chain"]["num_gathers"] / 2)
+    expected = pass_traffic(GROUPS, len(ranks), state_bytes=32 * 8)
+    assert (ranks[0]["chain"]["num_gathers"], ranks[0]["chain"]["num_bytes"]) == tuple(
+        rough * each for each in expected
+    )
     assert sum(int(number) for number, _ in ranks[0]["greedy"]["accepted"]) > 0  # drafting went on from what was kept
 
 
