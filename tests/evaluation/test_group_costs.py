@@ -66,8 +66,11 @@ def test_a_step_is_its_exact_pass_its_rough_ones_and_all_else() -> None:
     found = model.on_devices(GROUPS, steps)
 
     assert model.draft_seconds(GROUPS, steps, 2) == (3 * 50 + 10 * rough) / 4
-    assert [each["devices"] for each in found] == list(range(1, MOST_RANKS + 1))
-    assert found[1]["tokens_per_second"] == 3 / ((3 * 50 + 10 * rough) / 4 + 100)
+    assert [each["devices"] for each in found] == list(range(1, 7 + 1))  # no more than layers
+    words = 4 * LINK.latency_seconds  # a draft and a verdict, each with its length
+    assert found[0]["tokens_per_second"] == 3 / (model.draft_seconds(GROUPS, steps, 1) + 100)
+    assert found[1]["tokens_per_second"] == 3 / ((3 * 50 + 10 * rough) / 4 + 100 + words)
+    assert len(model.on_devices([[0], [1, 2, 3, 4, 5, 6, 7], [8], [9]], steps)) == MOST_RANKS
     assert (found[1]["gathers_per_pass"], found[1]["bytes_per_pass"]) == (2, (1 + 2) * 64)
     assert [each["devices"] for each in StepModel(COSTS, 100.0, None).on_devices(GROUPS, steps)] == [1]
 

@@ -18,6 +18,9 @@ from .decoding import synchronize
 from .group_fit import Steps
 
 MOST_RANKS = 8
+NUM_BROADCASTS = (
+    4  # of a step: its draft and its verdict, each of them first its length; too short for bandwidth to count
+)
 LINK_BYTES = (1 << 10, 1 << 24)  # of the two messages that tell latency from bandwidth
 
 
@@ -102,12 +105,13 @@ class StepModel:
         return (steps.num_drafts * self.costs.read + num_rough * rough) / max(steps.num_steps, 1)
 
     def on_devices(self, groups: Sequence[Sequence[int]], steps: Steps) -> list[dict[str, Any]]:
-        """What each number of devices would make of these groups; one alone without a link."""
-        found = []
-        for num in range(1, MOST_RANKS + 1 if self.link else 2):
+        """What each number of devices would make of these groups: one alone without a link, never more than there are layers."""
+        found, num_layers = [], sum(map(len, groups))
+        for num in range(1, min(MOST_RANKS, num_layers) + 1 if self.link else 2):
             seconds = self.draft_seconds(groups, steps, num)
             num_gathers, num_bytes = pass_traffic(groups, num, self.costs.state_bytes)
-            rate = steps.acceptance_length / (seconds + self.elsewhere)
+            words = NUM_BROADCASTS * self.link.gather_seconds(num, 0) if self.link else 0.0
+            rate = steps.acceptance_length / (seconds + words + self.elsewhere)
             said = {"devices": num, "draft_seconds": seconds, "tokens_per_second": rate}
             found.append({**said, "gathers_per_pass": num_gathers, "bytes_per_pass": num_bytes})
         return found
@@ -117,11 +121,9 @@ def measure_costs(drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, 
     """Medians of `repeats` passes after the text `ids` `[1, tokens]`: drafted ones over `width` tokens, exact ones over `num_new`."""
     clock, num_layers = _Clock(drafter), len(drafter.layered.layers)
     middle = list(range(1, num_layers - 1))
-    backend = SequentialBackend(drafter.layered, [[0], middle, [num_layers - 1]] if len(middle) > 1 else [[0]])
-    passes = [
-        clock.passes(ids, num, backend, is_exact, repeats) for num, is_exact in ((width, False), (num_new, True))
-    ]
-    drafted, exact = passes
+    backend = SequentialBackend(drafter.layered, [[0], middle, [num_layers - 1]])
+    drafted = clock.passes(ids, width, backend, False, repeats)
+    exact = clock.passes(ids, num_new, backend, True, repeats)
     parts = {name: statistics.median(each[name] for each in drafted) for name in ("attend", "finish", "read", "ends")}
     return Costs(
         attend=parts["attend"] / len(middle),

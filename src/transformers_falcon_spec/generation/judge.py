@@ -53,7 +53,7 @@ class Judge:
             return decide()
         if self.ranks.is_first:
             verdicts = decide()
-            where = [row.draws.get_state(logits.device) for row in rows]
+            where = [row.draws.get_state(logits.device) for row in rows] if self.batch.is_drawn else []
             self.ranks.told(Decision(verdicts, self.num_unclear, [row.is_complete for row in rows], where))
             return verdicts
         decision = self.ranks.told(Decision([], 0, [], []))
@@ -61,7 +61,8 @@ class Judge:
         for number, (row, verdict) in enumerate(zip(rows, decision.verdicts, strict=True)):
             row.follow(verdict.token_ids, [logits[number, node][None] for node in verdict.path])
             row.is_complete = decision.is_complete[number]
-            row.draws.set_state(decision.draws[number], logits.device)
+            if decision.draws:
+                row.draws.set_state(decision.draws[number], logits.device)
         return decision.verdicts
 
     def _judged(self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: Reading) -> list[Verdict]:

@@ -136,7 +136,7 @@ class Decision:
     verdicts: list[Verdict]
     num_unclear: int  # as `Judge` counts them
     is_complete: list[bool]  # of each row
-    draws: list[Any]  # where each row's draws go on
+    draws: list[Any]  # where each row's draws go on; empty where nothing is drawn
 
 
 @runtime_checkable

@@ -42,6 +42,11 @@ class Stop(StoppingCriteria):
         return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
 
 
+def make_divisible() -> Any:
+    """A model whose heads can be split over four ranks."""
+    return make_model("llama", num_key_value_heads=4)
+
+
 def write(target: Any, drafter: Any = None, prompt: torch.Tensor | None = None, **options: Any) -> Any:
     """A text; each rank draws from a seed of its own, of which the first one's counts."""
     torch.manual_seed(100 + RANK)
@@ -75,7 +80,7 @@ def refusal(act: Callable[[], Any]) -> str:
 def make(target: Any, backend: str = "distributed", wait: float = 60.0, **options: Any) -> Any:
     """A drafter that is as deep as `target` and often right; over all ranks unless told otherwise."""
     where = {"backend": backend, "timeout_seconds": wait}
-    drafter = LayerParallelDrafter.wrap(make_model("llama"), target, layer_groups=GROUPS, **where)
+    drafter = LayerParallelDrafter.wrap(make_divisible(), target, layer_groups=GROUPS, **where)
     drafter.generation_config = SpeculationConfig(tune=False, **options)
     return drafter
 
@@ -143,7 +148,7 @@ def main(folder: Path, scenario: str) -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     dist.init_process_group("gloo")
-    target = make_model("llama")
+    target = make_divisible()
     if scenario == "texts":
         config = DistributedConfig(tp_plan="auto")
         split = AutoModelForCausalLM.from_pretrained(folder / "target", distributed_config=config)

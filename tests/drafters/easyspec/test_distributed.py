@@ -26,7 +26,7 @@ MOST_SECONDS = 300
 
 def launched(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
     """What all ranks noted under `torchrun`."""
-    make_model("llama").save_pretrained(folder / "target")
+    spread.make_divisible().save_pretrained(folder / "target")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
     command = [sys.executable, *torchrun, "-m", PROGRAM, str(folder), "texts"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
@@ -57,7 +57,7 @@ def groups_seen(patch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
 
 
 def test_every_rank_writes_the_text_that_the_first_one_would_write_alone(ranks: list[dict[str, Any]]) -> None:
-    target = make_model("llama")
+    target = spread.make_divisible()
 
     for name, (trees, options) in spread.cases().items():
         if "verifier" in trees or name == "sampled rows":  # not what a batch without a drafter draws
@@ -73,7 +73,7 @@ def test_every_rank_writes_the_text_that_the_first_one_would_write_alone(ranks: 
 def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
     ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = make_model("llama")
+    target = spread.make_divisible()
 
     for name, (trees, options) in spread.cases().items():
         drafter = spread.make(target, "sequential", **trees)
