@@ -22,6 +22,7 @@ from transformers_falcon_spec.evaluation.inflation import inflate, inflate_draft
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.shapes import SHAPES
+from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, pooled_tokens_per_second
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
@@ -46,7 +47,7 @@ def main() -> None:
     target, tokenizer, drafter = load_pair(args)
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, arms(drafter, args), prompts, args.decodings, args.max_new_tokens)
-    run_and_save(benchmark, output, args)
+    run_and_save(benchmark, output, args, lambda records: {"beside_best_static": beside_best_static(records)})
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +82,39 @@ def arms(drafter: Any, args: argparse.Namespace) -> list[Method]:
     }
     options |= {"tuned": SpeculationConfig(dynamic_tree=True), "tuned, static": SpeculationConfig(dynamic_tree=False)}
     return [with_drafter(name, with_options(drafter, chosen)) for name, chosen in options.items()]
+
+
+def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each decoding, the best grown size and the tuner beside the best static size, on the prompts of all sets together.
+
+    The best sizes are the best of these very runs, which flatters both; the tuner has one arm of each kind.
+    """
+    rows = []
+    for decoding in dict.fromkeys(record["decoding"] for record in records):
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for record in records:
+            if record["decoding"] == decoding:
+                runs.setdefault(record["arm"], []).append(record)
+        speeds = {arm: pooled_tokens_per_second(of_arm) for arm, of_arm in runs.items()}
+        static, grown = (
+            max((arm for arm in speeds if arm.startswith(kind)), key=speeds.__getitem__)
+            for kind in ("static", "grown")
+        )
+        beside = {(run["prompt"], run["repeat"]): run for run in runs[static]}
+        for arm in (grown, "tuned", "tuned, static"):
+            pairs = [(run, beside[run["prompt"], run["repeat"]]) for run in runs[arm]]
+            interval = bootstrap(pairs, pooled_speedup, 0)
+            rows.append(
+                {
+                    "decoding": decoding,
+                    "arm": arm,
+                    "best_static": static,
+                    "num_prompts": len(pairs),
+                    "ratio": pooled_speedup(pairs),
+                    "interval": interval,
+                }
+            )
+    return rows
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,18 @@ def with_options(drafter: Any, options: SpeculationConfig) -> Any:
     return arm
 
 
-def run_and_save(benchmark: Benchmark, output: Path, args: argparse.Namespace) -> None:
-    """Measure what is not yet in the `.jsonl` beside `output`, and write `output`."""
+def run_and_save(
+    benchmark: Benchmark,
+    output: Path,
+    args: argparse.Namespace,
+    more: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda _records: {},
+) -> None:
+    """Measure what is not yet in the `.jsonl` beside `output`, and write `output`, with `more` that follows from the runs."""
     outcome = benchmark.run(output.with_suffix(".jsonl"))
-    rows = summarize(outcome.complete())
+    records = outcome.complete()
+    rows = summarize(records)
     origin = provenance(seed=0, **{key: str(value) for key, value in vars(args).items()})
-    result = {"provenance": origin, "methods": benchmark.describe(outcome), "rows": rows}
+    result = {"provenance": origin, "methods": benchmark.describe(outcome), "rows": rows, **more(records)}
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in sorted(rows, key=lambda row: (row["decoding"], row["set"], -row["speedup"])):
         low, high = row["speedup_interval"]

@@ -3,7 +3,7 @@
 Purpose: one shuffled JSON lines file of conversations, filtered against evaluation prompts, plus a held-out file of the same
 kind that choices (block size, tree, step count) are made on.
 Command: python examples/02_training_mix.py --mix ../shared/data/train --evaluation ../shared/data --output runs/data
-Hardware and time: one CPU core, about 20 seconds. `--tiny` needs no files and takes a second.
+Hardware and time: one CPU core, about 20 seconds. `--tiny` needs no files and takes a few seconds.
 """
 
 import argparse
@@ -16,11 +16,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers_falcon_spec.training.overlap import Forbidden, OverlapIndex
+
 CHAT_SOURCES = ("self_instruct", "gpteacher", "vicuna", "arena", "open_assistant", "flan_cot/creak", "flan_cot/ecqa")
 CODE_SOURCES = ("gpteacher_codegen", "mbpp")
 SKIPPED_LIBRARY_PARTS = ("/test", "site-packages", "idlelib", "lib2to3", "turtledemo", "encodings")
 MIN_LINES, MAX_LINES = 5, 39  # of a library function, below its first line
-OVERLAP_WORDS = 13  # a row that shares a run of this many words with an evaluation prompt is left out
+PROMPT_FIELDS = {"mt_bench": "turns", "humaneval": "prompt", "gsm8k_test": "question"}  # of each evaluation file
 
 Conversation = list[dict[str, str]]
 
@@ -75,29 +77,21 @@ def _kind(file_name: str, source: str) -> str | None:
     return "chat" if file_name.startswith("chat") and any(part in source for part in CHAT_SOURCES) else None
 
 
-def word_runs(text: str) -> set[tuple[str, ...]]:
-    """All runs of `OVERLAP_WORDS` words."""
-    words = text.lower().split()
-    return {tuple(words[start : start + OVERLAP_WORDS]) for start in range(len(words) - OVERLAP_WORDS + 1)}
-
-
-def evaluation_runs(folder: Path) -> set[tuple[str, ...]]:
-    """Word runs of every evaluation prompt in MT-Bench, HumanEval and GSM8K test."""
-    texts = []
-    for name, fields in {"mt_bench": ["turns"], "humaneval": ["prompt"], "gsm8k_test": ["question"]}.items():
-        with (folder / f"{name}.jsonl").open(encoding="utf-8", newline="\n") as lines:
-            for row in map(json.loads, lines):
-                values = (row[field] for field in fields)
-                texts += [text for value in values for text in (value if isinstance(value, list) else [value])]
-    return set().union(*map(word_runs, texts))
+def evaluation_prompts(folder: Path) -> Iterator[Forbidden]:
+    """Every evaluation prompt of MT-Bench, HumanEval and GSM8K test."""
+    for name, field in PROMPT_FIELDS.items():
+        path = folder / f"{name}.jsonl"
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            for number, row in enumerate(map(json.loads, lines), start=1):
+                texts = row[field] if isinstance(row[field], list) else [row[field]]
+                yield from (Forbidden(text, f"{path}, line {number}") for text in texts)
 
 
 def build(args: argparse.Namespace) -> dict[str, list[Conversation]]:
     """The shuffled mix, by split."""
     by_kind: dict[str, list[Conversation]] = {"library": list(library_conversations(args.per_kind))}
-    forbidden: set[tuple[str, ...]] = set()
+    forbidden = OverlapIndex([] if args.tiny else evaluation_prompts(args.evaluation))
     if not args.tiny:
-        forbidden = evaluation_runs(args.evaluation)
         for kind, messages in mix_conversations(args.mix):
             by_kind.setdefault(kind, []).append(messages)
     generator = random.Random(args.seed)
@@ -105,8 +99,8 @@ def build(args: argparse.Namespace) -> dict[str, list[Conversation]]:
     for rows in by_kind.values():
         generator.shuffle(rows)
         chosen += rows[: args.per_kind]
-    clean = [row for row in chosen if not any(word_runs(message["content"]) & forbidden for message in row)]
-    print(f"{len(chosen) - len(clean)} rows share {OVERLAP_WORDS} words with an evaluation prompt and are left out")
+    clean = [row for row in chosen if not any(forbidden.find(message["content"]) for message in row)]
+    print(f"{len(chosen) - len(clean)} rows hold an evaluation prompt and are left out")
     generator.shuffle(clean)
     return {"held_out": clean[: args.held_out], "train": clean[args.held_out :]}
 

@@ -1,6 +1,9 @@
 """Every example runs with `--tiny`: in seconds, on a CPU, without files or network."""
 
+import gzip
+import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +35,25 @@ def test_an_example_says_what_it_is_for_and_what_it_takes(example: Path) -> None
 
     needed = [f"python examples/{example.name}", "Hardware and time:", "`--tiny`"]
     assert [words for words in needed if words not in header] == []
+
+
+def test_the_training_mix_holds_no_evaluation_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = "Janet sells 16 eggs a day; how much does she make of them in a week of seven days?"
+    rows = {"mt_bench": {"turns": ["one", asked]}, "humaneval": {"prompt": "two"}, "gsm8k_test": {"question": "three"}}
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+    questions = [f"Answer: {asked.upper()}", "THREE!", "How many eggs are there in a week?"]
+    talks = [[{"role": "user", "content": text}, {"role": "assistant", "content": "7"}] for text in questions]
+    with gzip.open(tmp_path / "math.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"source": "gsm8k", "messages": talk}) + "\n" for talk in talks)
+    options = {"mix": tmp_path, "evaluation": tmp_path, "output": tmp_path, "per-kind": 5, "held-out": 0}
+    arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["02_training_mix.py", *arguments])
+
+    runpy.run_path(str(ROOT / "examples" / "02_training_mix.py"), run_name="__main__")
+
+    kept = [json.loads(line)["messages"] for line in (tmp_path / "train.jsonl").read_text("utf-8").splitlines()]
+    assert [talk for talk in kept if talk in talks] == talks[2:]
 
 
 def test_there_are_examples() -> None:

@@ -72,3 +72,17 @@ def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(
 
     assert status == 1
     assert text in capsys.readouterr().err
+
+
+def test_rows_with_forbidden_prompts_are_refused_before_anything_is_written(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
+    question = make_rows(5)[2][0]["content"]
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": question.upper() + "!"}]}))
+
+    status = cli.main([*command, "--output", str(output), "--forbid", str(prompts)])
+
+    assert status == 1
+    assert f"data.jsonl, line 3 shares {question!r} with {prompts}, line 1" in capsys.readouterr().err
+    assert not output.exists()

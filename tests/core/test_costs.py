@@ -65,7 +65,7 @@ def test_falling_points_take_their_mean() -> None:
     for size, cost in ((1, 1.0), (2, 5.0), (4, 3.0), (8, 9.0)):
         curve.learn(size, cost)
 
-    assert seconds(curve, 1, 2, 4, 8) == [1.0, 4.0, 4.0, 9.0]
+    assert seconds(curve, 1, 2, 4, 8) == pytest.approx([1.0, 4.0, 4.0, 9.0], rel=0.01)  # the newer one weighs more
 
 
 def test_outliers_are_left_out_and_counted() -> None:
@@ -86,3 +86,28 @@ def test_a_machine_that_became_slower_is_believed_after_a_while() -> None:
 
     np.testing.assert_allclose(seconds(curve, *SIZES), seconds_of(SIZES, 4.0), rtol=0.15)
     assert curve.num_outliers >= PATIENCE
+
+
+def test_sizes_seen_long_ago_follow_the_pace_of_those_seen_now() -> None:
+    curve = trained(100, 0.1)
+    for _ in range(60):
+        curve.learn(6, 1.5 * float(seconds_of(np.array(6))))
+
+    np.testing.assert_allclose(seconds(curve, *SIZES), seconds_of(SIZES, 1.5), rtol=0.15)
+
+
+def test_the_first_sample_of_a_size_may_be_a_cold_one() -> None:
+    curve = CostCurve()
+    for cost in (0.9, 0.5, 0.8):
+        curve.learn(2, cost)
+
+    assert curve(2) == pytest.approx((0.5 + 0.5 + 0.8) / 3, rel=0.01)
+
+
+def test_a_stale_point_gives_way_to_a_fresh_one() -> None:
+    curve = CostCurve()
+    for size, cost in ((4, 9.0), *[(1, 1.0), (16, 4.0)] * 40):
+        curve.learn(size, cost)
+
+    assert curve.to_json() == {"1": 1.0, "16": 4.0}
+    assert curve(4) == pytest.approx(1.6)  # nobody knows, so that it is worth a try

@@ -8,9 +8,18 @@ import pytest
 import torch
 
 from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec.core.costs import CostCurve
 from transformers_falcon_spec.core.growth import TreeGrowth
 from transformers_falcon_spec.generation.candidates import Draft, DraftBudget, Prices
-from transformers_falcon_spec.generation.knowledge import LONGEST_PAUSE, WARM_UP, Knowledge, knowledge_of
+from transformers_falcon_spec.generation.knowledge import (
+    LARGE,
+    LONGEST_PAUSE,
+    MANY_NODES,
+    MANY_PASSES,
+    WARM_UP,
+    Knowledge,
+    knowledge_of,
+)
 from transformers_falcon_spec.generation.tuning import Tuner
 
 WIDTH = 4
@@ -20,7 +29,10 @@ CPU = torch.device("cpu")
 
 @dataclass
 class World:
-    """A target, a drafter of one token a pass, and a machine. `skill` is the chance of the drafter's best token, on average."""
+    """A target, a drafter of one token a pass, and a machine.
+
+    `skill` is the chance of the drafter's best token, on average but for what falls below 0.01: under -0.5 it knows nothing.
+    """
 
     read: Callable[[int], float]
     draft: Callable[[int], float]
@@ -145,9 +157,10 @@ def test_it_comes_close_to_the_best_fixed_setting(make: Callable[..., World], sk
     assert world.rate > 0.95 * best
 
 
-def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known() -> None:
-    knowledge, world = Knowledge(), cpu(0.0)
-    run_tuned(cpu(0.0), 300, knowledge)
+@pytest.mark.parametrize("skill", [0.0, -1.0])  # hardly useful, and useless
+def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known(skill: float) -> None:
+    knowledge, world = Knowledge(), cpu(skill)
+    run_tuned(cpu(skill), 300, knowledge)
 
     tuner = run_tuned(world, 2000, knowledge)
 
@@ -194,6 +207,33 @@ def test_a_pass_that_stopped_paying_is_tried_again() -> None:
         knowledge.learn_chances(draft, [1])
 
     assert knowledge.yields[1].value > 0.5
+
+
+def test_a_pass_that_seems_too_dear_is_tried_again() -> None:
+    knowledge, true_cost = Knowledge(), gpu(0.75).draft
+    run_tuned(gpu(0.75), 50, knowledge)
+    usual, knowledge.draft = knowledge.num_passes.value, CostCurve()
+    for _ in range(20):
+        knowledge.draft.learn(1, true_cost(1))
+        knowledge.draft.learn(2, 20 * true_cost(2))
+
+    knowledge.prices, knowledge.num_since_plain = None, 0
+    tuner = run_tuned(gpu(0.75), MANY_PASSES - 2, knowledge)
+    assert max(tuner.num_passes) < 0.5 * usual
+    run_tuned(gpu(0.75), 600, knowledge)
+
+    assert knowledge.num_passes.value > 0.5 * usual
+
+
+def test_now_and_then_a_step_reads_many_nodes() -> None:
+    knowledge = Knowledge()
+    run_tuned(cpu(0.2), 50, knowledge)
+    knowledge.num_left, knowledge.num_since_plain, usual = 0, MANY_NODES - 1, knowledge.num_nodes.value
+
+    tuner = run_tuned(cpu(0.2), 1, knowledge)
+
+    assert usual < LARGE / 2
+    assert [*tuner.num_nodes] == [LARGE]
 
 
 def test_the_first_steps_learn_what_sizes_cost() -> None:

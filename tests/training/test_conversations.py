@@ -15,6 +15,8 @@ from transformers_falcon_spec.training.conversations import read_conversations
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 GOOD_ROW = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+OTHER = GOOD.replace('"b"', '"B"')
+OTHER_ROW = [GOOD_ROW[0], {"role": "assistant", "content": "B"}]
 
 
 def message(role: Any, content: Any = "a") -> dict[str, Any]:
@@ -46,12 +48,13 @@ def test_a_broken_line_is_named_and_harms_no_other(
 ) -> None:
     path = tmp_path / "data.jsonl"
     broken = line if isinstance(line, bytes) else line.encode()
-    path.write_bytes(b"\n".join([GOOD.encode(), b"", broken, GOOD.encode()]) + b"\n")
+    path.write_bytes(b"\n".join([GOOD.encode(), b"", broken, OTHER.encode()]) + b"\n")
 
     with caplog.at_level(logging.WARNING):
         found = read_conversations(path)
 
-    assert found.rows == [GOOD_ROW, GOOD_ROW]
+    assert found.rows == [GOOD_ROW, OTHER_ROW]
+    assert found.origins == [f"{path}, line 1", f"{path}, line 4"]
     (error,) = found.errors
     assert str(error).startswith(f"{path}, line 3: ")
     assert text in str(error)
@@ -88,9 +91,27 @@ def test_compressed_files_and_several_sources_are_read_in_order(tmp_path: Path) 
 @pytest.mark.parametrize("limit", [1, 3, 4, 9])
 def test_the_limit_counts_good_rows(tmp_path: Path, limit: int) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_text("\n".join([GOOD, "broken", GOOD, GOOD, GOOD]))
+    good = [GOOD.replace('"b"', f'"{number}"') for number in range(4)]
+    path.write_text("\n".join([good[0], "broken", good[1], good[0], *good[2:]]))
 
     assert len(read_conversations(path, limit).rows) == min(limit, 4)
+
+
+def test_a_conversation_is_kept_once_and_the_others_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    again = json.dumps({"source": "x", **json.loads(GOOD)}, indent=None, separators=(",", ":"))  # the same messages
+    two_turns = json.dumps({"messages": [*GOOD_ROW, *GOOD_ROW]})
+    first.write_text("\n".join([GOOD, OTHER, GOOD]))
+    second.write_text("\n".join([again, two_turns]))
+
+    found = read_conversations([first, second])
+
+    assert found.rows == [GOOD_ROW, OTHER_ROW, [*GOOD_ROW, *GOOD_ROW]]
+    assert found.origins == [f"{first}, line 1", f"{first}, line 2", f"{second}, line 2"]
+    assert found.duplicates == [f"{first}, line 3", f"{second}, line 1"]
+    assert "Left out: 2 conversations that are the same as an earlier one" in caplog.text
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

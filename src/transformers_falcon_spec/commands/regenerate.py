@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..training.conversations import read_conversations
 from ..training.regenerate import RegenerateOptions, regenerate
+from .training_data import FORBID_HELP, read_training_data
 
 
 @dataclass
@@ -18,13 +18,14 @@ class RegenerateCommand:
         metadata={"help": "JSON lines file to write; continued if it was begun with the same options."}
     )
     limit: int | None = field(default=None, metadata={"help": "Answer this many conversations only."})
+    forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
     device: str = field(default="auto", metadata={"help": "`auto`, or as `device_map` of `from_pretrained` takes it."})
 
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     """Answer and report."""
+    rows = read_training_data(command.data, command.limit, command.forbid).rows
     target = AutoModelForCausalLM.from_pretrained(command.target, dtype="auto", device_map=command.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(command.target)
-    rows = read_conversations(command.data, command.limit).rows
     num_written = regenerate(target, tokenizer, rows, command.output, options)
     print(f"{num_written} conversations in {command.output}")

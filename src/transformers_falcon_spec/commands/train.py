@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from ..drafters.autoregressive import make_draft_model
 from ..drafters.dflash import make_dflash
@@ -25,13 +25,17 @@ from ..errors import OptionError
 from ..provenance import provenance
 from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
-from ..training.conversations import read_conversations
+from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.draft_vocabulary import most_frequent_tokens
+from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.objectives import objective_of
 from ..training.trainer import DrafterTrainer
-from .loading import load_target
+from .dry_run import print_dry_run
+from .loading import load_target, read_config
+from .mask_view import show_masks
+from .training_data import FORBID_HELP, read_training_data
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +69,22 @@ class TrainCommand:
     )
     max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
     limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
+    forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
     target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
     cache_features: str | None = field(
         default=None,
         metadata={"help": "Folder for the target's features: read once, then trained from. Pays from two epochs on."},
+    )
+    show_masks: int | None = field(
+        default=None,
+        metadata={
+            "help": "Show so many examples with what counts in the loss in colour (5 if no number is given); no training.",
+            "nargs": "?",
+            "const": 5,
+        },
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "Say what would be trained and estimate time and memory; no training."}
     )
     save_bf16: bool = field(
         default=False, metadata={"help": "Store weights in bf16 at half the bytes; loads as fp32."}
@@ -76,13 +92,26 @@ class TrainCommand:
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
-    """Train, fit the draft tree, and save the drafter with its record to `output_dir`."""
-    resume = resume_point(args)
+    """Train, fit the draft tree, and save the drafter with its record to `output_dir`; or only show what would be trained."""
+    if command.show_masks is not None:
+        _show_masks(command, command.show_masks)
+        return
+    if command.dry_run:
+        _check_dry_run(args)
+    resume = None if command.dry_run else resume_point(args)
     set_seed(args.seed)
+    read = {
+        name: read_training_data(paths, command.limit, command.forbid) for name, paths in _sources(command).items()
+    }
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
-    read = {name: read_conversations(paths, command.limit) for name, paths in _sources(command).items()}
-    data = {name: ConversationDataset(part.rows, tokenizer, command.max_length) for name, part in read.items()}
+    data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = fresh_drafter(command, target, data["train"])
+    if command.dry_run:
+        estimate = estimate_run(
+            target, drafter, data["train"], args, tokenizer.pad_token_id, command.cache_features is not None
+        )
+        print_dry_run(estimate, target, drafter, data["train"].coverage, command.cache_features)
+        return
     train_data: Any = data["train"]
     if command.cache_features is not None:
         features = objective_of(drafter).read_target(drafter, target)
@@ -98,6 +127,11 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         data_collator=ConversationCollator(tokenizer.pad_token_id),
         processing_class=tokenizer,
     )
+    _train(trainer, resume, command)
+
+
+def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -> None:
+    """Train, judge, and save what came out."""
     start = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=resume)
@@ -105,18 +139,43 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         logger.warning("Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`.")
         raise
     seconds = time.perf_counter() - start
-    if "eval" in data:
+    if trainer.eval_dataset is not None:
         _judge(trainer)
     if trainer.is_world_process_zero():
+        args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
         record = provenance(
             seed=args.seed, data=_sources(command), train_seconds=seconds, num_resumed=int(resume is not None)
         )
-        record |= {"num_examples": len(data["train"]), "curve": trainer.state.log_history}
+        record |= {"num_examples": len(trainer.train_dataset), "curve": trainer.state.log_history}  # type: ignore[arg-type]
         with writing_to(args.output_dir):
             save(drafter, Path(args.output_dir), command.save_bf16)
             if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
-                tokenizer.save_pretrained(args.output_dir)
+                trainer.processing_class.save_pretrained(args.output_dir)  # type: ignore[union-attr]
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ConversationDataset:
+    """The conversations as tokens; each example knows the line it comes from."""
+    return ConversationDataset(data.rows, tokenizer, max_length, data.origins)
+
+
+def _check_dry_run(args: DrafterTrainingArguments) -> None:
+    """Refuse to estimate the rest of a run: what is left of it is not looked at."""
+    if args.resume_from_checkpoint is not None:
+        raise OptionError(
+            "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it out."
+        )
+
+
+def _show_masks(command: TrainCommand, num_examples: int) -> None:
+    """Show what counts in the loss; of the target only the tokenizer is needed."""
+    if command.dry_run:
+        raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
+    if num_examples < 1:
+        raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
+    _, tokenizer = read_config(command.target)
+    data = read_training_data(command.data, command.limit, command.forbid)
+    show_masks(encode(data, tokenizer, command.max_length), tokenizer, num_examples)
 
 
 def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:

@@ -1,13 +1,40 @@
 """Seconds by size, learned from the timings of a noisy machine."""
 
 from bisect import bisect_right
+from dataclasses import dataclass
 
-LEARNING_RATE = 0.15  # how far a point follows a sample once it has seen some
+PACE_RATE = 0.2  # how far the pace follows a sample
+MEMORY = 0.97  # what is left of a sample after the next one, of whatever size
 OUTLIER = 2.5  # a sample this many times what is expected is left out ...
 PATIENCE = 3  # ... unless so many in a row say the same
-SAMPLES_TO_TRUST = 3  # before that nothing is called an outlier
+FAINT = 0.25  # a point with so little of another one's weight gives way to it
+WEIGHT_TO_TRUST = 2.5  # with less weight nothing is called an outlier, nor does the pace follow
 
 Point = tuple[float, float]  # size and seconds
+_Pool = tuple[float, float, list[float]]  # seconds, weight and sizes
+
+
+@dataclass
+class _Samples:
+    """Those of the sizes between two powers of 2."""
+
+    size: float  # mean
+    seconds: float  # mean, at the pace of 1
+    weight: float = 0.0  # when the newest one came
+    num: int = 0
+    newest: int = 0  # how many of all sizes had come by then
+
+    def weight_at(self, num_samples: int) -> float:
+        """What is left of the weight after so many samples of all sizes."""
+        return self.weight * MEMORY ** (num_samples - self.newest)
+
+    def learn(self, size: int, seconds: float, num_samples: int) -> None:
+        """Take in one sample; of the first two the lower one counts, for the first may be cold."""
+        left = self.weight_at(num_samples)
+        rate = 1 / (max(left, 1.0) + 1) if self.num else 1.0
+        self.size += rate * (size - self.size)
+        self.seconds = min(self.seconds, seconds) if self.num == 1 else self.seconds + rate * (seconds - self.seconds)
+        self.weight, self.num, self.newest = left + 1, self.num + 1, num_samples
 
 
 class CostCurve:
@@ -15,6 +42,8 @@ class CostCurve:
 
     Sizes between two powers of 2 share a point, which stands at the mean of the sizes and seconds of its samples; old samples
     are forgotten. Beyond the last point the line rises as it did before, at the end or on the whole, whichever is steeper.
+    A machine that slows down, or a text that grows, makes all sizes dearer: what a sample says of its own size is taken to say as
+    much of the others (the pace), so that sizes seen long ago can be compared with those of now.
 
     Example:
 
@@ -29,13 +58,18 @@ class CostCurve:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[float, float, int]] = {}  # mean size, mean seconds and samples, by power of 2
+        self._samples: dict[int, _Samples] = {}  # by power of 2
         self._line: list[Point] = []
-        self.num_outliers = 0  # samples left out
+        self._pace = 1.0  # how many times as long as on the line everything takes now
+        self._num_samples = 0
         self._num_in_a_row = 0
+        self.num_outliers = 0  # samples left out
 
     def __call__(self, size: int) -> float:
         """Seconds expected of a size; 0 while nothing is known."""
+        return self._pace * self._on_line(size)
+
+    def _on_line(self, size: int) -> float:
         line = self._line
         if not line:
             return 0.0
@@ -49,33 +83,45 @@ class CostCurve:
 
     def learn(self, size: int, seconds: float) -> None:
         """Take in one timing of a size, 1 or more."""
-        bucket = size.bit_length()
-        place, mean, num_seen = self._seen.get(bucket, (float(size), seconds, 0))
-        is_odd = num_seen >= SAMPLES_TO_TRUST and seconds > OUTLIER * self(size)
-        if is_odd and self._num_in_a_row < PATIENCE:
+        samples = self._samples.setdefault(size.bit_length(), _Samples(float(size), seconds))
+        is_known = samples.weight_at(self._num_samples) > WEIGHT_TO_TRUST
+        if is_known and seconds > OUTLIER * self(size) and self._num_in_a_row < PATIENCE:
             self.num_outliers += 1
             self._num_in_a_row += 1
             return
         self._num_in_a_row = 0
-        rate = max(1 / (num_seen + 1), LEARNING_RATE)
-        self._seen[bucket] = (place + rate * (size - place), mean + rate * (seconds - mean), num_seen + 1)
+        self._num_samples += 1
+        if is_known:
+            self._pace += PACE_RATE * (seconds / samples.seconds - self._pace)
+        samples.learn(size, seconds / self._pace, self._num_samples)
         self._line = self._rising()
 
     def _rising(self) -> list[Point]:
-        """The points by size; those whose seconds would fall take their common mean (pool adjacent violators)."""
-        pools: list[tuple[float, float, list[float]]] = []  # mean seconds, weight, sizes
-        for _bucket, (size, seconds, num_seen) in sorted(self._seen.items()):
-            pools.append((seconds, min(num_seen, 1 / LEARNING_RATE), [size]))
+        """The points by size. Where seconds would fall, a stale point gives way; points of like weight take their mean.
+
+        The second is the pool adjacent violators algorithm. The first makes sizes that nobody tried for long seem cheap rather than dear:
+        they are tried again, and found out.
+        """
+        pools: list[_Pool] = []
+        for _power, samples in sorted(self._samples.items()):
+            pools.append((samples.seconds, samples.weight_at(self._num_samples), [samples.size]))
             while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-                (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = pools[-2:]
-                both = weight_a + weight_b
-                pools[-2:] = [((mean_a * weight_a + mean_b * weight_b) / both, both, sizes_a + sizes_b)]
+                pools[-2:] = [_pooled(*pools[-2:])]
         return [(size, mean) for mean, _weight, sizes in pools for size in sizes]
 
     def to_json(self) -> dict[str, float]:
         """Seconds by size, at the points."""
-        return {f"{size:.0f}": seconds for size, seconds in self._line}
+        return {f"{size:.0f}": self._pace * seconds for size, seconds in self._line}
 
 
 def _between(left: Point, right: Point, size: int) -> float:
     return left[1] + (right[1] - left[1]) * (size - left[0]) / (right[0] - left[0])
+
+
+def _pooled(left: _Pool, right: _Pool) -> _Pool:
+    """One for both, or the one that is not stale."""
+    (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = left, right
+    if min(weight_a, weight_b) < FAINT * max(weight_a, weight_b):
+        return max(left, right, key=lambda pool: pool[1])
+    both = weight_a + weight_b
+    return ((mean_a * weight_a + mean_b * weight_b) / both, both, sizes_a + sizes_b)

@@ -184,7 +184,7 @@ class DraftTree:
         device = self.parents.device
         mask = torch.eye(nodes, dtype=torch.bool, device=device).repeat(rows, 1, 1)
         leap = torch.where(self.parents < 0, torch.arange(nodes, device=device), self.parents)  # 1, 2, 4, .. steps up
-        for _ in range(max(nodes - 1, 1).bit_length()):  # pointer doubling
+        for _ in range((nodes - 1).bit_length()):  # pointer doubling
             mask = mask | mask.gather(1, leap[:, :, None].expand(-1, -1, nodes))
             leap = leap.gather(1, leap)
         return mask
@@ -192,6 +192,8 @@ class DraftTree:
     @cached_property
     def depths(self) -> Int[Tensor, "rows nodes"]:
         """Distance from the root; 0 at fillers."""
+        if len(self) == 1:
+            return torch.zeros_like(self.parents)
         return self.ancestor_mask.sum(-1) - 1
 
     @cached_property

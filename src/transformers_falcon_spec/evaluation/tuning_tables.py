@@ -18,6 +18,21 @@ def budgets(result: dict[str, Any], name: str) -> str:
         ]
         header = [decoding, *(SET_NAMES.get(set_name, set_name) for set_name in sets)]
         lines += ["", table(header, body)]
+    beside = [
+        [
+            row["decoding"],
+            row["best_static"],
+            row["arm"],
+            f"{row['ratio']:.2f} ({' to '.join(f'{end:.2f}' for end in row['interval'])})",
+        ]
+        for row in result["beside_best_static"]
+    ]
+    lines += [
+        "",
+        "Speed beside the best static size, all prompts together; the best sizes are the best of these very runs:",
+        "",
+        table(["decoding", "best static size", "beside it", "times as fast (95 % interval)"], beside),
+    ]
     return "\n".join([*lines, "", source_line(result, name)])
 
 

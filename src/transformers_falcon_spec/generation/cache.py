@@ -130,6 +130,9 @@ class RowSlots:
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Of the `num_nodes` slots read last keep those of each row's path, in place, and drop the rest."""
         longest = max(map(len, paths))
+        if all(list(path) == list(range(num_nodes)) for path in paths):  # all of them, as after a plain step
+            drop_last(self.cache, 0)
+            return
         filled = [[*path, *[HOLE] * (longest - len(path))] for path in paths]
         kept = torch.tensor(filled, dtype=torch.long, device=self.places.device)
         chosen = kept.clamp(min=0)

@@ -2,23 +2,27 @@
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from ..core.costs import CostCurve
+from ..core.costs import MEMORY, CostCurve
 from .candidates import Draft, Prices
 from .options import OWN
 
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
-WARM_UP = ((1, 0), (4, 1), (16, 2), (1, 0), (8, 1), (16, 2))
-REFRESH = 64  # drafted steps between two plain ones, which keep the price of plain decoding fresh
-MEMORY = 0.97  # what is left of a step after the next one
+LARGE = 16
+WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
+# Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, but a large tree at least, and one takes a
+# pass more than usual, whatever they seem to cost: else a price that is wrong might never be paid again.
+REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
-PAUSE, LONGEST_PAUSE = 64, 1024  # plain steps before drafting is tried again; twice as many each time it fails
+TRIAL_AGAIN = 32  # drafted steps in which it must show that it pays, once it was given up
+PAUSE, LONGEST_PAUSE = 16, 1024  # plain steps before drafting is tried again; four times as many each time it fails
 MAX_DEPTH = 16  # depths whose chances are learned
 MAX_PASSES = 8  # passes whose yields are learned; later ones are like the last
 MAX_WEIGHT = 4.0
@@ -75,6 +79,7 @@ class Knowledge:
     tokens: Mean = field(default_factory=Mean)  # of a step
     seconds: Mean = field(default_factory=Mean)
     num_nodes: Mean = field(default_factory=Mean)  # of drafted steps
+    num_passes: Mean = field(default_factory=Mean)
     advantage: Mean = field(default_factory=Mean)  # tokens by which a drafted step beats plain ones in the same time
     yields: list[Mean] = field(default_factory=lambda: [Mean(prior=1.0) for _ in range(MAX_PASSES)])  # see `Prices`
     expected: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # tokens kept by depth
@@ -101,11 +106,15 @@ class Knowledge:
         if num_passes is None:
             return
         self.num_nodes.learn(num_nodes)
+        self.num_passes.learn(num_passes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
-        if self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0:
-            self.num_left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+        is_loss = self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0
+        is_gain = self.advantage.value > self.advantage.error
+        is_doubtful = self.pause > PAUSE and self.advantage.num >= TRIAL_AGAIN and not is_gain
+        if is_loss or is_doubtful:
+            self.num_left, self.pause = self.pause, min(4 * self.pause, LONGEST_PAUSE)
             self.advantage.reset()
-        elif self.advantage.num >= PAUSE:
+        elif self.advantage.num >= REFRESH and is_gain:
             self.pause = PAUSE
 
     def learn_chances(self, draft: Draft, num_kept: list[int]) -> None:
@@ -142,6 +151,19 @@ class Knowledge:
             weights=torch.tensor([1.0, *weights]).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
             width=min(round(self.num_nodes.value / NODES_PER_WIDTH), MAX_WIDTH),
         )
+
+    def prices_now(self) -> Prices:
+        """Those of the next step: the usual ones, or of one that finds out what more of something costs and brings."""
+        prices = self.prices
+        assert prices is not None  # `new_prices` comes first
+        if self.num_since_plain == MANY_NODES:
+            num_free = max(round(2 * self.num_nodes.value), LARGE)
+            is_free = torch.arange(len(prices.nodes)) < num_free
+            return replace(prices, nodes=prices.nodes.masked_fill(is_free, 0.0))
+        if self.num_since_plain == MANY_PASSES:
+            num_free = round(self.num_passes.value) + 1
+            return replace(prices, passes=[-inf] * num_free + [inf])
+        return prices
 
     def why(self) -> str:
         """The state of things in words."""

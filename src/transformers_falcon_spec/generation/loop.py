@@ -158,21 +158,27 @@ class SpeculativeDecoding:
 
     def _noise_ahead(self) -> Callable[[int, int], Tensor]:
         """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
-        place = self.batch.roots.device
-        ahead = [row.draws.noise_ahead(self.target.vocab_size, place) for row in self.batch.rows]
-        return lambda row, depth: ahead[row](depth)
+        device, ahead = self.batch.prompt_ids.device, dict[int, Callable[[int], Tensor]]()
+
+        def noise(row: int, depth: int) -> Tensor:
+            if row not in ahead:  # not before it is asked for: most drafts of a pause never are
+                ahead[row] = self.batch.rows[row].draws.noise_ahead(self.target.vocab_size, device)
+            return ahead[row](depth)
+
+        return noise
 
     def verify(self, draft: Draft) -> tuple[DraftTree, list[Verdict], Reading]:
         """Read the trees, then judge each row's: its tokens become text one by one."""
-        device = self.batch.roots.device
+        device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
         tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
-            is_alone = self.is_strict and token_ids.shape[1] == 1  # a mask of ours would change the rounding
+            is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
+            form = "chain" if is_alone and (self.is_strict or not self.target.slots.is_ragged) else self.form
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
             with self._seconds("read"):
-                reading = self.target.read(token_ids, tree, "chain" if is_alone else self.form, is_open)
+                reading = self.target.read(token_ids, tree, form, is_open)
                 self.tuner.wait()
             trees = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
         return tree, self.judge(draft, trees, tree.depths, reading), reading
@@ -187,11 +193,14 @@ class SpeculativeDecoding:
 
     def record(self, draft: Draft, tree: DraftTree, verdicts: list[Verdict]) -> None:
         """Count the step of every row that took one."""
-        num_drafted, parents, depths = (tree.parents >= 0).sum(-1).tolist(), tree.parents, tree.depths
+        parents, depths = tree.parents, tree.depths
+        parent_lists = parents.tolist()
+        num_drafted = [len(row) - row.count(-1) for row in parent_lists]
         if draft.is_guest is not None:  # nobody offers them
             is_guest = draft.is_guest.to(parents.device)
             parents, depths = parents.masked_fill(is_guest, -1), depths.masked_fill(is_guest, 0)
-        parent_lists, depth_lists = parents.tolist(), depths.tolist()
+            parent_lists = parents.tolist()
+        depth_lists = depths.tolist()
         for row, verdict in enumerate(verdicts):
             if not verdict.path:
                 continue

@@ -1,7 +1,6 @@
 """The target as the loop uses it: prefill, read a tree, keep a path, embed, head. Draws nothing and commits nothing."""
 
 import inspect
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
+from .attention import TreeAttention
 from .layers import LayerKind, layer_kinds
 from .parts import apply_head, decoder_of, feature_width
 from .paths import PathBatch
@@ -24,7 +24,7 @@ from .rotary import read_anew, switch_lengths
 from .taps import FeatureTaps
 
 Form = Literal["tree", "chain", "paths"]  # how a draft is read
-_ATTENTION_LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
+_ATTENTION: WeakKeyDictionary[PreTrainedModel, TreeAttention] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Target:
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._lock = _ATTENTION_LOCKS.setdefault(model, threading.RLock())
+        self._attention = _ATTENTION.setdefault(model, TreeAttention(model))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
@@ -158,7 +158,7 @@ class Target:
             self.slots.align()  # such a target may count slots
             outputs = self._forward(token_ids, tree.depths, self._chain_mask(places), is_open)
         else:
-            with self._tree_attention():
+            with self._attention.active():
                 outputs = self._forward(token_ids, tree.depths, self._masks(tree, places), is_open)
         self.slots.append(places)
         return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
@@ -252,20 +252,6 @@ class Target:
             held, places = held - self._padding, places - self._padding
         mask = tree_mask(tree.ancestor_mask, places, held, is_held, kind.sliding_window, kind.chunk_size)
         return additive(mask, self.model.dtype)
-
-    @contextmanager
-    def _tree_attention(self) -> Iterator[None]:
-        """Flash and flex attention read no tree mask: the target switches to SDPA (else eager) for this one forward."""
-        implementation = self.config._attn_implementation
-        if not any(name in (implementation or "") for name in ("flash", "flex")):  # flex crashes the process on a CPU
-            yield
-            return
-        with self._lock:  # the setting is shared by every thread that uses the model
-            self.config._attn_implementation = "sdpa" if self.model._supports_sdpa else "eager"
-            try:
-                yield
-            finally:
-                self.config._attn_implementation = implementation
 
 
 def _check_switches(switches: list[int], input_ids: Tensor, mask: Any, max_length: int) -> None:

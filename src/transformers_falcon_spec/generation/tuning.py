@@ -64,7 +64,7 @@ class Tuner:
             return None
         if known.prices is None or known.num_steps % CADENCE == 0:
             known.prices = known.new_prices(budget.num_nodes)
-        return replace(budget, prices=known.prices)
+        return replace(budget, prices=known.prices_now())
 
     def learn(self, draft: Draft, num_kept: list[int], draft_seconds: float, read_seconds: float) -> None:
         """Take in a step: how many drafted tokens each row kept, rows that took no step left out, and all seconds so far."""

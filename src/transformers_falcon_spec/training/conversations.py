@@ -4,6 +4,7 @@ Knows nothing of tokens. A row that cannot be used becomes a `ConversationError`
 """
 
 import gzip
+import hashlib
 import json
 import logging
 import zlib
@@ -22,43 +23,68 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class ConversationSet:
-    """What was read: the good rows, and one error for each row that was left out."""
+    """What was read: the good rows, each once, and what was left out.
+
+    Args:
+        rows (`list[list[dict]]`): The messages of each conversation.
+        origins (`list[str]`): Where each of them comes from: file and line, or data set and row.
+        errors (`list[ConversationError]`): One for each broken row.
+        duplicates (`list[str]`): Where those come from that are the same, letter for letter, as an earlier one.
+    """
 
     rows: list[list[Message]] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
     errors: list[ConversationError] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
 
 
 def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | None = None) -> ConversationSet:
-    """Read every source and leave out, with a warning, the rows that are broken.
+    """Read every source and leave out, with a warning, the rows that are broken or there already.
 
     Args:
         sources (`str`, `Path` or a list of them):
             Files ending in `.jsonl` or `.jsonl.gz`, or names for `datasets.load_dataset` (`name` or `name:split`).
         limit (`int`, *optional*):
-            Stop after this many good rows.
+            Stop after this many good rows, duplicates not counted.
 
     Returns:
-        [`ConversationSet`]: the rows, and the errors of those left out.
+        [`ConversationSet`]: the rows, and what was left out.
 
     Raises:
         [`ConversationError`]: a source does not exist or not one row could be used.
     """
     paths = [sources] if isinstance(sources, str | Path) else list(sources)
-    found = ConversationSet()
-    for where, row in _located_rows(paths):
-        if limit is not None and len(found.rows) >= limit:
-            break
-        try:
-            found.rows.append(_messages(row, where))
-        except ConversationError as error:
-            found.errors.append(error)
-            logger.warning("Left out: %s", error)
+    found = _read(paths, limit)
+    if found.duplicates:
+        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
     if not found.rows:
         raise ConversationError(
             f"At least one usable conversation is needed, but {[str(path) for path in paths]} gave none "
             f"({len(found.errors)} rows were left out). Give files of "
             '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}` lines.'
         )
+    return found
+
+
+def _read(paths: list[str | Path], limit: int | None) -> ConversationSet:
+    found = ConversationSet()
+    seen: set[bytes] = set()
+    for where, row in _located_rows(paths):
+        if limit is not None and len(found.rows) >= limit:
+            break
+        try:
+            messages = _messages(row, where)
+        except ConversationError as error:
+            found.errors.append(error)
+            logger.warning("Left out: %s", error)
+            continue
+        key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
+        if key in seen:
+            found.duplicates.append(where)
+        else:
+            seen.add(key)
+            found.rows.append(messages)
+            found.origins.append(where)
     return found
 
 

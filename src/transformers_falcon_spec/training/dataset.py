@@ -1,6 +1,8 @@
 """Conversations as token ids with a mask of what the assistant said. Knows nothing of drafters or features."""
 
+import copy
 import logging
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,6 +15,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import TrainingError
 from .conversations import Message
+from .coverage import MaskCoverage
 
 logger = logging.getLogger(__name__)
 
@@ -29,37 +32,73 @@ class ConversationDataset(Dataset[Example]):
         rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer.
         max_length (`int`): Longest example, in tokens.
+        origins (`list[str]`, *optional*): Where each row comes from, in words; its number unless given.
 
     Raises:
         [`TrainingError`]: there is no chat template, or not one example holds an assistant token.
     """
 
-    def __init__(self, rows: list[list[Message]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    def __init__(
+        self,
+        rows: list[list[Message]],
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        origins: Sequence[str] | None = None,
+    ) -> None:
         if tokenizer.chat_template is None:
             raise TrainingError(
                 f"The tokenizer `{tokenizer.name_or_path}` needs a chat template to tell what the assistant said, but it "
                 "has none. Set `tokenizer.chat_template` and save it with the target."
             )
         has_marks = "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template
-        examples = [_encode(row, tokenizer, has_marks) for row in tqdm(rows, desc="tokenize", unit="row")]
-        cut = [{name: values[:max_length] for name, values in example.items()} for example in examples if example]
-        self.examples = [example for example in cut if any(example["assistant_mask"])]
-        if not self.examples:
-            raise TrainingError(f"Not one of {len(rows)} conversations has an assistant token in {max_length} tokens.")
-        logger.info(
-            "%d examples, %d tokens, %d of them the assistant's (%s); %d rows without any left out.",
-            len(self.examples),
-            sum(len(example["input_ids"]) for example in self.examples),
-            sum(sum(example["assistant_mask"]) for example in self.examples),
-            "marked by the template" if has_marks else "found turn by turn",
-            len(rows) - len(self.examples),
-        )
+        encoded = [_encode(row, tokenizer, has_marks) for row in tqdm(rows, desc="tokenize", unit="row")]
+        kept: list[Example] = []
+        self.origins: list[str] = []
+        for place, example in enumerate(encoded):
+            if example and any(example["assistant_mask"][:max_length]):
+                kept.append({name: values[:max_length] for name, values in example.items()})
+                self.origins.append(origins[place] if origins is not None else f"row {place}")
+        self.examples = kept
+        masks = [example["assistant_mask"] for example in encoded if example]
+        turns = [turn for row, example in zip(rows, encoded, strict=True) if example for turn in row]
+        num_turns = sum(turn["role"] == "assistant" for turn in turns)
+        self.coverage = MaskCoverage.of(kept, masks, num_turns, max_length)
+        if not kept:
+            raise TrainingError(_nothing_counts(len(rows), masks, tokenizer, max_length))
+        how = "marked by the template" if has_marks else "found turn by turn"
+        logger.info("%s, %s; %d rows without any left out.", self.coverage, how, len(rows) - len(kept))
+        self.coverage.warn()
+
+    def subset(self, indices: Iterable[int]) -> "ConversationDataset":
+        """The examples at `indices`, in that order; the coverage stays that of the whole."""
+        chosen, part = list(indices), copy.copy(self)
+        part.examples = [self.examples[index] for index in chosen]
+        part.origins = [self.origins[index] for index in chosen]
+        return part
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
+
+
+def _nothing_counts(num_rows: int, masks: list[list[int]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
+    """Why the mask covers 0 %, in words."""
+    if any(map(any, masks)):
+        return (
+            f"Not one of {num_rows} conversations has an assistant token in {max_length} tokens. Raise `max_length`, or "
+            "shorten what stands before the first answer."
+        )
+    if masks:
+        return (
+            f"The mask of what the assistant says must cover something, but it covers 0 % of {num_rows} conversations. Put "
+            f"`{{% generation %}}` marks around the assistant's words in the chat template of `{tokenizer.name_or_path}`."
+        )
+    return (
+        f"The chat template of `{tokenizer.name_or_path}` must take at least one conversation, but it refuses all "
+        f"{num_rows}. The log says why; bring the conversations into its form."
+    )
 
 
 def _encode(row: list[Message], tokenizer: PreTrainedTokenizerBase, has_marks: bool) -> Example | None:

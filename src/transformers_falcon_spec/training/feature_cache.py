@@ -113,8 +113,7 @@ class FeatureCache(Dataset[Example]):
     def _check_room(self, features: TargetFeatures, num_tokens: int) -> None:
         with writing_to(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        probe = features.read(*(torch.ones(1, 1, dtype=torch.long, device=features.target.device) for _ in range(2)))
-        needed = num_tokens * sum(value[0, 0].nbytes for value in probe.values())
+        needed = num_tokens * bytes_per_token(features)
         free = shutil.disk_usage(self.folder).free
         logger.info("Features of %d tokens go to `%s`: %.2f GB of %.2f GB free.",
                     num_tokens, self.folder, needed / 1e9, free / 1e9)  # fmt: skip
@@ -137,6 +136,12 @@ class FeatureCache(Dataset[Example]):
                 found[index] = {name: value[row, : self._length(index)].cpu() for name, value in read.items()}
         names = found[ordered[0]].keys()
         return {name: torch.cat([found[index][name] for index in self._members(number)]) for name in names}
+
+
+def bytes_per_token(features: TargetFeatures) -> int:
+    """What a cache keeps for each token; a probe of one token tells."""
+    probe = features.read(*(torch.ones(1, 1, dtype=torch.long, device=features.target.device) for _ in range(2)))
+    return sum(value[0, 0].nbytes for value in probe.values())
 
 
 def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:

@@ -4,6 +4,7 @@
 resuming, reporters) is the Trainer's.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..core.tree import DraftTree
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
+from .divergence import divergence, rows_of
 from .objectives import Objective, Outcome, objective_of
 
 MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
@@ -43,9 +45,12 @@ class DrafterTrainer(Trainer):
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
+    A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
+
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
         [`OptionError`]: nothing is known of how to train such a drafter.
+        [`TrainingError`]: from `train` and `evaluate`: the loss diverged; names the step and the batch's rows.
     """
 
     loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
@@ -61,6 +66,7 @@ class DrafterTrainer(Trainer):
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
+        self._batch: dict[str, Tensor] = {}  # the newest one of training
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own, but one that groups by length draws from seed and epoch, not from the global stream."""
@@ -69,8 +75,15 @@ class DrafterTrainer(Trainer):
             return sampler
         return SeededLengthGroups(sampler, lambda: self.args.seed + int(self.state.epoch or 0))
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own; the weights it ends with are good ones."""
+        result = super().train(*args, **kwargs)
+        self._check_weights()
+        return result
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """The Trainer's own, with a failed write told in words."""
+        """The Trainer's own, for good weights only and with a failed write told in words."""
+        self._check_weights()
         with writing_to(self.args.output_dir):
             super()._save_checkpoint(*args, **kwargs)
 
@@ -89,8 +102,39 @@ class DrafterTrainer(Trainer):
             )
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
+        if model.training:
+            self._batch = inputs
+        if not outcome.loss.isfinite():
+            step = self.state.global_step + int(model.training)
+            raise self._divergence(f"it is {outcome.loss.item()}", step, inputs, model.training)
         self._note(outcome.terms)
         return (outcome.loss, outcome) if return_outputs else outcome.loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own, asked before each update: a gradient that is not finite must not reach the weights."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        is_judged = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
+        if is_judged and not math.isfinite(float(norm)):
+            what = f"the norm of its gradient is {float(norm)}"
+            raise self._divergence(what, self.state.global_step + 1, self._batch)
+        return norm
+
+    def _check_weights(self) -> None:
+        """Stop if, on any process, the weights as they are now give the newest batch a loss that is not finite."""
+        if not self._batch:
+            return
+        model = self.model_wrapped.eval()  # without dropout nothing is drawn from the global stream
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.objective(model, self.features(self._batch), torch.Generator().manual_seed(0), 1.0).loss
+        losses = self.accelerator.gather(loss.detach().reshape(1).float())
+        if not losses.isfinite().all():
+            what = f"its update leaves weights that make it {losses.tolist()}"
+            raise self._divergence(what, self.state.global_step, self._batch)
+
+    def _divergence(self, what: str, step: int, batch: dict[str, Tensor], is_training: bool = True) -> TrainingError:
+        """The error for a batch of the training or of the evaluation data."""
+        rows = rows_of(self.train_dataset if is_training else self.eval_dataset, batch)
+        return divergence(what if is_training else f"{what} in evaluation", step, rows, self.args.output_dir)
 
     def _generator(self, is_training: bool) -> torch.Generator:
         """A generator that depends on seed, step and process alone, so that a resumed run draws the same."""

@@ -1,0 +1,91 @@
+"""What `falcon-spec train --dry_run` says: what would be trained, and what it would take."""
+
+import shutil
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from ..training.coverage import MaskCoverage
+from ..training.estimate import RunEstimate
+from .memory import peak_resident_bytes
+
+
+def print_dry_run(
+    estimate: RunEstimate, target: PreTrainedModel, drafter: PreTrainedModel, coverage: MaskCoverage, cache: str | None
+) -> None:
+    """Two tables: facts, and estimates under that name.
+
+    Args:
+        estimate ([`RunEstimate`]): What the steps told.
+        target ([`~transformers.PreTrainedModel`]): The target.
+        drafter ([`~transformers.PreTrainedModel`]): The drafter.
+        coverage ([`MaskCoverage`]): What counts in the loss.
+        cache (`str`, *optional*): Folder for features on disk.
+    """
+    console = Console(highlight=False)
+    num_epochs = estimate.num_steps * estimate.rows_per_step / coverage.num_examples
+    trained = sum(weight.numel() for weight in drafter.parameters() if weight.requires_grad)
+    facts = {
+        "data": str(coverage),
+        "target": _model(target),
+        "drafter": f"{_model(drafter)}; {_millions(trained)} are trained",
+        "steps": f"{estimate.num_steps} of {estimate.rows_per_step} conversations, {num_epochs:.2f} epochs",
+        "features on disk": _disk(estimate, cache),
+    }
+    console.print(_table("Nothing was trained or written. This would be:", facts))
+    console.print(
+        _table(f"ESTIMATE, from {len(estimate.step_seconds)} timed steps on this machine:", _costs(estimate))
+    )
+
+
+def _costs(estimate: RunEstimate) -> dict[str, str]:
+    median, longest = statistics.median(estimate.step_seconds), max(estimate.step_seconds)
+    costs = {
+        "a step": f"{median:.3g} s in the median, {longest:.3g} s at most",
+        "training": f"{_duration(estimate.train_seconds)}; evaluation and checkpoints are extra",
+    }
+    if estimate.extract_seconds is not None:
+        costs["features, once"] = f"{_duration(estimate.extract_seconds)} to read the target and write them"
+    if estimate.peak_device_bytes is not None:
+        costs["device memory"] = f"{_gigabytes(estimate.peak_device_bytes)} at the peak, the longest batch included"
+    costs["process memory"] = f"{_gigabytes(peak_resident_bytes())} at the peak, the longest batch included"
+    return costs
+
+
+def _disk(estimate: RunEstimate, cache: str | None) -> str:
+    if cache is None:
+        return f"none; `--cache_features` would take {_gigabytes(estimate.cache_bytes)}"
+    folder = next(path for path in [Path(cache).absolute(), *Path(cache).absolute().parents] if path.exists())
+    free = shutil.disk_usage(folder).free
+    return f"{_gigabytes(estimate.cache_bytes)} in `{cache}`, where {_gigabytes(free)} are free"
+
+
+def _model(model: PreTrainedModel) -> str:
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{type(model).__name__}, {_millions(num_parameters)} parameters in {dtype}"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.2f} M"
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _table(title: str, entries: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in entries.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,50 @@
+"""What counts in the loss, to look at: conversations in the terminal, the words that are learned in colour."""
+
+from itertools import groupby, islice
+
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from ..training.dataset import ConversationDataset
+
+COUNTED, OTHER = "bold black on green", "dim"
+BRACKETS = ("⟦", "⟧")  # round what counts, where there are no colours
+LEGEND = {True: "counts in the loss", False: "is read, but not learned"}
+
+
+def show_masks(
+    dataset: ConversationDataset, tokenizer: PreTrainedTokenizerBase, num_examples: int, console: Console | None = None
+) -> None:
+    """Print the first `num_examples` examples as the target reads them, and what counts of the whole data.
+
+    Args:
+        dataset ([`ConversationDataset`]): The examples.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Turns tokens back into text, special ones included.
+        num_examples (`int`): Most examples to show.
+        console (`rich.console.Console`, *optional*): Where to; standard output unless given.
+    """
+    console = console or Console(highlight=False)
+    has_colors = console.color_system is not None
+    for origin, example in islice(zip(dataset.origins, dataset.examples, strict=True), num_examples):
+        ids, mask = example["input_ids"], example["assistant_mask"]
+        console.print(Text(f"{origin}: {len(ids)} tokens, {sum(mask)} count", style="bold"), soft_wrap=True)
+        text = Text()
+        for is_counted, run in groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1])):
+            words = _visible(str(tokenizer.decode([token for token, _ in run])))
+            text.append_text(_marked(words, is_counted, has_colors))
+        console.print(text, end="\n\n", soft_wrap=True)  # a terminal breaks lines by itself
+    legend = [_marked(words, is_counted, has_colors) for is_counted, words in LEGEND.items()]
+    console.print(Text("  ").join(legend))
+    console.print(f"{dataset.coverage}.", markup=False, soft_wrap=True)
+
+
+def _marked(words: str, is_counted: bool, has_colors: bool) -> Text:
+    opening, closing = BRACKETS if is_counted and not has_colors else ("", "")
+    return Text(f"{opening}{words}{closing}", style=COUNTED if is_counted else OTHER)
+
+
+def _visible(text: str) -> str:
+    """Line ends with a sign, so that their colour shows; other signs that a terminal would obey in words."""
+    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
+    return shown.replace("\n", "↵\n")

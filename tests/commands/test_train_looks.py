@@ -1,0 +1,138 @@
+"""What `falcon-spec train` shows without training, and the data it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.chat import make_rows, save_target, write_rows
+from tests.training.runs import SMALL
+from transformers_falcon_spec import cli
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command with a target and twelve conversations, one of them twice; all but where it writes."""
+    folder = tmp_path_factory.mktemp("files")
+    rows = make_rows(12)
+    data = write_rows(folder / "data.jsonl", [*rows, rows[3]])
+    options = ["--target", str(save_target(folder / "target", **SMALL)), "--data", str(data), "--use_cpu"]
+    return ["train", *options, "--report_to", "none", "--per_device_train_batch_size", "4"]
+
+
+def words(text: str) -> str:
+    """Text without the lines and breaks of a table."""
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_masks_are_shown_and_nothing_is_trained(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+
+    status = cli.main([*command, "--output_dir", str(folder), "--show_masks", "2"])
+
+    text = capsys.readouterr().out
+    assert status == 0
+    assert words(text).count("data.jsonl, line") == 2
+    assert f"⟦{make_rows(12)[0][1]['content']}</s>⟧" in words(text).replace("⟦ ", "⟦")
+    assert "12 examples," in words(text)
+    assert not folder.exists()
+
+
+def test_five_masks_are_shown_unless_told_otherwise(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli.main([*command, "--show_masks", "--limit", "8"])
+
+    assert status == 0
+    assert words(capsys.readouterr().out).count("data.jsonl, line") == 5
+
+
+def test_masks_need_only_the_tokenizer_of_a_target(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(command[2])
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (source / name).is_file():
+            (tmp_path / name).write_bytes((source / name).read_bytes())
+
+    assert cli.main([*command, "--target", str(tmp_path), "--show_masks", "1"]) == 0
+
+
+def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, cache = tmp_path / "out", tmp_path / "cache"
+    options = ["--output_dir", str(folder), "--cache_features", str(cache), "--num_train_epochs", "2", "--dry_run"]
+
+    status = cli.main([*command, *options])
+
+    text = words(capsys.readouterr().out)
+    assert status == 0
+    assert "Nothing was trained or written." in text
+    assert "12 examples," in text
+    assert "target LlamaForCausalLM," in text
+    assert "drafter FalconSpecDrafter," in text
+    assert "steps 6 of 4 conversations, 2.00 epochs" in text
+    assert "GB in `/" in text
+    assert "are free" in text
+    assert "ESTIMATE, from 8 timed steps on this machine:" in text
+    assert "training" in text
+    assert "features, once" in text
+    assert "process memory" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_cache_its_size_is_still_said(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command, "--max_steps", "3", "--dry_run"]) == 0
+
+    text = words(capsys.readouterr().out)
+    assert "none; `--cache_features` would take" in text
+    assert "features, once" not in text
+
+
+def test_forbidden_prompts_are_refused_in_both_files(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    held_out = write_rows(tmp_path / "held_out.jsonl", make_rows(3, seed=1))
+    clean = ["--output_dir", str(tmp_path / "out"), "--eval_data", str(held_out), "--forbid", str(prompts)]
+
+    for row, name in ((make_rows(12)[4], "data.jsonl, line 5"), (make_rows(3, seed=1)[2], "held_out.jsonl, line 3")):
+        prompts.write_text(json.dumps({"prompt": row[0]["content"]}))
+        assert cli.main([*command, *clean]) == 1
+        assert f"{name} shares {row[0]['content']!r} with {prompts}, line 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_system_prompt_may_be_shared(command: list[str], tmp_path: Path) -> None:
+    shared, asked = make_rows(12)[4][0]["content"], "something that nobody says"
+    messages = [{"role": "system", "content": shared}, {"role": "user", "content": asked}]
+    (prompts := tmp_path / "prompts.jsonl").write_text(json.dumps({"messages": messages}))
+
+    assert cli.main([*command, "--forbid", str(prompts), "--show_masks", "1"]) == 0
+
+
+def test_a_repeated_conversation_is_trained_on_once(
+    command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert cli.main([*command, "--output_dir", str(tmp_path), "--max_steps", "1"]) == 0
+
+    record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
+    assert record["num_examples"] == 12
+    assert "Left out: 1 conversations that are the same as an earlier one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--show_masks", "0"], "OptionError: `--show_masks` takes a number of examples of at least 1, but it is 0"),
+        (["--show_masks", "--dry_run"], "OptionError: `--show_masks` and `--dry_run` each do one thing"),
+        (["--dry_run", "--resume_from_checkpoint", "true"], "OptionError: `--dry_run` estimates a whole run"),
+        (["--forbid", "nowhere.jsonl"], "ConversationError: The prompt file `nowhere.jsonl` does not exist"),
+    ],
+)
+def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(
+    command: list[str], options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, *options]) == 1
+    assert text in capsys.readouterr().err

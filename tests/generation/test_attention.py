@@ -1,0 +1,112 @@
+"""Attention that reads trees: grouped SDPA says what stock SDPA says, and targets are switched to it only while trees are read."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from tests import runs
+from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec.generation import attention
+from transformers_falcon_spec.generation.attention import GROUPED_SDPA, TreeAttention, grouped_sdpa
+
+
+class Layer(torch.nn.Module):
+    """What stock SDPA asks of a layer."""
+
+    num_key_value_groups = 2
+
+
+def _states(num_queries: int, seed: int = 0, value_size: int = 8) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two rows with four query heads over two groups; every query sees the first slot and every third one after it."""
+    rng = torch.Generator().manual_seed(seed)
+    query, key, value = (
+        torch.randn(2, heads, tokens, size, generator=rng)
+        for heads, tokens, size in ((4, num_queries, 8), (2, 11, 8), (2, 11, value_size))
+    )
+    is_seen = (torch.arange(11) + torch.arange(num_queries)[:, None]) % 3 == 0
+    is_seen[:, 0] = True
+    return query, key, value, torch.zeros(is_seen.shape).masked_fill(~is_seen, -1e30)[None, None]
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_grouped_sdpa_is_stock_sdpa(num_queries: int, dtype: torch.dtype, scaling: float | None) -> None:
+    states = [part.to(dtype) for part in _states(num_queries)]
+
+    found, weights = grouped_sdpa(Layer(), *states, scaling=scaling)
+
+    expected = sdpa_attention_forward(Layer(), *states, scaling=scaling)[0]
+    assert weights is None
+    assert found.shape == expected.shape == (2, num_queries, 4, 8)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_is_unusual_is_left_to_stock_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_args, **kwargs: given.append(kwargs))
+    query, key, value, mask = _states(3)
+
+    grouped_sdpa(Layer(), query, key, value, None)
+    grouped_sdpa(Layer(), query, key, value, mask, position_bias=mask)
+    grouped_sdpa(Layer(), *_states(3, value_size=4))
+    assert [set(kwargs) for kwargs in given] == [set(), {"position_bias"}, set()]
+
+    assert grouped_sdpa(Layer(), query, key, value, mask, position_bias=None) is not None
+    assert len(given) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "implementation", "expected"),
+    [("llama", "sdpa", GROUPED_SDPA), ("llama", "eager", "eager"), ("gpt_neox", "sdpa", "sdpa")],
+)
+def test_targets_whose_heads_share_read_trees_with_grouped_sdpa(
+    family: str, implementation: str, expected: str
+) -> None:
+    model, seen = make_target(family, attn_implementation=implementation), []
+    target = runs.prefilled(model, make_prompt())
+    model.register_forward_pre_hook(lambda *_: seen.append(model.config._attn_implementation))
+
+    runs.tree_logits(target, [5, 6, 7], [-1, 0, 0])
+
+    assert seen == [expected]
+    assert model.config._attn_implementation == implementation
+
+
+def test_the_last_of_several_readers_switches_back() -> None:
+    model = make_target("llama")
+    reading, first, second = TreeAttention(model), ExitStack(), ExitStack()
+
+    first.enter_context(reading.active())
+    second.enter_context(reading.active())
+    first.close()
+    assert model.config._attn_implementation == GROUPED_SDPA
+    second.close()
+
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_models_that_share_a_config_leave_it_as_it_was() -> None:
+    model = make_target("llama")
+    one, other, first, second = TreeAttention(model), TreeAttention(model), ExitStack(), ExitStack()
+
+    first.enter_context(one.active())
+    second.enter_context(other.active())
+    first.close()
+    second.close()
+
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_an_error_while_reading_switches_back() -> None:
+    model = make_target("llama")
+
+    with pytest.raises(KeyError), TreeAttention(model).active():
+        raise KeyError
+
+    assert model.config._attn_implementation == "sdpa"

@@ -1,0 +1,129 @@
+"""Evaluation prompts in training data are found however they are dressed, and nothing else is."""
+
+import random
+
+import pytest
+
+from transformers_falcon_spec.errors import ConversationError
+from transformers_falcon_spec.training.conversations import ConversationSet
+from transformers_falcon_spec.training.overlap import (
+    Forbidden,
+    OverlapIndex,
+    find_overlaps,
+    refuse_overlaps,
+    words_of,
+)
+
+DUCKS = (
+    "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes four into muffins."
+)
+EIGHT = "How many eggs do sixteen white ducks lay"
+SHORT = "What is 2 plus 3?"
+PROMPTS = [Forbidden(DUCKS, "gsm8k.jsonl, line 1"), Forbidden(EIGHT, "line 2"), Forbidden(SHORT, "line 3")]
+
+
+def asked(*questions: str) -> ConversationSet:
+    """A conversation of one question each."""
+    rows = [[{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}] for text in questions]
+    return ConversationSet(rows, [f"row {number}" for number in range(len(rows))])
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        (DUCKS, "gsm8k.jsonl, line 1"),
+        (f"Answer briefly.\n\n{DUCKS.upper()}\nThink first.", "gsm8k.jsonl, line 1"),
+        ("... JANET'S  ducks,\tlay 16 eggs per day -- she eats “three” for breakfast", "gsm8k.jsonl, line 1"),
+        ("three for breakfast every morning and bakes four into muffins", None),  # 10 of its words
+        ("eats three for breakfast every morning and bakes four into muffins, and more", None),  # 11
+        ("a day. She eats three for breakfast every morning and bakes four into!", None),  # 12
+        ("per day. She eats three for breakfast every morning and bakes four into!", "gsm8k.jsonl, line 1"),  # 13
+        (f"Tell me: {EIGHT}?", "line 2"),
+        ("many eggs do sixteen white ducks lay, then?", None),
+        ("what is 2 PLUS 3", "line 3"),
+        ("What is 2 plus 3? And what is 4 plus 5?", None),
+        ("", None),
+    ],
+)
+def test_a_prompt_is_found_whatever_its_case_and_punctuation(text: str, origin: str | None) -> None:
+    hit = OverlapIndex(PROMPTS).find(text)
+
+    assert (hit and hit[0]) == origin
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("\uff57\uff49\uff44\uff45 Straße", "wide STRASSE"),
+        ("def has_close(numbers):", "DEF has_close  numbers"),
+        ("鸭子每天下十六个蛋。", "鸭子每天 下十六个蛋"),
+        ("हिन्दी में, लिखो", "हिन्दी में लिखो"),
+        ("a\u00a0b\u200bc", "a b c"),
+    ],
+)
+def test_what_looks_the_same_has_the_same_words(text: str, other: str) -> None:
+    assert words_of(text) == words_of(other)
+
+
+def test_words_are_whole_in_every_script() -> None:
+    assert words_of("हिन्दी में has_close") == ("हिन्दी", "में", "has_close")
+    assert words_of("ตอบ") == ("ต", "อ", "บ")
+    assert words_of("!? ...") == ("!?", "...")
+
+
+def holds(text: str, prompt: str) -> bool:
+    """Whether some run of 13 words, or of all if the prompt has fewer, occurs; a prompt of under 8 words must be all."""
+    words, wanted = words_of(text), words_of(prompt)
+    if len(wanted) < 8:
+        return words == wanted
+    length = min(13, len(wanted))
+    runs = [" ".join(wanted[start : start + length]) for start in range(len(wanted) - length + 1)]
+    return any(f" {run} " in f" {' '.join(words)} " for run in runs)
+
+
+def test_the_index_agrees_with_searching_for_each_run() -> None:
+    generator = random.Random(0)
+
+    def words(least: int, most: int) -> list[str]:
+        return generator.choices("ab", [5, 1], k=generator.randint(least, most))  # few words, so that runs are shared
+
+    prompts = [" ".join(words(1, 18)) for _ in range(4)]
+    texts = [" ".join(words(1, 24)) for _ in range(300)] + prompts
+    index = OverlapIndex(Forbidden(prompt, prompt) for prompt in prompts)
+
+    found = [index.find(text) is not None for text in texts]
+
+    assert found == [any(holds(text, prompt) for prompt in prompts) for text in texts]
+    assert 50 < sum(found) < 250
+
+
+def test_any_turn_counts_and_each_row_is_named_once() -> None:
+    data = asked("one", DUCKS, "two")
+    data.rows[2][1]["content"] = f"{SHORT} {DUCKS}"
+    data.rows.append([*asked(DUCKS).rows[0], *asked(EIGHT).rows[0]])
+    data.origins.append("row 3")
+
+    found = find_overlaps(data, OverlapIndex(PROMPTS))
+
+    assert [each.row for each in found] == ["row 1", "row 2", "row 3"]
+    assert found[0].words == "janet s ducks lay 16 eggs per day she eats three for breakfast"
+
+
+def test_rows_that_hold_prompts_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    data = asked(*[DUCKS] * 12, "one")
+
+    with pytest.raises(ConversationError) as raised:
+        refuse_overlaps(data, OverlapIndex(PROMPTS))
+
+    text = str(raised.value)
+    assert "must not hold evaluation prompts, but 12 of 13 conversations do: row 0 shares 'janet s ducks" in text
+    assert "with gsm8k.jsonl, line 1; row 1 shares" in text
+    assert "row 9 shares" in text
+    assert "row 10 shares" not in text
+    assert text.endswith("and 2 more, which the log names. Take these rows out.")
+    assert "Forbidden: row 11 shares" in caplog.text
+
+
+def test_clean_data_passes() -> None:
+    refuse_overlaps(asked("one", "three"), OverlapIndex(PROMPTS))
+    refuse_overlaps(asked(DUCKS), OverlapIndex([]))
