@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.choose_tree import shape_options
-from benchmarks.running import run_and_save, with_options
+from benchmarks.running import beside, run_and_save, with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -22,7 +22,7 @@ from transformers_falcon_spec.evaluation.inflation import inflate, inflate_draft
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.shapes import SHAPES
-from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, pooled_tokens_per_second
+from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
@@ -100,20 +100,8 @@ def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             max((arm for arm in speeds if arm.startswith(kind)), key=speeds.__getitem__)
             for kind in ("static", "grown")
         )
-        beside = {(run["prompt"], run["repeat"]): run for run in runs[static]}
         for arm in (grown, "tuned", "tuned, static"):
-            pairs = [(run, beside[run["prompt"], run["repeat"]]) for run in runs[arm]]
-            interval = bootstrap(pairs, pooled_speedup, 0)
-            rows.append(
-                {
-                    "decoding": decoding,
-                    "arm": arm,
-                    "best_static": static,
-                    "num_prompts": len(pairs),
-                    "ratio": pooled_speedup(pairs),
-                    "interval": interval,
-                }
-            )
+            rows.append({"best_static": static, **beside(records, decoding, arm, static)})
     return rows
 
 

@@ -9,15 +9,28 @@ from typing import Any
 
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.summary import summarize
+from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, summarize
 from transformers_falcon_spec.provenance import provenance
 
 
-def with_options(drafter: Any, options: SpeculationConfig) -> Any:
-    """A drafter of the same weights with other options."""
+def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
+    """A drafter of the same weights with other options, and other `fields` of its config."""
     arm = copy.copy(drafter)
     arm.generation_config = options
+    if fields:
+        arm.config = copy.copy(drafter.config)
+        for name, value in fields.items():
+            setattr(arm.config, name, value)
     return arm
+
+
+def beside(records: list[dict[str, Any]], decoding: str, arm: str, other: str) -> dict[str, Any]:
+    """How many times as fast one arm is as another, prompt by prompt over all sets."""
+    runs = [{(run["set"], run["prompt"], run["repeat"]): run for run in records if (run["decoding"], run["arm"]) == (decoding, name)}
+            for name in (arm, other)]  # fmt: skip
+    pairs = [(run, runs[1][key]) for key, run in runs[0].items()]
+    ratio, interval = pooled_speedup(pairs), bootstrap(pairs, pooled_speedup, 0)
+    return {"decoding": decoding, "arm": arm, "num_prompts": len(pairs), "ratio": ratio, "interval": interval}
 
 
 def run_and_save(

@@ -20,6 +20,7 @@ from transformers_falcon_spec.evaluation.group_costs import (
     measure_link,
     pass_seconds,
     pass_traffic,
+    time_passes,
 )
 from transformers_falcon_spec.evaluation.group_fit import Steps
 from transformers_falcon_spec.generation.ranks import Ranks
@@ -103,6 +104,25 @@ def test_parts_are_timed_apart_and_the_drafter_stays_as_it_was(monkeypatch: pyte
         attend=10, finish=1, layer=1, ends=13.0, read=2 * 7 + 1, state_bytes=3 * drafter.model.config.hidden_size * 8
     )
     assert set(vars(drafter.layered)) == before
+
+
+def test_passes_of_all_backends_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, clock = make_drafter(make_model("llama")), Clock()
+    monkeypatch.setattr(group_costs, "_now", clock)
+    drafter.config.backend = "sequential"
+    attend, arms = LayeredModel.attend, {"in order": drafter.backend()}
+    drafter.config.backend = "fused"
+    arms["at once"] = drafter.backend()
+
+    def slow(*args: Any) -> Any:
+        clock.now += 9
+        return attend(*args)
+
+    monkeypatch.setattr(LayeredModel, "attend", slow)
+    turns = time_passes(drafter, make_prompt(6), 3, arms, repeats=2)
+
+    # of 7 layers 5 stand in groups; the fused backend asks none of them
+    assert turns == [{"in order": 1 + 5 * 9, "at once": 1}] * 2
 
 
 def test_a_link_is_found_from_its_gathers(monkeypatch: pytest.MonkeyPatch) -> None:

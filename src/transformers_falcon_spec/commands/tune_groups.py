@@ -27,7 +27,8 @@ from ..errors import OptionError
 from ..evaluation.decoding import decoding_options, timed_generate
 from ..evaluation.group_costs import Link, StepModel, measure_costs, measure_link
 from ..evaluation.group_fit import Groups, Replay, Steps, Text, best_divisions, candidate_groups, singles, with_group
-from ..evaluation.prompts import check_lengths, read_prompts
+from ..evaluation.group_texts import written_texts
+from ..evaluation.prompts import read_prompts
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.ranks import SpreadRanks
@@ -88,7 +89,9 @@ def run(command: TuneGroupsCommand) -> None:
     models = _loaded(command)
     replay = Replay(models.target, models.drafter, _options(command), command.max_new_tokens)
     records = Records(output.with_suffix(".jsonl"), _settings(command, models))
-    texts, rate = _texts(command, models, records)
+    prompts = read_prompts(command.prompts, command.limit)
+    named, rate = written_texts(models.target, models.tokenizer, prompts, command.max_new_tokens, records)
+    texts = list(named.values())
     result = _result(command, models, texts, _Counts(replay, texts, records), link)
     result = {
         "provenance": provenance(**{**vars(command), "dtype": str(models.target.dtype).removeprefix("torch.")}),
@@ -181,28 +184,6 @@ def _settings(command: TuneGroupsCommand, models: _Models) -> dict[str, Any]:
     names = ("prompts", "limit", "depth", "num_tree_nodes", "tree_top_k", "max_new_tokens", "dtype")
     fingerprints = {"target": weights_fingerprint(models.target), "drafter": weights_fingerprint(models.drafter)}
     return {**fingerprints, **{name: getattr(command, name) for name in names}}
-
-
-def _texts(command: TuneGroupsCommand, models: _Models, records: Records) -> tuple[list[Text], float]:
-    """The target's texts, and its tokens per second."""
-    known = {entry["prompt"]: entry for entry in records.entries if "prompt" in entry}
-    prompts = read_prompts(command.prompts, command.limit)
-    check_lengths(prompts, models.tokenizer, models.target.config, command.max_new_tokens)
-    for prompt in tqdm(prompts, desc="texts", unit="text"):
-        name = f"{prompt.set_name} {prompt.prompt_id}"
-        if name not in known:
-            ids = prompt.input_ids(models.tokenizer)
-            timed = timed_generate(models.target, ids, command.max_new_tokens, decoding_options("greedy"), 0)
-            found = {"prompt": name, "prompt_ids": ids[0].tolist(), "new_ids": timed.new_ids, "seconds": timed.seconds}
-            records.append(found)
-            known[name] = found
-    texts = [Text((*entry["prompt_ids"], *entry["new_ids"]), len(entry["prompt_ids"])) for entry in known.values()]
-    if not texts:
-        raise OptionError("There must be a prompt to answer, but `prompts` and `limit` leave none.")
-    num_tokens, seconds = (
-        sum(map(value, known.values())) for value in (lambda e: len(e["new_ids"]), lambda e: e["seconds"])
-    )
-    return texts, num_tokens / seconds
 
 
 class _Counts:

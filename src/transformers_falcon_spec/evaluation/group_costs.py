@@ -1,8 +1,9 @@
 """What drafting with EasySpec would take on several devices: parts timed on one, links measured or given, the rest is arithmetic."""
 
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +136,56 @@ def measure_costs(drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, 
     )
 
 
+def time_passes(
+    drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, arms: Mapping[str, SequentialBackend], repeats: int
+) -> list[dict[str, float]]:
+    """Seconds of drafted passes over `width` tokens after the text `ids` `[1, tokens]`, all backends in every turn, in random order.
+
+    Nothing is timed inside a pass, so that backends of any kind can be compared. The first turn, a warm-up, is left out.
+    """
+    passes = {name: _Pass(drafter, ids, width, backend, is_exact=False) for name, backend in arms.items()}
+    order = random.Random(0)
+    turns = [
+        {name: passes[name].seconds() for name in order.sample([*passes], len(passes))} for _ in range(repeats + 1)
+    ]
+    return turns[1:]
+
+
+class _Pass:
+    """A pass over tokens that all follow one text, which is read exactly when this is made."""
+
+    def __init__(
+        self,
+        drafter: LayerParallelDrafter,
+        ids: torch.Tensor,
+        num_tokens: int,
+        backend: SequentialBackend,
+        is_exact: bool,
+    ) -> None:
+        self._drafter, self._backend, self._is_exact = drafter, backend, is_exact
+        self._cache, self._num_read = DynamicCache(), ids.shape[1]
+        self._ids = ids[:, -1:].repeat(1, num_tokens)
+        self._read(ids, torch.arange(self._num_read), is_exact=True)
+
+    def seconds(self) -> float:
+        """What it takes; the cache stays as it was."""
+        num_tokens = self._ids.shape[1]
+        start = _now()
+        self._read(self._ids, torch.full((num_tokens,), self._num_read), self._is_exact)
+        seconds = _now() - start
+        self._cache.crop(-num_tokens)
+        return seconds
+
+    @torch.no_grad()
+    def _read(self, ids: torch.Tensor, positions: torch.Tensor, is_exact: bool) -> None:
+        positions = positions.to(ids.device)[None]
+        places = torch.arange(self._cache.get_seq_length(), device=ids.device)[None]
+        places = torch.cat([places, positions], dim=-1)
+        allowed = places[:, None] <= positions[..., None]
+        states = self._drafter.read(ids, allowed, positions, places, self._cache, self._backend, is_exact)
+        self._drafter.logits(states)
+
+
 class _Clock:
     """Passes of a drafter, the seconds of their parts told apart; each part is waited for."""
 
@@ -142,35 +193,17 @@ class _Clock:
         self.drafter, self.layered = drafter, drafter.layered
         self.seconds: dict[str, float] = {}
 
-    @torch.no_grad()
     def passes(
         self, ids: torch.Tensor, num_tokens: int, backend: SequentialBackend, is_exact: bool, repeats: int
     ) -> list[dict[str, float]]:
         """Seconds by part of passes over `num_tokens` tokens that all follow the text; the first, a warm-up, is left out."""
-        cache, num_read = DynamicCache(), ids.shape[1]
-        self._read(ids, torch.arange(num_read), cache, backend, is_exact=True)
-        found = []
+        timed, found = _Pass(self.drafter, ids, num_tokens, backend, is_exact), []
         for _ in range(repeats + 1):
             self.seconds = dict.fromkeys(("attend", "finish", "read"), 0.0)
             with self._watching():
-                start = _now()
-                self._read(
-                    ids[:, -1:].repeat(1, num_tokens), torch.full((num_tokens,), num_read), cache, backend, is_exact
-                )
-                whole = _now() - start
-            cache.crop(-num_tokens)
+                whole = timed.seconds()
             found.append({**self.seconds, "ends": whole - sum(self.seconds.values()), "all": whole})
         return found[1:]
-
-    def _read(
-        self, ids: torch.Tensor, positions: torch.Tensor, cache: Any, backend: SequentialBackend, is_exact: bool
-    ) -> None:
-        positions = positions.to(ids.device)[None]
-        places = torch.arange(cache.get_seq_length(), device=ids.device)[None]
-        places = torch.cat([places, positions], dim=-1)
-        allowed = places[:, None] <= positions[..., None]
-        states = self.drafter.read(ids, allowed, positions, places, cache, backend, is_exact)
-        self.drafter.logits(states)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -250,8 +250,11 @@ class LayerParallelDrafter(DrafterModel):
             [`OptionError`]: `torch.distributed` does not run, or with more ranks than the model has layers.
             [`RankError`]: the ranks have drafters with other weights or options, or one of them did not come.
         """
+        if self.config.backend != "distributed":
+            return ALONE
         backend = self.backend()
-        return backend.checked(self) if isinstance(backend, DistributedBackend) else ALONE
+        assert isinstance(backend, DistributedBackend)  # as its name says
+        return backend.checked(self)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
