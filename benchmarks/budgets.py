@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.choose_tree import shape_options
-from benchmarks.running import beside, run_and_save, with_options
+from benchmarks.running import beside, by_arm, run_and_save, with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -90,18 +90,15 @@ def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     The best sizes are the best of these very runs, which flatters both; the tuner has one arm of each kind.
     """
     rows = []
-    for decoding in dict.fromkeys(record["decoding"] for record in records):
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
-            if record["decoding"] == decoding:
-                runs.setdefault(record["arm"], []).append(record)
+    for decoding, runs in by_arm(records).items():
         speeds = {arm: pooled_tokens_per_second(of_arm) for arm, of_arm in runs.items()}
         static, grown = (
             max((arm for arm in speeds if arm.startswith(kind)), key=speeds.__getitem__)
             for kind in ("static", "grown")
         )
         for arm in (grown, "tuned", "tuned, static"):
-            rows.append({"best_static": static, **beside(records, decoding, arm, static)})
+            ratio = beside(runs[arm], runs[static])
+            rows.append({"decoding": decoding, "arm": arm, "best_static": static, **ratio})
     return rows
 
 

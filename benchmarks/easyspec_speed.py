@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from benchmarks.running import beside, run_and_save, with_options
+from benchmarks.running import beside, by_arm, run_and_save, with_options
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.drafters.easyspec.groups import build_groups
@@ -152,15 +152,11 @@ def times_as_fast(turns: Turns, arm: str, other: str) -> dict[str, Any]:
 def side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every arm on all prompts together: speed, what it keeps, what drafting takes, and its speed beside that of others."""
     rows = []
-    for decoding in dict.fromkeys(record["decoding"] for record in records):
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
-            if record["decoding"] == decoding:
-                runs.setdefault(record["arm"], []).append(record)
+    for decoding, runs in by_arm(records).items():
         for arm, of_arm in runs.items():
             if arm != BASELINE:
                 others = {what: other for what, other in rivals(arm).items() if other in runs and other != arm}
-                ratios = {what: beside(records, decoding, arm, other) for what, other in others.items()}
+                ratios = {what: beside(of_arm, runs[other]) for what, other in others.items()}
                 rows.append({"decoding": decoding, "arm": arm, **counts(of_arm), "beside": ratios})
     return rows
 

@@ -12,6 +12,8 @@ from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, summarize
 from transformers_falcon_spec.provenance import provenance
 
+Runs = list[dict[str, Any]]
+
 
 def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
     """A drafter of the same weights with other options, and other `fields` of its config."""
@@ -24,20 +26,27 @@ def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any
     return arm
 
 
-def beside(records: list[dict[str, Any]], decoding: str, arm: str, other: str) -> dict[str, Any]:
+def by_arm(records: Runs) -> dict[str, dict[str, Runs]]:
+    """For each decoding the runs of every arm."""
+    found: dict[str, dict[str, Runs]] = {}
+    for record in records:
+        found.setdefault(record["decoding"], {}).setdefault(record["arm"], []).append(record)
+    return found
+
+
+def beside(runs: Runs, others: Runs) -> dict[str, Any]:
     """How many times as fast one arm is as another, prompt by prompt over all sets."""
-    runs = [{(run["set"], run["prompt"], run["repeat"]): run for run in records if (run["decoding"], run["arm"]) == (decoding, name)}
-            for name in (arm, other)]  # fmt: skip
-    pairs = [(run, runs[1][key]) for key, run in runs[0].items()]
-    ratio, interval = pooled_speedup(pairs), bootstrap(pairs, pooled_speedup, 0)
-    return {"decoding": decoding, "arm": arm, "num_prompts": len(pairs), "ratio": ratio, "interval": interval}
+    found = {(run["set"], run["prompt"], run["repeat"]): run for run in others}
+    pairs = [(run, found[run["set"], run["prompt"], run["repeat"]]) for run in runs]
+    interval = bootstrap(pairs, pooled_speedup, 0)
+    return {"num_prompts": len(pairs), "ratio": pooled_speedup(pairs), "interval": interval}
 
 
 def run_and_save(
     benchmark: Benchmark,
     output: Path,
     args: argparse.Namespace,
-    more: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda _records: {},
+    more: Callable[[Runs], dict[str, Any]] = lambda _records: {},
 ) -> None:
     """Measure what is not yet in the `.jsonl` beside `output`, and write `output`, with `more` that follows from the runs."""
     outcome = benchmark.run(output.with_suffix(".jsonl"))

@@ -125,7 +125,7 @@ def test_more_kinds_of_drafts_join_what_was_counted(
 def test_every_backend_and_stock_generation_write_the_same(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--repeats", "3", "--context", "20", "--threads", str(torch.get_num_threads()), "--group_sizes", "2")
+    options = ("--repeats", "3", "--context", "10", "--threads", str(torch.get_num_threads()), "--group_sizes", "2")
 
     result = call(monkeypatch, easyspec_speed, models, tmp_path / "speed.json", *options)
 
@@ -137,4 +137,4 @@ def test_every_backend_and_stock_generation_write_the_same(
     for kind in ("chain", "tree"):
         assert lengths[f"{kind}, groups of 2, fused"] == lengths[f"{kind}, groups of 2, sequential"]
     assert [(row["width"], row["group_size"], row["num_groups"]) for row in result["passes"]] == [(1, 2, 4), (4, 2, 4)]
-    assert result["context"] == 20
+    assert result["context"] == 10

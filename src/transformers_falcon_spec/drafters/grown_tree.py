@@ -6,7 +6,7 @@ arXiv 2406.16858, section 4, there with blocks of one token.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,34 @@ from ..core.growth import Children, TreeGrowth
 from ..core.tree import DraftTree
 from ..errors import OptionError
 from ..generation.candidates import Draft, DraftBudget, TargetView
+from .base import DrafterModel
 from .confidence import block_temperatures
-from .static_tree import StaticTreeGenerator
+from .static_tree import StaticTreeGenerator, tree_from_json
 
 PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
+
+
+class GrowingDrafter(DrafterModel):
+    """A drafter of one token a pass, whose trees grow unless the options say otherwise."""
+
+    can_grow_trees = True
+    grows_trees = True
+    default_depth: ClassVar[int]
+
+    @property
+    def draft_tree(self) -> DraftTree:
+        """The static tree: that of `generation_config`, else of the config, else a chain of `tree_depth` tokens."""
+        return tree_from_json(self.stored_tree or DraftTree.chain(self.tree_depth).to_json())
+
+    @property
+    def tree_depth(self) -> int:
+        """How deep trees grow; a pass for each token."""
+        return self.generation_config.tree_depth or self.default_depth
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root included."""
+        return max(self.generation_config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
 
 
 class GrownTreeGenerator(StaticTreeGenerator):

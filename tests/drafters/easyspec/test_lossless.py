@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from tests import runs
-from tests.batches import batch_and_drafted
+from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.easyspec.kinds import KINDS, make_drafter
 from tests.generation.test_candidates import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
-from transformers_falcon_spec.core.sampling import row_seeds
 
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
@@ -73,15 +72,9 @@ def test_greedy_rows_are_those_of_a_plain_batch(backend: str, is_dynamic: bool) 
 
 def test_sampled_rows_are_those_of_single_runs() -> None:
     target = make_target().double()
-    prompt, drafter = torch.cat([make_prompt(8), make_prompt(8, seed=1)]), make_drafter(target)
-    torch.manual_seed(0)
-    seeds = row_seeds(2)
+    prompts = torch.cat([make_prompt(8), make_prompt(8, seed=1)])
 
-    rows = runs.drafted(target, drafter, prompt, do_sample=True).sequences
-
-    for number, seed in enumerate(seeds):
-        alone = runs.plain(target, prompt[number : number + 1], do_sample=True, seed=seed).sequences
-        assert rows[number].tolist() == alone[0].tolist()
+    assert_sampled_rows_are_single_runs(target, make_drafter(target), prompts)
 
 
 @pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests import runs
+from tests.batches import assert_sampled_rows_are_single_runs
 from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.medusa.makers import make_medusa
 from tests.generation.test_candidates import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
-from transformers_falcon_spec.core.sampling import row_seeds
 
 FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "cohere", "llama4", "bloom", "lfm2")  # trees, paths and a chain
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
@@ -56,16 +56,9 @@ def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
 
 
 def test_sampled_rows_are_those_of_single_runs() -> None:
-    target, options = make_target().double(), {"do_sample": True, "temperature": 0.7}
-    drafter, prompts = make_medusa(target), torch.cat([make_prompt(8, seed) for seed in range(3)])
-    torch.manual_seed(0)
-    seeds = row_seeds(3)
+    target, prompts = make_target().double(), torch.cat([make_prompt(8, seed) for seed in range(3)])
 
-    rows = runs.drafted(target, drafter, prompts, **options).sequences
-
-    for number, seed in enumerate(seeds):
-        alone = runs.plain(target, prompts[number : number + 1], **options, seed=seed).sequences
-        assert rows[number].tolist() == alone[0].tolist()
+    assert_sampled_rows_are_single_runs(target, make_medusa(target), prompts, temperature=0.7)
 
 
 def with_verifier(target: Any, verifier: str, seed: int = 1) -> Any:

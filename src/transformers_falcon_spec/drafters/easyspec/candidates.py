@@ -63,16 +63,8 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
     def _read(self, ids: Tensor, num_new: list[int]) -> Tensor:
         """Read new tokens, exactly unless told otherwise, each row's newest one last; the states `[rows, 1, hidden]` after those."""
         is_exact = self.drafter.config.calibrate or not len(self.slots)
-        self.slots.tidy()
-        num_read = torch.tensor(self.num_read, device=ids.device)
-        positions = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)
-        if min(num_new) < ids.shape[1]:
-            first = num_read - torch.tensor(num_new, device=ids.device)
-            positions = positions.masked_fill(positions < first[:, None], HOLE)
-        self.slots.places = self.slots.places.to(ids.device)
-        self.slots.append(positions, num_new)
+        positions, allowed = self.place_pending(ids, num_new)
         places = self.slots.places
-        allowed = (places[:, None] <= positions[..., None]) & (places != HOLE)[:, None]
         self._draft_places = places[:, :0]
         return self._states(ids, allowed, positions.clamp(min=0), places, is_exact)[:, -1:]
 

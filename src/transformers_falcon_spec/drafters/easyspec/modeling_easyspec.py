@@ -19,12 +19,11 @@ from transformers import (
 from typing_extensions import Self
 
 from ...core.masks import additive
-from ...core.tree import DraftTree
 from ...errors import CheckpointError, OptionError
 from ...generation.candidates import TargetView
 from ...generation.ranks import ALONE, Ranks, SpreadRanks
-from ..base import DrafterModel, check_finite, hub_options, readable
-from ..static_tree import tree_from_json
+from ..base import check_finite, hub_options, readable
+from ..grown_tree import GrowingDrafter
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
@@ -32,11 +31,10 @@ from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
 from .vocabulary import shared_vocabulary, tokenizer_of
 
-DEFAULT_DEPTH = 5  # the paper's
 _OF_WRAPPING = ("group_size", "tokenizer", "target_tokenizer")
 
 
-class LayerParallelDrafter(DrafterModel):
+class LayerParallelDrafter(GrowingDrafter):
     """Drafts with a small language model of the target's family, the attention of several of its layers computed at once.
 
     What a step drafts is computed roughly, what became text exactly: the first pass of every step reads the new text layer after
@@ -62,8 +60,7 @@ class LayerParallelDrafter(DrafterModel):
     config: LayerParallelConfig
     config_class = LayerParallelConfig
     base_model_prefix = "drafter"
-    can_grow_trees = True
-    grows_trees = True
+    default_depth = 5  # the paper's
     _supports_sdpa = True
 
     def __init__(self, config: LayerParallelConfig, model: PreTrainedModel | None = None) -> None:
@@ -269,21 +266,6 @@ class LayerParallelDrafter(DrafterModel):
     def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """The target's vocabulary is all that must fit."""
         return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
-
-    @property
-    def draft_tree(self) -> DraftTree:
-        """The static tree: that of `generation_config`, else of the config, else a chain of `tree_depth` tokens."""
-        return tree_from_json(self.stored_tree or DraftTree.chain(self.tree_depth).to_json())
-
-    @property
-    def tree_depth(self) -> int:
-        """How deep trees grow; a pass for each token."""
-        return self.generation_config.tree_depth or DEFAULT_DEPTH
-
-    @property
-    def num_nodes(self) -> int:
-        """Most nodes of a draft, root included."""
-        return max(self.generation_config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
 
     @property
     def draft_settings(self) -> dict[str, Any]:
