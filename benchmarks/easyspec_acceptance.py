@@ -68,7 +68,9 @@ def main() -> None:
     result = {"provenance": origin, "num_texts": len(texts), "groups": groups, "rows": rows_of(counts)}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in result["rows"]:
-        print(row)
+        low, high = row["acceptance_length_interval"]
+        arm = f"{row['kind']:6s} {row['variant']:22s} groups of {row['group_size']}"
+        print(f"{arm} {row['acceptance_length']:.2f} ({low:.2f} to {high:.2f}) {row.get('difference', 0.0):+.2f}")
 
 
 Arm = tuple[str, str, int]  # kind of draft, variant, group size

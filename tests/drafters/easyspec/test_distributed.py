@@ -6,11 +6,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.drafters.easyspec import spread
@@ -19,6 +22,7 @@ from tests.tiny import make_prompt
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.group_costs import pass_traffic
+from transformers_falcon_spec.generation.ranks import Ranks
 
 PROGRAM = "tests.drafters.easyspec.spread"
 MOST_SECONDS = 300
@@ -36,10 +40,58 @@ def launched(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(2, id="2 ranks"), pytest.param(4, id="4 ranks", marks=pytest.mark.slow)],
+    params=[pytest.param(num, id=f"{num} ranks", marks=pytest.mark.slow) for num in (2, 4)],
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return launched(tmp_path_factory.mktemp("spread"), request.param)
+
+
+class ThreadRanks(Ranks):
+    """Ranks that are threads of one process, which meet at a barrier: what goes round, without processes."""
+
+    def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
+        self.num, self.rank, self._values, self._barrier = len(values), rank, values, barrier
+
+    def told(self, value: Any) -> Any:
+        return self._exchanged(value)[0]
+
+    def gathered(self, part: Tensor) -> Tensor:
+        self.num_gathers += 1
+        self.num_gathered_bytes += (self.num - 1) * part.nbytes
+        return torch.cat(self._exchanged(part))
+
+    def _exchanged(self, value: Any) -> list[Any]:
+        self._values[self.rank] = value
+        self._barrier.wait(MOST_SECONDS)
+        found = list(self._values)
+        self._barrier.wait(MOST_SECONDS)
+        return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("name", ["greedy", "chain", "rows"])
+def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, num_ranks: int) -> None:
+    trees, options = spread.cases()[name]
+    target = spread.make_divisible()
+    alone = spread.noted(target, spread.make(target, "sequential", **trees), **options)
+    values, barrier = [None] * num_ranks, Barrier(num_ranks)
+
+    def rank(number: int) -> dict[str, Any]:
+        own = spread.make_divisible()
+        drafter = spread.make(own, **trees)
+        drafter._ranks = ThreadRanks(number, values, barrier)
+        with torch.no_grad():
+            return spread.noted(own, drafter, **options)
+
+    with ThreadPoolExecutor(num_ranks) as threads:
+        found = list(threads.map(rank, range(num_ranks)))
+
+    for each in found:
+        assert [each[key] for key in ("text", "num_passes", "accepted")] == [
+            alone[key] for key in ("text", "num_passes", "accepted")
+        ]
+    assert len({each["num_bytes"] for each in found}) == 1
+    assert found[0]["num_gathers"] > 0
 
 
 @contextmanager
