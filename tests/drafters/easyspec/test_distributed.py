@@ -62,9 +62,9 @@ class ThreadRanks(Ranks):
 
     def _exchanged(self, value: Any) -> list[Any]:
         self._values[self.rank] = value
-        self._barrier.wait(MOST_SECONDS)
+        self._barrier.wait()
         found = list(self._values)
-        self._barrier.wait(MOST_SECONDS)
+        self._barrier.wait()
         return found
 
 
@@ -74,14 +74,14 @@ def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, 
     trees, options = spread.cases()[name]
     target = spread.make_divisible()
     alone = spread.noted(target, spread.make(target, "sequential", **trees), **options)
-    values, barrier = [None] * num_ranks, Barrier(num_ranks)
+    values: list[Any] = [None] * num_ranks
+    barrier, targets = Barrier(num_ranks, timeout=60), [spread.make_divisible() for _ in range(num_ranks)]
+    drafters = [spread.make(own, **trees) for own in targets]  # made one after the other, for they draw their weights
 
     def rank(number: int) -> dict[str, Any]:
-        own = spread.make_divisible()
-        drafter = spread.make(own, **trees)
-        drafter._ranks = ThreadRanks(number, values, barrier)
+        drafters[number]._ranks = ThreadRanks(number, values, barrier)
         with torch.no_grad():
-            return spread.noted(own, drafter, **options)
+            return spread.noted(targets[number], drafters[number], **options)
 
     with ThreadPoolExecutor(num_ranks) as threads:
         found = list(threads.map(rank, range(num_ranks)))
