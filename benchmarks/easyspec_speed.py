@@ -153,7 +153,7 @@ def side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every arm on all prompts together: speed, what it keeps, what drafting takes, and its speed beside that of others."""
     rows = []
     for decoding, runs in by_arm(records).items():
-        for arm, of_arm in runs.items():
+        for arm, of_arm in sorted(runs.items()):
             if arm != BASELINE:
                 others = {what: other for what, other in rivals(arm).items() if other in runs and other != arm}
                 ratios = {what: beside(of_arm, runs[other]) for what, other in others.items()}

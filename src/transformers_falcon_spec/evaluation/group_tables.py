@@ -1,5 +1,6 @@
 """EasySpec measured, as Markdown: acceptance by group size and its ablations, and speed beside stock assisted generation."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .tables import Rows, source_line, table
@@ -12,18 +13,12 @@ def group_acceptance(result: dict[str, Any], name: str) -> str:
     rows, origin = result["rows"], result["provenance"]
     found = {(row["kind"], row["variant"], row["group_size"]): row for row in rows}
     sizes = sorted({row["group_size"] for row in rows})
-    header = ["drafts", "variant", *(f"groups of {size}" for size in sizes)]
     arms = list(dict.fromkeys((row["kind"], row["variant"]) for row in rows))
-    tables = [
-        table(
-            header,
-            [
-                [kind, variant, *(cell(found.get((kind, variant, size)), key) for size in sizes)]
-                for kind, variant in arms
-            ],
-        )
-        for key, cell in (("acceptance_length", _length), ("difference", _difference))
-    ]
+
+    def by_size(key: str, cell: Callable[[dict[str, Any] | None, str], str], shown: Sequence[int]) -> str:
+        header = ["drafts", "variant", *(f"groups of {size}" for size in shown)]
+        return table(header, [[*arm, *(cell(found.get((*arm, size)), key) for size in shown)] for arm in arms])
+
     groups = "; ".join(f"of {size}: {_groups(result['groups'][str(size)])}" for size in sizes)
     return "\n".join(
         [
@@ -32,11 +27,11 @@ def group_acceptance(result: dict[str, Any], name: str) -> str:
             f"Acceptance length (95 % interval over texts), {result['num_texts']} held-out texts of the target, greedy, drafts of {origin['depth']} tokens' depth,",
             f"trees of {origin['num_tree_nodes']} nodes. Layers by groups {groups}.",
             "",
-            tables[0],
+            by_size("acceptance_length", _length, sizes),
             "",
             "Differences, text by text: EasySpec's own lines beside groups of 1, each ablation beside EasySpec with the same groups.",
             "",
-            tables[1],
+            by_size("difference", _difference, [size for size in sizes if size > 1]),
             "",
             source_line(result, name),
         ]
