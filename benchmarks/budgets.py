@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.choose_tree import shape_options
-from benchmarks.running import run_and_save, with_options
+from benchmarks.running import beside, by_arm, run_and_save, with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -23,7 +23,7 @@ from transformers_falcon_spec.evaluation.inflation import inflate, inflate_draft
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.shapes import SHAPES
-from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, pooled_tokens_per_second
+from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
@@ -91,30 +91,15 @@ def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     The best sizes are the best of these very runs, which flatters both; the tuner has one arm of each kind.
     """
     rows = []
-    for decoding in dict.fromkeys(record["decoding"] for record in records):
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
-            if record["decoding"] == decoding:
-                runs.setdefault(record["arm"], []).append(record)
+    for decoding, runs in by_arm(records).items():
         speeds = {arm: pooled_tokens_per_second(of_arm) for arm, of_arm in runs.items()}
         static, grown = (
             max((arm for arm in speeds if arm.startswith(kind)), key=speeds.__getitem__)
             for kind in ("static", "grown")
         )
-        beside = {(run["prompt"], run["repeat"]): run for run in runs[static]}
         for arm in (grown, "tuned", "tuned, static"):
-            pairs = [(run, beside[run["prompt"], run["repeat"]]) for run in runs[arm]]
-            interval = bootstrap(pairs, pooled_speedup, 0)
-            rows.append(
-                {
-                    "decoding": decoding,
-                    "arm": arm,
-                    "best_static": static,
-                    "num_prompts": len(pairs),
-                    "ratio": pooled_speedup(pairs),
-                    "interval": interval,
-                }
-            )
+            ratio = beside(runs[arm], runs[static])
+            rows.append({"decoding": decoding, "arm": arm, "best_static": static, **ratio})
     return rows
 
 

@@ -17,9 +17,10 @@ from benchmarks.choose_tree import shape_options
 from benchmarks.running import with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters import grown_tree
-from transformers_falcon_spec.evaluation.decoding import decoding_options, timed_generate
+from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import bootstrap
+from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent

@@ -9,22 +9,44 @@ from typing import Any
 
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.summary import summarize
+from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, summarize
 from transformers_falcon_spec.provenance import provenance
 
+Runs = list[dict[str, Any]]
 
-def with_options(drafter: Any, options: SpeculationConfig) -> Any:
-    """A drafter of the same weights with other options."""
+
+def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
+    """A drafter of the same weights with other options, and other `fields` of its config."""
     arm = copy.copy(drafter)
     arm.generation_config = options
+    if fields:
+        arm.config = copy.copy(drafter.config)
+        for name, value in fields.items():
+            setattr(arm.config, name, value)
     return arm
+
+
+def by_arm(records: Runs) -> dict[str, dict[str, Runs]]:
+    """For each decoding the runs of every arm."""
+    found: dict[str, dict[str, Runs]] = {}
+    for record in records:
+        found.setdefault(record["decoding"], {}).setdefault(record["arm"], []).append(record)
+    return found
+
+
+def beside(runs: Runs, others: Runs) -> dict[str, Any]:
+    """How many times as fast one arm is as another, prompt by prompt over all sets."""
+    found = {(run["set"], run["prompt"], run["repeat"]): run for run in others}
+    pairs = [(run, found[run["set"], run["prompt"], run["repeat"]]) for run in runs]
+    interval = bootstrap(pairs, pooled_speedup, 0)
+    return {"num_prompts": len(pairs), "ratio": pooled_speedup(pairs), "interval": interval}
 
 
 def run_and_save(
     benchmark: Benchmark,
     output: Path,
     args: argparse.Namespace,
-    more: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda _records: {},
+    more: Callable[[Runs], dict[str, Any]] = lambda _records: {},
 ) -> None:
     """Measure what is not yet in the `.jsonl` beside `output`, and write `output`, with `more` that follows from the runs."""
     outcome = benchmark.run(output.with_suffix(".jsonl"))

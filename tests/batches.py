@@ -7,9 +7,8 @@ import torch
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.tiny import (
-    make_prompt,
-)
+from tests.tiny import make_prompt
+from transformers_falcon_spec.core.sampling import row_seeds
 
 LENGTHS = (12, 5, 9, 3)
 
@@ -41,3 +40,16 @@ def batch_and_drafted(
     state = torch.get_rng_state()
     informed = InformedDrafter(RandomDrafter() if drafter is None else drafter, without.sequences, mask=prompts.mask)
     return runs.Pair(without, runs.drafted(target, informed, prompts.ids, **options), state, torch.get_rng_state())
+
+
+def assert_sampled_rows_are_single_runs(target: Any, drafter: Any, prompts: torch.Tensor, **options: Any) -> None:
+    """What a batch without padding samples is what each row alone samples without a drafter, from that row's seed."""
+    options = {"do_sample": True, **options}
+    torch.manual_seed(0)
+    seeds = row_seeds(len(prompts))
+
+    rows = runs.drafted(target, drafter, prompts, **options).sequences
+
+    for number, seed in enumerate(seeds):
+        alone = runs.plain(target, prompts[number : number + 1], seed=seed, **options).sequences
+        assert rows[number].tolist() == alone[0].tolist()

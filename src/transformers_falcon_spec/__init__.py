@@ -6,6 +6,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .drafters.eagle import EagleConfig, EagleDrafter
+from .drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .drafters.medusa import MedusaConfig, MedusaDrafter
@@ -21,6 +22,7 @@ from .errors import (
     OptionError,
     ParityError,
     ProcessKilledError,
+    RankError,
     SandboxError,
     SeamError,
     TargetError,
@@ -48,6 +50,8 @@ __all__ = [
     "FalconSpecError",
     "GenerationError",
     "GenerationStats",
+    "LayerParallelConfig",
+    "LayerParallelDrafter",
     "LookaheadConfig",
     "LookaheadDrafter",
     "MedusaConfig",
@@ -55,6 +59,7 @@ __all__ = [
     "OptionError",
     "ParityError",
     "ProcessKilledError",
+    "RankError",
     "SandboxError",
     "SeamError",
     "SpeculationConfig",

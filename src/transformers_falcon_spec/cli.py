@@ -55,6 +55,11 @@ COMMANDS = {
         "paper_tree", ("commands.paper_tree:PaperTreeCommand",), "write a tree of the paper's shape"
     ),
     "trees show": Command("show_tree", ("commands.show_tree:ShowTreeCommand",), "print a static tree"),
+    "easyspec tune": Command(
+        "tune_groups",
+        ("commands.tune_groups:TuneGroupsCommand",),
+        "find which layers of an EasySpec drafter attend at once",
+    ),
     "convert": Command(
         "convert", ("commands.convert:ConvertCommand",), "make a drafter from a checkpoint of other software"
     ),
@@ -116,7 +121,7 @@ class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
 
 
 def _usage() -> str:
-    lines = [f"  {name:12s}{command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:15s}{command.summary}" for name, command in COMMANDS.items()]
     return (
         "usage: falcon-spec COMMAND [OPTIONS]\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
     )

@@ -7,6 +7,7 @@ FalconSpecError
 ├── GenerationError         a `generate` call that speculative decoding cannot serve
 ├── TargetError             a target the loop cannot verify on
 ├── DrafterMismatchError    a drafter made for another target
+├── RankError               processes that decode together lost each other, or differ
 ├── CheckpointError         weights or files that do not make a whole drafter
 ├── SeamError               Transformers moved the functions that the package wraps
 ├── ParityError             a text with a drafter that is not the target's own
@@ -41,6 +42,10 @@ class TargetError(FalconSpecError, RuntimeError):
 
 class DrafterMismatchError(FalconSpecError, ValueError):
     """The drafter was made for another target."""
+
+
+class RankError(FalconSpecError, RuntimeError):
+    """Processes that decode together lost each other, or differ in what they must have in common."""
 
 
 class CheckpointError(FalconSpecError, ValueError):

@@ -22,6 +22,7 @@ def _records(decoding: str, factor: float = 1.0) -> list[dict[str, Any]]:
         {
             "decoding": decoding,
             "arm": arm,
+            "set": "sums",
             "prompt": str(prompt),
             "repeat": 0,
             "num_tokens": 10,

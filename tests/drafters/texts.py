@@ -1,5 +1,8 @@
 """Random text with random features, told to a generator in pieces, and what is left of a tree under a budget."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from tests.drafters.trees import Lists
@@ -58,3 +61,21 @@ def paths(draft: Draft, row: int = 0) -> list[tuple[int, ...]]:
     parents, ids = draft.parents[min(row, len(draft.parents) - 1)].tolist(), draft.token_ids[row].tolist()
     nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
     return [tuple(ids[above] for above in path_to(parents, node)[1:]) for node in nodes]
+
+
+def assert_rows_draft_alone(
+    together: Any, alone: Sequence[Any], texts: Sequence[Text], rounds: Sequence[tuple[int, ...]]
+) -> None:
+    """Told so many new pairs of each text a round, a generator of all rows drafts for each what one of that row drafts."""
+    for number, num_new in enumerate(rounds):
+        pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
+        together.commit(merged(pieces))
+        depths = tuple(100 - 98 * (number % 3 == row) for row in range(len(texts)))
+        draft = together.propose(DraftBudget(depths, 512))
+        for row, generator in enumerate(alone):
+            generator.commit(pieces[row])
+            if not num_new[row]:  # nothing to draft from
+                assert paths(draft, row) == [()]
+                assert draft.token_ids[row, 0] == pieces[row].sequence_ids[0, pieces[row].lengths[0] - 1]
+            else:
+                assert paths(draft, row) == paths(generator.propose(DraftBudget(depths[row : row + 1], 512)))

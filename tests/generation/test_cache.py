@@ -12,6 +12,7 @@ from tests.core.strategies import few, parent_lists
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.cache import (
+    GroupSlice,
     RowSlots,
     drop_last,
     narrow,
@@ -80,6 +81,17 @@ def test_drop_last_forgets_the_newest_slots_of_every_layer(num_slots: int, num_d
     expected = list(range(num_slots - num_dropped))
     assert _labels(cache, 0) == expected
     assert _labels(cache, 1) == _window(expected)
+
+
+def test_what_was_drafted_is_dropped_from_every_layer_that_read_it() -> None:
+    cache = DynamicCache()
+    for layer, num_slots in enumerate((4, 7, 5)):
+        states = torch.arange(num_slots, dtype=torch.float32).reshape(1, 1, -1, 1)
+        cache.update(states, states + 1000, layer)
+
+    RowSlots(cache, torch.arange(4)[None]).forget_drafted()
+
+    assert [_labels(cache, layer) for layer in range(3)] == [[0, 1, 2, 3]] * 3
 
 
 def test_dropping_nothing_shrinks_sliding_layers_to_their_window() -> None:
@@ -240,3 +252,25 @@ def test_a_static_cache_is_refused() -> None:
         GenerationError, match=r"needs a `DynamicCache`, but the call uses a `StaticCache`\. Leave out"
     ):
         prepared(cache)
+
+
+def test_layers_that_share_a_place_see_what_they_would_in_places_of_their_own() -> None:
+    draw = torch.Generator().manual_seed(0)
+    apart, shared = DynamicCache(), DynamicCache()
+
+    for num_tokens, is_whole in ((5, False), (3, True), (2, False)):
+        group = GroupSlice(shared, 0, [4, 5, 6])
+        states = torch.randn(2, 3, 2, 2, num_tokens, 8, generator=draw)  # keys and values, layers, rows, heads
+        expected = [apart.update(states[0, layer], states[1, layer], layer) for layer in range(3)]
+        if is_whole:
+            group.extend(*states.transpose(1, 2).flatten(2, 3))
+        else:
+            for layer in range(3):
+                found = group.update(states[0, layer], states[1, layer], 4 + layer)
+                assert found[0].equal(expected[layer][0])
+                assert found[1].equal(expected[layer][1])
+
+    for name in ("keys", "values"):
+        assert getattr(shared.layers[0], name).equal(
+            torch.cat([getattr(layer, name) for layer in apart.layers], dim=1)
+        )

@@ -17,6 +17,7 @@ from transformers import (
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel, check_is_drafter, readable
 from ..drafters.eagle import EagleConfig, EagleDrafter
+from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
@@ -24,9 +25,11 @@ from ..drafters.pool import DrafterPool
 from ..errors import DraftTreeError, OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYER_PARALLEL = "layer-parallel"  # what wraps a language model
 DRAFTERS: dict[str, type[DrafterModel]] = {
     EagleConfig.model_type: EagleDrafter,
     FalconSpecConfig.model_type: FalconSpecDrafter,
+    LayerParallelConfig.model_type: LayerParallelDrafter,
     LookaheadConfig.model_type: LookaheadDrafter,
     MedusaConfig.model_type: MedusaDrafter,
 }
@@ -60,13 +63,27 @@ def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
 def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
     """A drafter of the kind that its config names, in the target's type and on its device.
 
+    `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers.
+
     Raises:
         [`CheckpointError`]: the config names no drafter of this package.
+        [`OptionError`]: N is no number above 0, or the language model cannot draft so.
     """
+    if name.partition(":")[0] == LAYER_PARALLEL:
+        return _layer_parallel(name, target)
     with readable(name):
         kind = check_is_drafter(name, DRAFTERS)
     drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
     return drafter.to(target.device)
+
+
+def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
+    group_size, _, folder = name.partition(":")[2].partition(":")
+    if not group_size.isdecimal() or int(group_size) < 1 or not folder:
+        raise OptionError(
+            f"`{LAYER_PARALLEL}:N:FOLDER` needs a whole number above 0 and the folder of a language model, but it is {name!r}."
+        )
+    return LayerParallelDrafter.from_pretrained(folder, target=target, group_size=int(group_size))
 
 
 def load_assistant(names: list[str], target: PreTrainedModel) -> DrafterModel | DrafterPool:

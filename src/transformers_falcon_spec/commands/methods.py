@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    MuseGlimmerAssistantConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from ..drafters.base import readable
 from ..errors import OptionError
@@ -15,7 +22,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
-from .loading import DRAFTERS, load_drafter
+from .loading import DRAFTERS, LAYER_PARALLEL, load_drafter
 
 PROMPT_LOOKUP = "prompt-lookup"
 
@@ -25,7 +32,7 @@ class MethodEntry:
     """One entry of `--methods`: `SOURCE`, `NAME=SOURCE`, or `NAME@TARGET=SOURCE` for one target only.
 
     `SOURCE` is the folder or Hub name of a drafter of this package or of a causal language model, or `prompt-lookup`, or
-    `prompt-lookup:N` for N tokens.
+    `prompt-lookup:N` for N tokens, or `layer-parallel:N:FOLDER` for a causal language model that drafts with groups of N layers.
 
     Example:
 
@@ -60,29 +67,33 @@ class MethodEntry:
         Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
 
         Raises:
-            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source.
+            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source, or it cannot draft so.
             [`DrafterMismatchError`]: the drafter was made for another target.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
+        kind = LAYER_PARALLEL if lookup == LAYER_PARALLEL else self._model_type()
+        if kind in {LAYER_PARALLEL, *DRAFTERS}:
+            drafter = load_drafter(self.source, target)
+            drafter.check_target(target)
+            return with_drafter(self.name, drafter)
+        if kind == MuseGlimmerAssistantConfig.model_type:
+            dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
+            return stock_dflash(self.name, dflash.to(target.device))
+        assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()
+        return stock_assistant(self.name, assistant.to(target.device))
+
+    def _model_type(self) -> str:
         try:
             with readable(self.source):
-                config = AutoConfig.from_pretrained(self.source)
+                config: PreTrainedConfig = AutoConfig.from_pretrained(self.source)
         except OSError as error:
             raise OptionError(
                 f"A method must be the folder or Hub name of a drafter or of a causal language model, or `{PROMPT_LOOKUP}`, but "
                 f"`{self.source}` is none: {str(error).split(chr(10))[0]}"
             ) from error
-        if config.model_type in DRAFTERS:
-            drafter = load_drafter(self.source, target)
-            drafter.check_target(target)
-            return with_drafter(self.name, drafter)
-        if config.model_type == MuseGlimmerAssistantConfig.model_type:
-            dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
-            return stock_dflash(self.name, dflash.to(target.device))
-        assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()
-        return stock_assistant(self.name, assistant.to(target.device))
+        return config.model_type
 
 
 def parse_targets(entries: list[str]) -> dict[str, str]:

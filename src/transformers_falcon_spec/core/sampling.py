@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,14 @@ class ForeseeableDraws(Draws, Protocol):
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Exponential noise by depth in the next draft, 1 for the next token; looking draws nothing."""
+        ...
+
+    def get_state(self, device: torch.device) -> Any:
+        """Where the draws on a device go on, as a plain object."""
+        ...
+
+    def set_state(self, state: Any, device: torch.device) -> None:
+        """Go on where other draws of this kind do."""
         ...
 
 
@@ -56,23 +64,27 @@ class GeneratorDraws:
         """What `categorical` would draw after each node of a tree, on whichever path it is reached, and the states in between.
 
         Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the stream's state once
-        the token after depth `d` is drawn: [`GeneratorDraws.rewind`] goes back to it.
+        the token after depth `d` is drawn: [`GeneratorDraws.set_state`] goes back to it.
         """
         noises, states = [], []
         for _ in range(int(depths.max()) + 1):
             noises.append(multinomial_noise(probs[:1], self._stream(probs.device)))
-            states.append(self._stream(probs.device).get_state())
+            states.append(self.get_state(probs.device))
         return (probs / torch.cat(noises)[depths]).argmax(dim=-1), states
 
     def race(self, probs: Float[Tensor, "1 vocab"]) -> tuple[Int[Tensor, " 1"], float, Tensor]:
         """What `categorical` would draw, by how much it leads as a difference of log-probabilities, and the state before."""
-        state = self._stream(probs.device).get_state()
+        state = self.get_state(probs.device)
         ratios = probs / multinomial_noise(probs, self._stream(probs.device))
         best = ratios[0].topk(2).values.log()
         return ratios.argmax(dim=-1), float(best[0] - best[1]), state
 
-    def rewind(self, state: Tensor, device: torch.device) -> None:
-        """Go back to a state that `categorical_by_depth` or `race` gave."""
+    def get_state(self, device: torch.device) -> Tensor:
+        """The stream's state."""
+        return self._stream(device).get_state()
+
+    def set_state(self, state: Tensor, device: torch.device) -> None:
+        """Go on from a state that `get_state`, `categorical_by_depth` or `race` gave."""
         self._stream(device).set_state(state)
 
     def _stream(self, device: torch.device) -> torch.Generator:
@@ -105,6 +117,14 @@ class CoupledDraws:
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Noise by depth in the next draft; 1 is the next token."""
         return lambda depth: self.noise(self.num_drawn + depth - 1, vocab_size).to(device)
+
+    def get_state(self, device: torch.device) -> tuple[int, int]:  # noqa: ARG002  others draw there
+        """The seed, and how many tokens were drawn."""
+        return self.seed, self.num_drawn
+
+    def set_state(self, state: tuple[int, int], device: torch.device) -> None:  # noqa: ARG002
+        """Go on as the draws with this seed do after so many tokens."""
+        self.seed, self.num_drawn = state
 
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for the only row of `probs`."""

@@ -25,27 +25,31 @@ class GrowingConfig(LlamaConfig):
     confidence_temperatures: dict[str, Any] | None = None
 
     def check_confidence(self, block_size: int) -> None:
-        """Refuse temperatures that are none, or that do not fill whole blocks.
+        """As [`check_temperatures`] does."""
+        check_temperatures(self.confidence_temperatures, block_size)
 
-        Raises:
-            [`OptionError`]: they are one of those.
-        """
-        values = self.confidence_temperatures
-        if values is None:
-            return
-        if set(values) != set(PARTS) or not all(_are_numbers(values[part]) for part in PARTS):
-            raise OptionError(
-                'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite numbers, those of '
-                f"greedy above 0 and the others at least 0, but it is {values!r:.120}. Fit them: `falcon-spec calibrate`."
-            )
-        if any(value == 0 for value in values["greedy"]):
-            raise OptionError(f"Greedy `confidence_temperatures` must be above 0, but they are {values['greedy']}.")
-        lengths = [len(values[part]) for part in PARTS]
-        if lengths[0] != lengths[1] or not lengths[0] or lengths[0] % block_size:
-            raise OptionError(
-                f"Both lists of `confidence_temperatures` must hold one for each place of whole blocks of {block_size}, but they "
-                f"hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
-            )
+
+def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
+    """Refuse stored `confidence_temperatures` that are none, or that do not fill whole blocks.
+
+    Raises:
+        [`OptionError`]: they are one of those.
+    """
+    if values is None:
+        return
+    if set(values) != set(PARTS) or not all(_are_numbers(values[part]) for part in PARTS):
+        raise OptionError(
+            'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite numbers, those of '
+            f"greedy above 0 and the others at least 0, but it is {values!r:.120}. Fit them: `falcon-spec calibrate`."
+        )
+    if any(value == 0 for value in values["greedy"]):
+        raise OptionError(f"Greedy `confidence_temperatures` must be above 0, but they are {values['greedy']}.")
+    lengths = [len(values[part]) for part in PARTS]
+    if lengths[0] != lengths[1] or not lengths[0] or lengths[0] % block_size:
+        raise OptionError(
+            f"Both lists of `confidence_temperatures` must hold one for each place of whole blocks of {block_size}, but they "
+            f"hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
+        )
 
 
 def _are_numbers(values: Any) -> bool:

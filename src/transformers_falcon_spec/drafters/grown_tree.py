@@ -6,7 +6,7 @@ arXiv 2406.16858, section 4, there with blocks of one token.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,13 +14,36 @@ from torch import Tensor
 from ..core.growth import Children, TreeGrowth
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from ..generation.cache import drop_last
 from ..generation.candidates import Draft, DraftBudget, TargetView
+from .base import DrafterModel
 from .confidence import block_temperatures
-from .static_tree import StaticTreeGenerator
+from .static_tree import StaticTreeGenerator, tree_from_json
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
 PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
+
+
+class GrowingDrafter(DrafterModel):
+    """A drafter of one token a pass, whose trees grow unless the options say otherwise."""
+
+    can_grow_trees = True
+    grows_trees = True
+    default_depth: ClassVar[int]
+
+    @property
+    def draft_tree(self) -> DraftTree:
+        """The static tree: that of `generation_config`, else of the config, else a chain of `tree_depth` tokens."""
+        return tree_from_json(self.stored_tree or DraftTree.chain(self.tree_depth).to_json())
+
+    @property
+    def tree_depth(self) -> int:
+        """How deep trees grow; a pass for each token."""
+        return self.generation_config.tree_depth or self.default_depth
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root included."""
+        return max(self.generation_config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
 
 
 class GrownTreeGenerator(StaticTreeGenerator):
@@ -73,7 +96,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 before = worth
                 num_kept, worth = growth.worth(prices.nodes, prices.weights)
                 gains += [(hope, worth - before)] if number else []
-        drop_last(self.slots.cache, seen.shape[-1] * size)
+        self.slots.forget_drafted()
         token_ids, tree = growth.best(num_kept)
         return Draft(
             token_ids,
@@ -99,7 +122,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def _deepest(self, budget: DraftBudget) -> int:
         """How deep trees may grow: as told, and as far as passes pay where that is all that limits them."""
         options, depth = self.drafter.generation_config, self.drafter.tree_depth
-        if budget.prices and options.tree_depth is None and self.feature_layers == (-1,):
+        if budget.prices and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 

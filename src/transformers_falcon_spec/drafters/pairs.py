@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from ..generation.cache import RowSlots
+from ..generation.cache import HOLE, RowSlots
 from ..generation.candidates import Committed, TargetView, TreeCandidateGenerator
 
 MOST_WAITING = (
@@ -97,6 +97,19 @@ class PairGenerator(TreeCandidateGenerator):
         num_new = [pending.num_taken for pending in self.pending]
         self.num_read = [num + new for num, new in zip(self.num_read, num_new, strict=True)]
         return ids, features, num_new
+
+    def place_pending(self, ids: Tensor, num_new: list[int]) -> tuple[Tensor, Tensor]:
+        """Give new pairs, each row's newest one last, their slots: places `[rows, pairs]`, and which slots each sees `[rows, pairs, slots]`."""
+        self.slots.tidy()
+        num_read = torch.tensor(self.num_read, device=ids.device)
+        places = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)
+        if min(num_new) < ids.shape[1]:
+            first = num_read - torch.tensor(num_new, device=ids.device)
+            places = places.masked_fill(places < first[:, None], HOLE)
+        self.slots.places = self.slots.places.to(ids.device)
+        self.slots.append(places, num_new)
+        held = self.slots.places[:, None]
+        return places, (held <= places[..., None]) & (held != HOLE)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The target's embeddings in the drafter's type and place."""

@@ -12,6 +12,7 @@ from ..errors import OptionError
 from ..generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.judge import REJECTION_RULES
 from ..generation.options import SpeculationConfig
+from ..generation.ranks import ALONE, Ranks, ranks_of
 from .base import DrafterModel
 
 TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
@@ -72,6 +73,19 @@ class DrafterPool(nn.Module):
                     "`generation_config`."
                 )
         return {name: values[0] for name, values in found.items()}
+
+    def join(self) -> Ranks:
+        """This process alone.
+
+        Raises:
+            [`OptionError`]: one of the drafters computes on several.
+        """
+        if any(ranks_of(drafter).num > 1 for drafter in self.members):
+            raise OptionError(
+                "A drafter that computes on several ranks must draft alone, for a pool chooses by the clock, and each rank has its own. "
+                "Pass it to `generate` itself."
+            )
+        return ALONE
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..core.sampling import draw_distinct
 from ..core.tree import DraftTree
-from ..generation.cache import drop_last
 from ..generation.candidates import Draft, DraftBudget
 from .pairs import PairGenerator
 from .plan import DraftPass, draft_passes
@@ -73,7 +72,6 @@ class StaticTreeGenerator(PairGenerator):
         tree = fitted(tree, max_depth, budget.num_nodes, budget.is_chain)
         passes = draft_passes(tree, self.block_size, self.drafter.device)
         token_ids = self.roots.repeat(1, len(tree))
-        num_drafted_slots = 0
         dists: list[Tensor] = []  # [rows, parents, vocab] of each pass
         dist_index = torch.full_like(token_ids[:1], -1)
         chances = torch.ones(token_ids.shape) if budget.wants_chances else None
@@ -82,7 +80,6 @@ class StaticTreeGenerator(PairGenerator):
                 parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
                 seen = draft_pass.tail_mask.expand(len(token_ids), -1, -1)
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
-                num_drafted_slots += draft_pass.fed_nodes.numel()
             logits = self.draft_logits(features)
             for place, part in enumerate((draft_pass,) if self.is_blind else draft_pass.by_place):
                 said = (part, place, logits, features, token_ids)
@@ -98,7 +95,7 @@ class StaticTreeGenerator(PairGenerator):
                 token_ids[:, part.nodes] = found.to(token_ids.device)
                 if chances is not None:
                     chances[:, part.nodes.cpu()] = self._chances(part, self._lists(*said), found, budget, number)
-        drop_last(self.slots.cache, num_drafted_slots)
+        self.slots.forget_drafted()
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
         by_row = parents_by_row(tree, depths).to(token_ids.device)
         return Draft(token_ids, by_row, num_passes=len(passes), chances=chances, **drawn)

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 from ..errors import OptionError
-from . import rival_tables, speed_tables, tables, tuning_tables
+from . import group_tables, rival_tables, speed_tables, tables, tuning_tables
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
 CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
 BUDGETS = ("budgets.json", "budgets_finalists.json", "budgets_0.3b.json", "budgets_0.3b_finalists.json")
+GROUP_SPEED = ("easyspec_speed.json", "easyspec_speed_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
     "batches.json": tables.batches,
@@ -31,6 +32,8 @@ _RENDERERS = {
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
     "calibration.json": tables.calibration,
+    "easyspec_acceptance.json": group_tables.group_acceptance,
+    **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
 }
 PAGES = {
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
@@ -40,6 +43,7 @@ PAGES = {
     "tuning.md": [*BUDGETS, *CIRCUMSTANCES, "no_loss.json", *BOOKKEEPING],
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
+    "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

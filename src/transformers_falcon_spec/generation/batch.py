@@ -46,7 +46,7 @@ class Batch:
             Transcript(input_ids[row : row + 1], of_row[row], criteria, config, draws[row], self._stream)
             for row in range(num_rows)
         ]
-        self.prompt_len = input_ids.shape[1]
+        self.prompt_len, self.is_drawn = input_ids.shape[1], bool(config.do_sample)
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
         self._pad: Tensor | None = config._pad_token_tensor if ends_rows else None

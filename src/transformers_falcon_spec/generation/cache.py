@@ -162,6 +162,11 @@ class RowSlots:
             self._note_holes(True)
         self.num_tokens = [num - dropped for num, dropped in zip(self.num_tokens, num_tokens, strict=True)]
 
+    def forget_drafted(self) -> None:
+        """Drop what layers read after these slots, as drafters do while they draft; it may be more in one layer than in another."""
+        for index, layer in enumerate(self.cache.layers):
+            layer.crop(min(len(self) - num_held(self.cache, index), 0))
+
     def tidy(self) -> None:
         """Realign the rows if that saves enough slots."""
         if len(self.places) > 1 and len(self) - self._num_needed > MAX_WASTE * len(self):
@@ -214,6 +219,44 @@ class RowSlots:
     def _states(self) -> list[Tensor]:
         found = (getattr(layer, name, None) for layer in self.cache.layers for name in _STATES)
         return [states for states in found if isinstance(states, Tensor) and states.numel()]
+
+
+class GroupSlice:
+    """A cache in which the heads of several layers share a place, as those layers see it: each has the heads of its own.
+
+    Args:
+        cache ([`~transformers.Cache`]): A cache whose places are groups of layers.
+        number (`int`): The place of the group.
+        layers (`Sequence[int]`): Its layers, in the order in which they are read.
+    """
+
+    def __init__(self, cache: Any, number: int, layers: Sequence[int]) -> None:
+        self.cache, self._number, self._layers = cache, number, list(layers)
+        self._new: list[tuple[Tensor, Tensor]] = []
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in new states `[rows, layers * heads, tokens, size]` of all layers; those of all tokens."""
+        joined: tuple[Tensor, Tensor] = self.cache.update(keys, values, self._number)
+        return joined
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Take in one layer's new states `[rows, heads, tokens, size]`, as its attention hands them over; those of all tokens."""
+        if len(self._layers) == 1:
+            return self.extend(keys, values)
+        place, num_heads = self._layers.index(layer_idx), keys.shape[1]
+        assert place == len(self._new)  # layers are read in order
+        joined = (keys, values)
+        if num_held(self.cache, self._number):
+            held, heads = self.cache.layers[self._number], slice(place * num_heads, (place + 1) * num_heads)
+            joined = (
+                torch.cat([held.keys[:, heads], keys], dim=-2),
+                torch.cat([held.values[:, heads], values], dim=-2),
+            )
+        self._new.append((keys, values))
+        if len(self._new) == len(self._layers):  # only now, lest the others read what is newer than themselves
+            new_keys, new_values = zip(*self._new, strict=True)
+            self.extend(torch.cat(new_keys, dim=1), torch.cat(new_values, dim=1))
+        return joined
 
 
 def _num_in_place(paths: Sequence[Sequence[int]], longest: int) -> int:

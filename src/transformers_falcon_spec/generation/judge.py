@@ -10,6 +10,7 @@ from ..core.verification import Verdict, lazy_walk
 from ..errors import OptionError
 from .batch import Batch
 from .candidates import Draft
+from .ranks import ALONE, Decision, Ranks
 from .target import Reading
 
 REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
@@ -23,14 +24,48 @@ class Judge:
         batch ([`Batch`]): The texts, which it writes.
         verifier (`str`): The rule, as `SpeculationConfig` names it.
         strict_dtype (`torch.dtype`, *optional*): The target's, in strict mode: choices that its rounding could turn are left open.
+        ranks ([`Ranks`], *optional*): Processes that write the same texts; the first one judges, the others write what it kept.
     """
 
-    def __init__(self, batch: Batch, verifier: str, strict_dtype: torch.dtype | None = None) -> None:
-        self.batch, self.verifier, self.strict_dtype = batch, verifier, strict_dtype
+    def __init__(
+        self, batch: Batch, verifier: str, strict_dtype: torch.dtype | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.batch, self.verifier, self.strict_dtype, self.ranks = batch, verifier, strict_dtype, ranks
         self.num_unclear = 0  # choices of the last step that were too close: the next step must be a plain one
+
+    def begin(self, logits: Tensor) -> None:
+        """The first token of every row, of the logits `[rows, 1, vocab]` after its prompt."""
+
+        def choose() -> list[Verdict]:
+            tokens = [row.commit_token(logits[number]) for number, row in enumerate(self.batch.rows)]
+            return [Verdict((0,), (token,)) for token in tokens]
+
+        self._decided(choose, logits)
 
     def __call__(self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: Reading) -> list[Verdict]:
         """Judge every row's tree; `depths` `[rows, nodes]` are those of the nodes. Rows that are closed keep nothing."""
+        return self._decided(lambda: self._judged(draft, trees, depths, reading), reading.logits)
+
+    def _decided(self, decide: Callable[[], list[Verdict]], logits: Tensor) -> list[Verdict]:
+        """What the first rank decides; the others' texts follow it, from their own logits `[rows, nodes, vocab]` after each node."""
+        rows = self.batch.rows
+        if self.ranks.num == 1:
+            return decide()
+        if self.ranks.is_first:
+            verdicts = decide()
+            where = [row.draws.get_state(logits.device) for row in rows] if self.batch.is_drawn else []
+            self.ranks.told(Decision(verdicts, self.num_unclear, [row.is_complete for row in rows], where))
+            return verdicts
+        decision = self.ranks.told(Decision([], 0, [], []))
+        self.num_unclear = decision.num_unclear
+        for number, (row, verdict) in enumerate(zip(rows, decision.verdicts, strict=True)):
+            row.follow(verdict.token_ids, [logits[number, node][None] for node in verdict.path])
+            row.is_complete = decision.is_complete[number]
+            if decision.draws:
+                row.draws.set_state(decision.draws[number], logits.device)
+        return decision.verdicts
+
+    def _judged(self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: Reading) -> list[Verdict]:
         self.num_unclear = 0
         verdicts = []
         for row, (parents, token_ids) in enumerate(trees):

@@ -21,8 +21,9 @@ from .layers import sliding_windows
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
+from .ranks import named_options, ranks_of
 from .target import Form, Reading, Target
-from .tuning import tuner_of
+from .tuning import Tuner, tuner_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -66,9 +67,10 @@ class SpeculativeDecoding:
         self.capability = probe(model)
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
-        self.generator = drafter.candidate_generator(self.target, self.max_length, private_generator())
+        self.ranks = ranks_of(drafter)
+        self.generator = drafter.candidate_generator(self.target, self.max_length, self._draft_draws())
         self.is_strict = drafter.generation_config.strict
-        self.judge = Judge(batch, verifier_of(drafter, config), model.dtype if self.is_strict else None)
+        self.judge = Judge(batch, verifier_of(drafter, config), model.dtype if self.is_strict else None, self.ranks)
         self.stats = GenerationStats.of_rows(len(batch))
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.form: Form = self.capability.form
@@ -76,12 +78,27 @@ class SpeculativeDecoding:
             self.form = "chain"  # rows are taken, and weights stand in other slots
         where = (model.device, model.dtype, torch.get_num_threads())
         how = (self.form, self.judge.verifier, self.is_strict, config.do_sample, config.temperature)
-        self.tuner = tuner_of(drafter, model, self.judge.verifier, (*where, len(batch), *how))
+        circumstances = (*where, len(batch), *how)
+        if self.ranks.num == 1:
+            self.tuner = tuner_of(drafter, model, self.judge.verifier, circumstances)
+        else:
+            self.tuner = Tuner((), model.device)
+            self.stats.notes.append(
+                f"{self.ranks.num} ranks draft together, so nothing is tuned: each has a clock of its own."
+            )
         if self.form != "tree":
             what = "chains only" if self.form == "chain" else "one row for each path of a draft"
             self.stats.notes.append(f"The target verifies {what}: {self.capability.reason}.")
         if not self.capability.has_hooks:
             self.stats.notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
+
+    def _draft_draws(self) -> torch.Generator:
+        """What drafts are drawn from, the same on all ranks, which must write the same texts."""
+        rng = private_generator()
+        if self.ranks.num > 1:
+            self.ranks.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
+            rng.set_state(self.ranks.told(rng.get_state()))
+        return rng
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
@@ -103,8 +120,7 @@ class SpeculativeDecoding:
         prompt_len = self.batch.prompt_len
         with self._seconds("prefill"):
             reading = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
-            for row, transcript in enumerate(self.batch.rows):
-                transcript.commit_token(reading.logits[row : row + 1, -1])
+            self.judge.begin(reading.logits[:, -1:])
             self.states.add_prompt(reading.outputs)
         num_read = prompt_len if reading.features is None else reading.features.shape[1]
         columns = [held[held >= prompt_len - num_read] - (prompt_len - num_read) for held in self.batch.held_columns]
@@ -119,6 +135,8 @@ class SpeculativeDecoding:
         if budget is not None:
             with self._seconds("draft"):
                 draft = self.generator.propose(budget)
+                if draft is not None:
+                    draft = self.ranks.share(draft)
                 self.tuner.wait()
         roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft

@@ -1,6 +1,6 @@
 """The text of one row while it is written: each token through processors, choice, streamer and stopping criteria, in that order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class Transcript:
             assert isinstance(self.draws, GeneratorDraws)  # other draws are refused with `strict`
             token, lead, before = self.draws.race(torch.softmax(scores, dim=-1))
             if lead <= bound:
-                self.draws.rewind(before, scores.device)
+                self.draws.set_state(before, scores.device)
         else:
             best = scores[0].topk(2).values
             token, lead = scores.argmax(dim=-1), float(best[0] - best[1])
@@ -109,7 +109,7 @@ class Transcript:
         def commit(node: int) -> int:
             nonlocal num_committed
             if states:
-                self.draws.rewind(states[num_committed], scores.device)  # type: ignore[attr-defined]
+                self.draws.set_state(states[num_committed], scores.device)
             num_committed += 1
             self._append(chosen[node : node + 1], raw[node : node + 1], scores[node : node + 1])
             return tokens[node]
@@ -132,6 +132,13 @@ class Transcript:
             if is_closed():
                 return place + 1
         return len(token_ids)
+
+    def follow(self, token_ids: Sequence[int], logits: Sequence[Tensor]) -> None:
+        """Append tokens that another process chose; `logits` are the raw ones `[1, vocab]` before each."""
+        self.step_scores = []
+        for token, said in zip(token_ids, logits, strict=True):
+            raw, scores = self._processed(self.input_ids, said)
+            self._append(torch.tensor([token], device=self.input_ids.device), raw, scores)
 
     def _processed(self, ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Raw logits in float32 and processed scores, both `[rows, vocab]`, of the token after `ids`."""

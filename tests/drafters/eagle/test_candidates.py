@@ -8,7 +8,7 @@ import torch
 
 from tests.drafters.eagle.kinds import KINDS, make_eagle, make_eagle_target, view
 from tests.drafters.eagle.naive import NaiveEagle
-from tests.drafters.texts import Text, cut, drafted, merged, paths
+from tests.drafters.texts import Text, assert_rows_draft_alone, cut, drafted, paths
 from tests.drafters.trees import random_tree
 from tests.growing import grown_paths
 from transformers_falcon_spec import Draft, DraftTree, EagleDrafter
@@ -102,18 +102,8 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, kind: str, is_
     rounds = [(7, 0, 2), (9, 1, 4), (1, 3, 1), (5, 0, 2), (1, 0, 6), (4, 0, 1), (1, 2, 1)]
     rounds += [(0, 9, 1), (8, 0, 0), (0, 0, 9), (9, 1, 0)]
 
-    for number, num_new in enumerate(rounds):
-        pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
-        together.commit(merged(pieces))
-        depths = tuple(100 - 98 * (number % 3 == row) for row in range(3))
-        draft = together.propose(DraftBudget(depths, 512))
-        for row, generator in enumerate(alone):
-            generator.commit(pieces[row])
-            if not num_new[row]:  # nothing to draft from
-                assert paths(draft, row) == [()]
-                assert draft.token_ids[row, 0] == pieces[row].sequence_ids[0, pieces[row].lengths[0] - 1]
-            else:
-                assert paths(draft, row) == paths(generator.propose(DraftBudget(depths[row : row + 1], 512)))
+    assert_rows_draft_alone(together, alone, texts, rounds)
+
     assert len(together.slots) < 0.8 * sum(map(max, rounds))  # rows were realigned on the way
 
 

@@ -1,18 +1,16 @@
 """The promise with an Eagle drafter: the text is the target's own, greedy and sampled, alone and in a batch, under every verifier."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from tests import runs
-from tests.batches import batch_and_drafted
+from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
+from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.eagle.kinds import KINDS, make_eagle
 from tests.generation.test_candidates import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, SpeculationConfig
-from transformers_falcon_spec.core.sampling import row_seeds
 
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 FAMILIES = ("qwen3", "gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
@@ -61,15 +59,9 @@ def test_greedy_rows_are_those_of_a_plain_batch(kind: str, is_dynamic: bool) -> 
 @pytest.mark.parametrize("kind", ["eagle-1", "eagle-3"])
 def test_sampled_rows_are_those_of_single_runs(kind: str) -> None:
     target = make_target().double()
-    prompt, drafter = torch.cat([make_prompt(8), make_prompt(8, seed=1)]), make_eagle(target, kind)
-    torch.manual_seed(0)
-    seeds = row_seeds(2)
+    prompts = torch.cat([make_prompt(8), make_prompt(8, seed=1)])
 
-    rows = runs.drafted(target, drafter, prompt, do_sample=True).sequences
-
-    for number, seed in enumerate(seeds):
-        alone = runs.plain(target, prompt[number : number + 1], do_sample=True, seed=seed).sequences
-        assert rows[number].tolist() == alone[0].tolist()
+    assert_sampled_rows_are_single_runs(target, make_eagle(target, kind), prompts)
 
 
 @pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
@@ -110,22 +102,9 @@ def test_transformers_own_loop_takes_the_generator() -> None:
 @pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
 @pytest.mark.parametrize("kind", ["eagle-1", "eagle-3"])
 def test_texts_of_a_small_model_have_its_distribution(kind: str, verifier: str) -> None:
-    target, count, prompt = make_target(vocab_size=12), 3000, torch.tensor([[3, 7, 5]])
-    small = {"tree_top_k": 3} if kind == "eagle-1" else {"tree_top_k": 3, "draft_vocab_size": 8}
+    target = make_target(vocab_size=5)
+    small = {"tree_top_k": 3} if kind == "eagle-1" else {"tree_top_k": 3, "draft_vocab_size": 4}
     drafter = make_eagle(target, kind, draft_tree=TREE.to_json(), **small)
     drafter.generation_config = SpeculationConfig(verifier=verifier)
-    with torch.no_grad():
-        first = torch.softmax(target(prompt).logits[0, -1], dim=-1)
-        texts = [torch.cat([prompt[0], torch.tensor([token])])[None] for token in range(12)]
-        second = torch.stack([torch.softmax(target(text).logits[0, -1], dim=-1) for text in texts])
-    expected, found = count * (first[:, None] * second).flatten(), torch.zeros(144)
-    options: dict[str, Any] = {"do_sample": True, "max_new_tokens": 2, "temperature": 1.0, "top_k": 0}
 
-    for seed in range(count):
-        torch.manual_seed(seed)
-        one, two = target.generate(prompt, assistant_model=drafter, **options)[0, 3:].tolist()
-        found[12 * one + two] += 1
-
-    is_common = expected >= 5
-    statistic, degrees = float(((found - expected) ** 2 / expected)[is_common].sum()), int(is_common.sum())
-    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+    assert_texts_have_the_distribution_of(target, drafter)

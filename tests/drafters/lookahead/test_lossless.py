@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests import runs
+from tests.batches import assert_sampled_rows_are_single_runs
 from tests.generation.test_candidates import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
-from transformers_falcon_spec.core.sampling import row_seeds
 from transformers_falcon_spec.drafters.lookahead.pool import NgramPool
 from transformers_falcon_spec.drafters.lookahead.window import JacobiWindow
 
@@ -49,15 +49,9 @@ def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
 
 def test_sampled_rows_are_those_of_single_runs() -> None:
     target = make_target().double()
-    drafter, options = LookaheadDrafter.from_target(target, **SMALL), {"do_sample": True, "temperature": 0.3}
-    torch.manual_seed(0)
-    seeds = row_seeds(3)
+    drafter = LookaheadDrafter.from_target(target, **SMALL)
 
-    rows = runs.drafted(target, drafter, repetitive_prompt(3), **options).sequences
-
-    for number, seed in enumerate(seeds):
-        alone = runs.plain(target, repetitive_prompt(3)[number : number + 1], **options, seed=seed).sequences
-        assert rows[number].tolist() == alone[0].tolist()
+    assert_sampled_rows_are_single_runs(target, drafter, repetitive_prompt(3), temperature=0.3)
 
 
 def parrot() -> Any:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tests import runs
+from tests.batches import assert_sampled_rows_are_single_runs
+from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.medusa.makers import make_medusa
 from tests.generation.test_candidates import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
-from transformers_falcon_spec.core.sampling import row_seeds
 
 FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "cohere", "llama4", "bloom", "lfm2")  # trees, paths and a chain
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
@@ -55,16 +56,9 @@ def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
 
 
 def test_sampled_rows_are_those_of_single_runs() -> None:
-    target, options = make_target().double(), {"do_sample": True, "temperature": 0.7}
-    drafter, prompts = make_medusa(target), torch.cat([make_prompt(8, seed) for seed in range(3)])
-    torch.manual_seed(0)
-    seeds = row_seeds(3)
+    target, prompts = make_target().double(), torch.cat([make_prompt(8, seed) for seed in range(3)])
 
-    rows = runs.drafted(target, drafter, prompts, **options).sequences
-
-    for number, seed in enumerate(seeds):
-        alone = runs.plain(target, prompts[number : number + 1], **options, seed=seed).sequences
-        assert rows[number].tolist() == alone[0].tolist()
+    assert_sampled_rows_are_single_runs(target, make_medusa(target), prompts, temperature=0.7)
 
 
 def with_verifier(target: Any, verifier: str, seed: int = 1) -> Any:
@@ -112,20 +106,6 @@ def test_transformers_own_loop_takes_the_generator() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
 def test_drawn_drafts_keep_the_targets_distribution(verifier: str) -> None:
-    target = make_target(vocab_size=12)
-    drafter, count, prompt = with_verifier(target, verifier), 3000, torch.tensor([[3, 7, 5]])
-    with torch.no_grad():
-        first = torch.softmax(target(prompt).logits[0, -1], dim=-1)
-        texts = torch.tensor([[3, 7, 5, token] for token in range(12)])
-        second = torch.softmax(target(texts).logits[:, -1], dim=-1)
-    expected, found = count * (first[:, None] * second).flatten(), torch.zeros(144)
+    target = make_target(vocab_size=5)
 
-    for seed in range(count):
-        options = {"do_sample": True, "max_new_tokens": 2, "temperature": 1.0, "top_k": 0}
-        one, two = runs.drafted(target, drafter, prompt, seed=seed, **options).sequences[0, 3:].tolist()
-        found[12 * one + two] += 1
-
-    is_common = expected >= 5
-    statistic = float(((found - expected) ** 2 / expected)[is_common].sum())
-    degrees = int(is_common.sum())
-    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+    assert_texts_have_the_distribution_of(target, with_verifier(target, verifier))

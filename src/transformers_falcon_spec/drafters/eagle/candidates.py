@@ -38,15 +38,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
 
     def _read(self, ids: Tensor, features: Tensor, num_new: list[int]) -> Tensor:
         """Read new pairs, each row's newest one last; the states `[rows, 1, hidden]` after those."""
-        self.slots.tidy()
-        num_read = torch.tensor(self.num_read, device=ids.device)
-        positions = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)
-        if min(num_new) < ids.shape[1]:
-            first = num_read - torch.tensor(num_new, device=ids.device)
-            positions = positions.masked_fill(positions < first[:, None], HOLE)
-        self.slots.append(positions, num_new)
-        places = self.slots.places[:, None]
-        mask = (places <= positions[..., None]) & (places != HOLE)
+        positions, mask = self.place_pending(ids, num_new)
         states = self.drafter.fuse(self.in_place(features))
         return self._attend(self.embed(ids), states, mask, positions.clamp(min=0))[:, -1:]
 

@@ -17,16 +17,12 @@ from transformers.utils.generic import ModelOutput
 
 from ...core.masks import additive
 from ...core.packing import one_text, same_text
-from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.candidates import TargetView
-from ..base import DrafterModel
-from ..static_tree import tree_from_json
+from ..grown_tree import GrowingDrafter
 from .candidates import EagleCandidateGenerator
 from .configuration_eagle import EagleConfig
 from .layers import FeatureLayer, StateLayer
-
-DEFAULT_DEPTH = 4  # of trees
 
 
 @dataclass
@@ -43,7 +39,7 @@ class EagleOutput(ModelOutput):
     logits: Tensor | None = None
 
 
-class EagleDrafter(DrafterModel):
+class EagleDrafter(GrowingDrafter):
     """Drafts one token a pass from the target's features, then from what it said itself.
 
     Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is what token p + 2
@@ -65,8 +61,7 @@ class EagleDrafter(DrafterModel):
     main_input_name = "token_embeds"
     d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
     t2d: Tensor  # [vocab] whether a token can be drafted
-    can_grow_trees = True
-    grows_trees = True
+    default_depth = 4
     _supports_sdpa = True
     _no_split_modules = ["FeatureLayer", "StateLayer"]  # noqa: RUF012  Transformers reads a plain list
 
@@ -218,21 +213,6 @@ class EagleDrafter(DrafterModel):
     def draft_logits(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Version 3: logits over the tokens that can be drafted, in float32."""
         return self.lm_head(self.norm(states)).float()
-
-    @property
-    def draft_tree(self) -> DraftTree:
-        """The static tree: that of `generation_config`, else of the config, else a chain of `tree_depth` tokens."""
-        return tree_from_json(self.stored_tree or DraftTree.chain(self.tree_depth).to_json())
-
-    @property
-    def tree_depth(self) -> int:
-        """How deep trees grow; a pass for each token."""
-        return self.generation_config.tree_depth or DEFAULT_DEPTH
-
-    @property
-    def num_nodes(self) -> int:
-        """Most nodes of a draft, root included."""
-        return max(self.generation_config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
 
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator

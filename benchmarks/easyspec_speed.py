@@ -1,0 +1,186 @@
+"""EasySpec: groups of layers at once beside the same layers in order, and both beside stock assisted generation with the same draft model.
+
+Command: python -m benchmarks.easyspec_speed --draft_model FOLDER; with --shape 0.3b the target alone is inflated, so that the draft
+model is small beside it, as in practice. Hardware and time: two CPU cores and nothing else running, about ten minutes; resumes. Arms
+are interleaved prompt by prompt; single drafted passes are timed in turns after one text. Writes
+`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `falcon-spec report` renders into docs/easyspec.md.
+"""
+
+import argparse
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
+
+from benchmarks.running import beside, by_arm, run_and_save, with_options
+from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
+from transformers_falcon_spec.commands.loading import DTYPES, load_target
+from transformers_falcon_spec.drafters.easyspec.groups import build_groups
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.group_costs import time_passes
+from transformers_falcon_spec.evaluation.inflation import inflate
+from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.shapes import SHAPES
+from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_stats, pooled_tokens_per_second
+
+HERE = Path(__file__).parent
+SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
+DEPTH = 5  # tokens that drafts of a fixed shape are deep
+KINDS = {"chain": {"tree_top_k": 1}, "tree": {"tree_top_k": 4, "num_tree_nodes": 16}}
+STOCK, STOCK_CHAIN = "stock", "stock, chain"
+ORDER, AT_ONCE = "sequential", "fused"
+Turns = list[dict[str, float]]  # seconds of every backend
+
+
+def main() -> None:
+    """Time single passes, then write every prompt with every arm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--draft_model", required=True, help="folder of a language model")
+    parser.add_argument("--shape", choices=[*SHAPES], help="inflate the target to this shape; left out: as it is")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", nargs="+", default=SETS)
+    parser.add_argument("--group_sizes", type=int, nargs="+", default=[2, 4], help="1 is added")
+    parser.add_argument("--decodings", nargs="+", default=["greedy"])
+    parser.add_argument("--limit", type=int, default=5, help="prompts of each file")
+    parser.add_argument("--max_new_tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=200, help="passes that are timed")
+    parser.add_argument("--context", type=int, default=256, help="tokens before them, at most")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(args.threads)
+    output = args.output or HERE / "results" / f"easyspec_speed{f'_{args.shape}' if args.shape else ''}.json"
+    target, tokenizer = load_pair(args)
+    drafter: Any = LayerParallelDrafter.from_pretrained(args.draft_model, target=target)
+    prompts = read_prompts(args.prompts, args.limit)
+    ids = torch.cat([prompt.input_ids(tokenizer) for prompt in prompts], dim=1)[:, : args.context].to(target.device)
+    passes = [row for width in (1, 4) for row in pass_rows(drafter, ids, width, args.group_sizes, args.repeats)]
+    benchmark = Benchmark(
+        target, tokenizer, [*arms(drafter, args.group_sizes)], prompts, args.decodings, args.max_new_tokens
+    )
+    run_and_save(
+        benchmark,
+        output,
+        args,
+        lambda records: {"context": ids.shape[1], "passes": passes, "side_by_side": side_by_side(records)},
+    )
+
+
+def load_pair(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Target, inflated if asked but for its vocabulary, which stock assisted generation wants to be the draft model's; tokenizer."""
+    target, tokenizer = load_target(args.target, "float32", "cpu")
+    places: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
+    if not args.shape:
+        return target.to(**places), tokenizer
+    return inflate(target, replace(SHAPES[args.shape], vocab_size=target.config.vocab_size), **places), tokenizer
+
+
+def arms(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[Method]:
+    """Stock assisted generation as it comes and with our chain; drafts of one shape with all groups and backends; the tuner."""
+    chain: Any = copy.copy(drafter.model)  # the same weights
+    chain.generation_config = copy.deepcopy(chain.generation_config)
+    chain.generation_config.update(
+        num_assistant_tokens=DEPTH, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
+    )
+    yield stock_assistant(STOCK, drafter.model)
+    yield stock_assistant(STOCK_CHAIN, chain)
+    fixed = {kind: SpeculationConfig(tune=False, tree_depth=DEPTH, **shape) for kind, shape in KINDS.items()}
+    for kind, options in {**fixed, "tuned": SpeculationConfig()}.items():
+        for size in (1, *sizes):
+            for backend in (ORDER, AT_ONCE) if size > 1 and kind in KINDS else (AT_ONCE,):
+                arm = with_options(drafter, options, **grouping(drafter, size, backend))
+                yield with_drafter(name_of(kind, size, backend), arm)
+
+
+def grouping(drafter: LayerParallelDrafter, size: int, backend: str) -> dict[str, Any]:
+    """The fields of a drafter's config that say which layers attend at once, and how."""
+    return {"layer_groups": build_groups(len(drafter.layered.layers), size), "backend": backend}
+
+
+def name_of(kind: str, size: int, backend: str) -> str:
+    """An arm's name; layers that stand alone have no backend."""
+    return f"{kind}, groups of {size}, {backend}" if size > 1 else f"{kind}, groups of 1"
+
+
+def pass_rows(
+    drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, sizes: Sequence[int], repeats: int
+) -> list[dict[str, Any]]:
+    """Seconds of a drafted pass over `width` tokens by group size: in order, at once, and layer after layer without groups."""
+    alone = with_options(drafter, SpeculationConfig(), **grouping(drafter, 1, ORDER)).backend()
+    backends = {
+        (size, backend): with_options(drafter, SpeculationConfig(), **grouping(drafter, size, backend)).backend()
+        for size in sizes
+        for backend in (ORDER, AT_ONCE)
+    }
+    named = {"alone": alone, **{f"{size} {backend}": each for (size, backend), each in backends.items()}}
+    turns = time_passes(drafter, ids, width, named, repeats)
+    return [
+        {
+            "width": width,
+            "group_size": size,
+            "num_groups": len(build_groups(len(drafter.layered.layers), size)),
+            "alone_seconds": median(turn["alone"] for turn in turns),
+            **{
+                f"{backend}_seconds": median(turn[f"{size} {backend}"] for turn in turns)
+                for backend in (ORDER, AT_ONCE)
+            },
+            "beside_sequential": times_as_fast(turns, f"{size} {AT_ONCE}", f"{size} {ORDER}"),
+            "beside_alone": times_as_fast(turns, f"{size} {AT_ONCE}", "alone"),
+        }
+        for size in sizes
+    ]
+
+
+def times_as_fast(turns: Turns, arm: str, other: str) -> dict[str, Any]:
+    """The middle ratio over turns, and its interval."""
+
+    def ratio(chosen: Turns) -> float:
+        return median(turn[other] / turn[arm] for turn in chosen)
+
+    return {"ratio": ratio(turns), "interval": bootstrap(turns, ratio, 0)}
+
+
+def side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every arm on all prompts together: speed, what it keeps, what drafting takes, and its speed beside that of others."""
+    rows = []
+    for decoding, runs in by_arm(records).items():
+        for arm, of_arm in sorted(runs.items()):
+            if arm != BASELINE:
+                others = {what: other for what, other in rivals(arm).items() if other in runs and other != arm}
+                ratios = {what: beside(of_arm, runs[other]) for what, other in others.items()}
+                rows.append({"decoding": decoding, "arm": arm, **counts(of_arm), "beside": ratios})
+    return rows
+
+
+def rivals(arm: str) -> dict[str, str]:
+    """What an arm is held against: the target alone, its own groups in order, its model without groups, stock with the same model."""
+    kind = arm.partition(", groups")[0]
+    found = {"the target alone": BASELINE, "stock": STOCK, "stock, chain": STOCK_CHAIN}
+    if arm.startswith(STOCK):
+        return found
+    return {**found, "sequential": arm.replace(AT_ONCE, ORDER), "groups of 1": name_of(kind, 1, AT_ONCE)}
+
+
+def counts(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Speed and acceptance of one arm; stock passes are not counted."""
+    stats = sum((pooled_stats(run) for run in runs), GenerationStats())
+    return {
+        "num_prompts": len(runs),
+        "tokens_per_second": pooled_tokens_per_second(runs),
+        "acceptance_length": stats.acceptance_length,
+        "draft_seconds_per_step": stats.draft_seconds / max(stats.num_steps, 1),
+        "draft_seconds_per_pass": stats.draft_seconds / stats.num_passes if stats.num_passes else None,
+    }
+
+
+if __name__ == "__main__":
+    main()

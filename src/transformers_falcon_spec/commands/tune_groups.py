@@ -1,0 +1,248 @@
+"""`falcon-spec easyspec tune`: which layers of an EasySpec drafter should attend at once, and what several devices would gain.
+
+Acceptance is measured for every group alone, at every place and size, then for the divisions of all layers that lose least. Parts of a pass are
+timed on this device; links between devices are measured under `torchrun`, or given. The rest is arithmetic: what drafting would take
+on 1 to 8 devices, all else as measured here. A run that was interrupted goes on where it stopped.
+
+Example:
+  falcon-spec easyspec tune --target BIG --drafter layer-parallel:4:SMALL --prompts benchmarks/prompts/held_out.jsonl
+                            --output runs/groups.json --link_latency_us 10 --link_gb_per_second 100
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
+
+from ..drafters.easyspec import LayerParallelDrafter
+from ..errors import OptionError
+from ..evaluation.decoding import decoding_options
+from ..evaluation.group_costs import Link, StepModel, measure_costs, measure_link
+from ..evaluation.group_fit import Groups, Replay, Steps, Text, best_divisions, candidate_groups, singles, with_group
+from ..evaluation.group_texts import written_texts
+from ..evaluation.prompts import read_prompts
+from ..evaluation.records import Records
+from ..generation.options import SpeculationConfig
+from ..generation.ranks import SpreadRanks
+from ..generation.timed import timed_generate
+from ..provenance import provenance, weights_fingerprint
+from .loading import load_drafter, load_target
+
+LEAST_LAYERS = 4  # fewer leave nothing to group between the first and the last
+MOST_TIMED = 20  # texts written to see what a step takes
+MOST_CONTEXT = 512  # tokens before the passes that are timed
+SECONDS_TO_MEET = 120.0
+
+
+@dataclass
+class TuneGroupsCommand:
+    """Which drafter to tune, on what, and where the figures go."""
+
+    target: str = field(metadata={"help": "Folder or Hub name of the target."})
+    drafter: str = field(metadata={"help": "An EasySpec drafter, or `layer-parallel:N:FOLDER` of a language model."})
+    prompts: list[str] = field(metadata={"help": "JSON lines files of held-out prompts."})
+    output: str = field(
+        metadata={
+            "help": "JSON file to write; what was counted goes to the same name with .jsonl, where a later run goes on."
+        }
+    )
+    max_group_size: int = field(default=5, metadata={"help": "Largest group to try."})
+    depth: int = field(default=5, metadata={"help": "Tokens that drafts are deep."})
+    num_tree_nodes: int = field(default=16, metadata={"help": "Nodes of a tree."})
+    tree_top_k: int = field(default=4, metadata={"help": "Nodes of a depth that grow children; 1 drafts chains."})
+    max_new_tokens: int = field(default=96, metadata={"help": "Most tokens of a text."})
+    limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
+    repeats: int = field(default=20, metadata={"help": "Passes that are timed."})
+    link_latency_us: float | None = field(
+        default=None, metadata={"help": "Microseconds from device to device; with `link_gb_per_second`."}
+    )
+    link_gb_per_second: float | None = field(
+        default=None,
+        metadata={
+            "help": "Gigabytes a second; without both one device is modelled, or links are measured under torchrun."
+        },
+    )
+    dtype: str = field(default="float32", metadata={"help": "auto, float32, bfloat16 or float16."})
+    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+
+
+@dataclass(frozen=True)
+class _Models:
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: LayerParallelDrafter
+
+
+def run(command: TuneGroupsCommand) -> None:
+    """Write texts, count what each group is accepted of, time, calculate, show."""
+    logging.set_verbosity_error()
+    output, (link, is_first) = _checked(command), _link(command)
+    if not is_first:
+        return
+    models = _loaded(command)
+    replay = Replay(models.target, models.drafter, _options(command), command.max_new_tokens)
+    records = Records(output.with_suffix(".jsonl"), _settings(command, models))
+    prompts = read_prompts(command.prompts, command.limit)
+    named, rate = written_texts(models.target, models.tokenizer, prompts, command.max_new_tokens, records)
+    texts = list(named.values())
+    result = _result(command, models, texts, _Counts(replay, texts, records), link)
+    result = {
+        "provenance": provenance(**{**vars(command), "dtype": str(models.target.dtype).removeprefix("torch.")}),
+        "tokens_per_second_of_target": rate,
+        **result,
+    }
+    output.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _show(result, output)
+
+
+def _result(
+    command: TuneGroupsCommand, models: _Models, texts: list[Text], counts: "_Counts", link: Link | None
+) -> dict[str, Any]:
+    """Groups alone, divisions of the layers, and what each number of devices would make of them."""
+    num_layers = len(models.drafter.layered.layers)
+    alone = counts.of(singles(num_layers))
+    found = {
+        each: counts.of(with_group(num_layers, *each)) for each in candidate_groups(num_layers, command.max_group_size)
+    }
+    losses = {each: alone.acceptance_length - steps.acceptance_length for each, steps in found.items()}
+    model, rows = _model(command, models, texts, alone, link), []
+    for groups in best_divisions(num_layers, losses):
+        steps, lost = counts.of(groups), sum(losses.get((group[0], len(group)), 0.0) for group in groups)
+        said = {"layer_groups": groups, "acceptance_length": steps.acceptance_length}
+        said["predicted_acceptance_length"] = alone.acceptance_length - lost
+        rows.append({**said, "devices": model.on_devices(groups, steps)})
+    return {
+        "acceptance_length_of_model": alone.acceptance_length,
+        "groups_alone": [
+            {"start": start, "size": size, "acceptance_length": steps.acceptance_length}
+            for (start, size), steps in found.items()
+        ],
+        "model": asdict(model),
+        "divisions": rows,
+        "proposed": _proposed(rows),
+    }
+
+
+def _checked(command: TuneGroupsCommand) -> Path:
+    output = Path(command.output)
+    if output.suffix != ".json":
+        raise OptionError(f"`output` must end in `.json`, but it is `{output}`; other files are named after it.")
+    for name, least in (("max_group_size", 2), ("depth", 2), ("max_new_tokens", 2), ("repeats", 1)):
+        if getattr(command, name) < least:
+            raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(command, name)}.")
+    given = (command.link_latency_us, command.link_gb_per_second)
+    if (given[0] is None) != (given[1] is None) or not all(value is None or value > 0 for value in given):
+        raise OptionError(
+            f"`link_latency_us` and `link_gb_per_second` describe a link together and must be above 0, but they are {given}."
+        )
+    return output
+
+
+def _link(command: TuneGroupsCommand) -> tuple[Link | None, bool]:
+    """The link between devices, and whether this process is the one that goes on."""
+    if command.link_latency_us is not None and command.link_gb_per_second is not None:
+        return Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9), True
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None, True
+    dist.init_process_group()
+    ranks, device = SpreadRanks(SECONDS_TO_MEET), torch.device("cpu")
+    if command.device != "cpu":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    link = measure_link(ranks, device, command.repeats)
+    dist.destroy_process_group()
+    return link, ranks.is_first
+
+
+def _loaded(command: TuneGroupsCommand) -> _Models:
+    target, tokenizer = load_target(command.target, command.dtype, command.device)
+    drafter = load_drafter(command.drafter, target)
+    if not isinstance(drafter, LayerParallelDrafter) or len(drafter.layered.layers) < LEAST_LAYERS:
+        raise OptionError(
+            f"`drafter` must be an EasySpec drafter of at least {LEAST_LAYERS} layers, or `layer-parallel:N:FOLDER` of such a language model, for the first "
+            f"and the last layer stand alone, but it is `{command.drafter}`."
+        )
+    drafter.check_target(target)
+    drafter.config.backend = "sequential"
+    return _Models(target, tokenizer, drafter)
+
+
+def _options(command: TuneGroupsCommand) -> SpeculationConfig:
+    names = ("num_tree_nodes", "tree_top_k")
+    return SpeculationConfig(tune=False, tree_depth=command.depth, **{name: getattr(command, name) for name in names})
+
+
+def _settings(command: TuneGroupsCommand, models: _Models) -> dict[str, Any]:
+    """What all records have in common."""
+    names = ("prompts", "limit", "depth", "num_tree_nodes", "tree_top_k", "max_new_tokens", "dtype")
+    fingerprints = {"target": weights_fingerprint(models.target), "drafter": weights_fingerprint(models.drafter)}
+    return {**fingerprints, **{name: getattr(command, name) for name in names}}
+
+
+class _Counts:
+    """What texts would take with given groups; counted once."""
+
+    def __init__(self, replay: Replay, texts: list[Text], records: Records) -> None:
+        self._replay, self._texts, self._records = replay, texts, records
+        self._known = {str(entry["groups"]): entry["steps"] for entry in records.entries if "groups" in entry}
+
+    def of(self, groups: Groups) -> Steps:
+        if str(groups) not in self._known:
+            each = [self._replay.steps(text, groups) for text in tqdm(self._texts, desc=str(groups)[:60], leave=False)]
+            steps = asdict(sum(each, Steps(0, 0, 0, 0)))
+            self._records.append({"groups": groups, "steps": steps})
+            self._known[str(groups)] = steps
+        return Steps(**self._known[str(groups)])
+
+
+def _model(
+    command: TuneGroupsCommand, models: _Models, texts: list[Text], alone: Steps, link: Link | None
+) -> StepModel:
+    """Parts of drafting, timed; the rest of a step is what it takes with the model as it is, less its drafting."""
+    drafter = models.drafter
+    longest = max(texts, key=lambda text: len(text.token_ids))
+    ids = torch.tensor([longest.token_ids[:MOST_CONTEXT]], device=drafter.device)
+    costs = measure_costs(drafter, ids, command.tree_top_k, round(alone.acceptance_length), command.repeats)
+    drafter.config.layer_groups, drafter.generation_config = singles(len(drafter.layered.layers)), _options(command)
+    seconds, num_steps = 0.0, 0
+    for text in texts[:MOST_TIMED]:
+        prompt = torch.tensor([text.token_ids[: text.prompt_len]])
+        options = decoding_options("greedy")
+        timed = timed_generate(models.target, prompt, command.max_new_tokens, options, 0, assistant_model=drafter)
+        stats = timed.output.speculation
+        seconds, num_steps = seconds + stats.total_seconds - stats.prefill_seconds, num_steps + stats.num_steps
+    drafting = StepModel(costs, 0.0, None).draft_seconds(drafter.config.layer_groups, alone, 1)
+    return StepModel(costs, max(seconds / max(num_steps, 1) - drafting, 0.0), link)
+
+
+def _proposed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each number of devices the division with most tokens per second."""
+    found = []
+    for place, device in enumerate(rows[0]["devices"]):
+        best = max(rows, key=lambda row: row["devices"][place]["tokens_per_second"])
+        found.append({**device, **best["devices"][place], "layer_groups": best["layer_groups"]})
+    return found
+
+
+def _show(result: dict[str, Any], output: Path) -> None:
+    """The divisions, and the best for each number of devices."""
+    console, devices = Console(), [str(device["devices"]) for device in result["divisions"][0]["devices"]]
+    table = Table("sizes of groups", "length", "expected", *devices)
+    table.title = "Acceptance length, what single groups let expect, and modelled tokens per second by devices"
+    for row in result["divisions"]:
+        sizes = " ".join(str(len(group)) for group in row["layer_groups"])
+        lengths = (f"{row['acceptance_length']:.2f}", f"{row['predicted_acceptance_length']:.2f}")
+        table.add_row(sizes, *lengths, *(f"{device['tokens_per_second']:.0f}" for device in row["devices"]))
+    console.print(table)
+    said = [f"devices: {best['devices']}, layer_groups={best['layer_groups']}" for best in result["proposed"]]
+    rate = result["tokens_per_second_of_target"]
+    said.append(f"The target alone: {rate:.1f} tokens per second. `{output}` holds the rest.")
+    console.print("\n".join(said), highlight=False, soft_wrap=True, markup=False)

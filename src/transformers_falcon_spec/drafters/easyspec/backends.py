@@ -1,0 +1,217 @@
+"""Attention of a group of layers over the same input: layer after layer, or all at once."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from ...errors import OptionError
+from ...generation.cache import GroupSlice
+from .families import Inputs, LayeredModel
+
+
+class SequentialBackend:
+    """One layer after another, with a place for each layer in the cache: the reference.
+
+    Args:
+        layered ([`LayeredModel`]): The draft model.
+        groups (`Sequence[Sequence[int]]`): Layers that attend at once.
+    """
+
+    def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
+        self.layered, self.groups = layered, groups
+
+    def cache_of(self, number: int, cache: Any) -> Any:  # noqa: ARG002  others need to know the group
+        """The cache as the layers of a group use it."""
+        return cache
+
+    def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
+        """What each layer of a group reads, `[rows, tokens, hidden]` each, all of them from the same `states`."""
+        return [self.layered.attend(index, states, inputs) for index in self.groups[number]]
+
+
+class FusedBackend(SequentialBackend):
+    """All layers of a group in one projection, one attention over all their heads and one projection back.
+
+    The cache has a place for each group, where the heads of its layers stand side by side.
+
+    Raises:
+        [`OptionError`]: projections that are no plain matrices, as quantised ones.
+    """
+
+    def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__(layered, groups)
+        self._fused = {number: FusedAttention(layered, group) for number, group in enumerate(groups) if len(group) > 1}
+
+    def cache_of(self, number: int, cache: Any) -> Any:
+        """The part of the group's place that belongs to each layer."""
+        return GroupSlice(cache, number, self.groups[number])
+
+    def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
+        """The same as one layer after another, up to rounding."""
+        return self._fused[number](states, inputs).unbind()
+
+
+class FusedAttention:
+    """The attention layers of one group as one.
+
+    Norms of the same input differ in their gains alone, and those go into the projections: W (g * x + b) = (W diag g) x + W b.
+
+    Args:
+        layered ([`LayeredModel`]): The draft model.
+        group (`Sequence[int]`): Its layers.
+    """
+
+    def __init__(self, layered: LayeredModel, group: Sequence[int]) -> None:
+        self.attentions = [layered.attention(index) for index in group]
+        self._kinds = [layered.layer_types[index] for index in group]
+        norms, offset = [layered.layers[index].input_layernorm for index in group], layered.family.gain_offset
+        self._norm = _without_gain(norms[0], offset)
+        parts = [
+            [_folded(*part, norm, offset) for part in _projections(attention)]
+            for attention, norm in zip(self.attentions, norms, strict=True)
+        ]
+        stacked = [part[kind] for kind in range(3) for part in parts]  # all queries, then all keys, then all values
+        self._weight, self._bias = _joined(stacked)
+        self._sizes = [sum(len(part[kind][0]) for part in parts) for kind in range(3)]
+        outputs = [_plain(getattr(attention, layered.family.output)) for attention in self.attentions]
+        self._output_weight = torch.stack(
+            [output.weight.detach().T for output in outputs]
+        )  # [layers, heads * size, hidden]
+        self._output_bias = torch.stack([_bias_of(output) for output in outputs])[:, None]
+        self._head_size = self._output_weight.shape[1] // self._num_heads(layered)
+        self._head_norms = [_HeadNorm.of(self.attentions, names) for names in _HEAD_NORMS]
+
+    @staticmethod
+    def _num_heads(layered: LayeredModel) -> int:
+        heads: int = layered.model.config.num_attention_heads
+        return heads
+
+    def __call__(self, states: Tensor, inputs: Inputs) -> Tensor:
+        """`[layers, rows, tokens, hidden]` of `states` `[rows, tokens, hidden]`; keys and values go to the cache."""
+        projected = functional.linear(self._norm(states), self._weight, self._bias)
+        queries, keys, values = (
+            part.unflatten(-1, (-1, self._head_size)) for part in projected.split(self._sizes, dim=-1)
+        )
+        queries, keys = (
+            (part if norm is None else norm(part)).transpose(1, 2)
+            for part, norm in zip((queries, keys), self._head_norms, strict=True)
+        )
+        queries, keys = _rotated(queries, keys, inputs.rotary)
+        keys, values = inputs.cache.extend(keys, values.transpose(1, 2))
+        first = self.attentions[0]
+        attended, _ = sdpa_attention_forward(
+            first, queries, keys, values, self._mask(inputs, queries.shape[1]), scaling=first.scaling, is_causal=False
+        )  # [rows, tokens, layers * heads, size]
+        by_layer = attended.unflatten(2, (len(self.attentions), -1)).flatten(3).movedim(2, 0)
+        outputs = torch.baddbmm(self._output_bias, by_layer.flatten(1, 2), self._output_weight)
+        return outputs.unflatten(1, states.shape[:2])
+
+    def _mask(self, inputs: Inputs, num_heads: int) -> Tensor:
+        """One mask for all heads, or one for each where layers of the group see differently far."""
+        if len(set(self._kinds)) == 1:
+            return inputs.masks[self._kinds[0]]
+        heads = num_heads // len(self._kinds)
+        return torch.cat([inputs.masks[kind].expand(-1, heads, -1, -1) for kind in self._kinds], dim=1)
+
+
+_HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
+
+
+class _HeadNorm:
+    """Norms of queries or keys, a gain for each layer, over heads of all layers `[rows, tokens, layers * heads, size]`."""
+
+    def __init__(self, norms: Sequence[Any]) -> None:
+        self._norm = _without_gain(norms[0], offset=0.0)
+        self._gains = torch.stack([norm.weight.detach() for norm in norms])[:, None]  # [layers, 1, size]
+        biases = [norm.bias.detach() for norm in norms if getattr(norm, "bias", None) is not None]
+        self._biases = torch.stack(biases)[:, None] if biases else 0.0
+
+    @classmethod
+    def of(cls, attentions: Sequence[Any], names: Sequence[str]) -> "_HeadNorm | None":
+        """None where there is no norm of these names."""
+        found = [getattr(attention, name, None) for attention in attentions for name in names]
+        norms = [norm for norm in found if norm is not None]
+        return cls(norms) if norms else None
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Normed heads."""
+        by_layer = self._norm(heads).unflatten(2, (len(self._gains), -1))
+        return (self._gains * by_layer + self._biases).flatten(2, 3)
+
+
+def _projections(attention: Any) -> list[tuple[Tensor, Tensor]]:
+    """Weights `[heads * size, hidden]` and biases of queries, keys and values."""
+    if not hasattr(attention, "query_key_value"):
+        linears = [_plain(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
+        return [(linear.weight.detach(), _bias_of(linear)) for linear in linears]
+    packed = _plain(attention.query_key_value)  # of each head its query, key and value
+    weights, biases = (
+        part.unflatten(0, (-1, 3, attention.head_size)) for part in (packed.weight.detach(), _bias_of(packed))
+    )
+    return [(weights[:, kind].flatten(0, 1), biases[:, kind].flatten()) for kind in range(3)]
+
+
+def _plain(linear: nn.Module) -> nn.Linear:
+    """Refuse what is not a matrix and a bias.
+
+    Raises:
+        [`OptionError`]: it is none.
+    """
+    if type(linear) is not nn.Linear:
+        raise OptionError(
+            '`backend="fused"` needs projections that are plain matrices, but the draft model has a '
+            f'`{type(linear).__name__}`. Set `drafter.config.backend = "sequential"`.'
+        )
+    return linear
+
+
+def _bias_of(linear: nn.Linear) -> Tensor:
+    """Zeros where there is none."""
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+
+
+def _without_gain(norm: nn.Module, offset: float) -> Any:
+    """A copy of a norm that only norms."""
+    unit: Any = copy.deepcopy(norm).requires_grad_(False)
+    unit.weight.fill_(1.0 - offset)
+    if getattr(unit, "bias", None) is not None:
+        unit.bias.zero_()
+    return unit
+
+
+def _folded(weight: Tensor, bias: Tensor, norm: Any, offset: float) -> tuple[Tensor, Tensor]:
+    """A projection that takes over gain and bias of the norm before it."""
+    shift = getattr(norm, "bias", None)
+    bias = bias if shift is None else bias + weight @ shift.detach()
+    return weight * (norm.weight.detach() + offset), bias
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    weights, biases = zip(*parts, strict=True)
+    return torch.cat(weights), torch.cat(biases)
+
+
+def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Rotary positions on the first entries of every head, as many as there are angles."""
+    size = rotary[0].shape[-1]
+    turned = apply_rotary_pos_emb(queries[..., :size], keys[..., :size], *rotary)
+    if size == queries.shape[-1]:
+        return turned[0], turned[1]
+    query, key = (
+        torch.cat([part, whole[..., size:]], dim=-1) for part, whole in zip(turned, (queries, keys), strict=True)
+    )
+    return query, key
+
+
+def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
+    """What changes when a weight is replaced or written to; in `inference_mode` nobody keeps count of that."""
+    return [
+        (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version)
+        for weight in model.parameters()
+    ]

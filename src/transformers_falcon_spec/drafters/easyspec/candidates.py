@@ -1,0 +1,96 @@
+"""Drafting with EasySpec: new text is read exactly in one pass, then a tree is drafted a depth a pass, its groups computed at once.
+
+The exact pass is the first of every step, which has to read the newest token anyway, and the paper's calibration: it also reads what
+was kept of the draft, whose rough keys and values are dropped with all others when the draft is complete (section 4.3).
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...generation.cache import HOLE
+from ...generation.candidates import Committed, Draft, DraftBudget, TargetView
+from ..grown_tree import GrownTreeGenerator
+
+if TYPE_CHECKING:
+    from .modeling_easyspec import LayerParallelDrafter
+
+
+class LayerParallelCandidateGenerator(GrownTreeGenerator):
+    """One call's drafting with a [`LayerParallelDrafter`]; all rows in the same passes, each with its own past and its own tree.
+
+    What other generators do with pairs it does with tokens: the features beside them have no width.
+    """
+
+    drafter: "LayerParallelDrafter"
+
+    def __init__(
+        self, drafter: "LayerParallelDrafter", target: TargetView, max_length: int, rng: torch.Generator
+    ) -> None:
+        super().__init__(drafter, target, max_length, rng)
+        self._backend = drafter.backend()
+        context = getattr(drafter.model.config, "max_position_embeddings", None)
+        self._context = max_length if context is None else int(context)
+        self._draft_places = torch.empty(0, dtype=torch.long)  # [rows, draft slots] where drafted tokens stand
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that both models have."""
+        assert self.drafter.config.draft_vocab_size is not None  # filled in
+        return self.drafter.config.draft_vocab_size
+
+    def commit(self, committed: Committed) -> None:
+        """Keep the new tokens for the next proposal; at first the whole text."""
+        num_new = committed.num_new if self.pending else committed.lengths
+        nothing = torch.empty(len(num_new), max(num_new), 0)
+        super().commit(replace(committed, num_new=num_new, features=nothing))
+
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        """A tree within the budget; None while no row has new tokens or room for more in the draft model's context."""
+        num_new = [sum(map(len, pending.token_ids)) for pending in self.pending]
+        rooms = [
+            min(depth, self._context - read - new) * (new > 0)
+            for depth, read, new in zip(budget.depths, self.num_read, num_new, strict=True)
+        ]
+        if max(rooms) < 0 or not any(num_new):
+            return None
+        ids, _, num_new = self.take_pending(padding_side="left")
+        states = self._read(ids.to(self.drafter.device), num_new)
+        return self.draft([max(room, 0) for room in rooms], budget, states[:, None])
+
+    def _read(self, ids: Tensor, num_new: list[int]) -> Tensor:
+        """Read new tokens, exactly unless told otherwise, each row's newest one last; the states `[rows, 1, hidden]` after those."""
+        is_exact = self.drafter.config.calibrate or not len(self.slots)
+        positions, allowed = self.place_pending(ids, num_new)
+        places = self.slots.places
+        self._draft_places = places[:, :0]
+        return self._states(ids, allowed, positions.clamp(min=0), places, is_exact)[:, -1:]
+
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
+        """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
+        ids, held = token_ids[..., 0], self.slots.places
+        positions = torch.tensor(self.num_read, device=ids.device)[:, None] + number - 1
+        positions = positions.expand_as(ids)
+        self._draft_places = torch.cat([self._draft_places, positions], dim=-1)
+        is_held = (held != HOLE)[:, None].expand(-1, seen.shape[1], -1)
+        allowed = torch.cat([is_held, seen.to(is_held.device)], dim=-1)
+        places = torch.cat([held, self._draft_places], dim=-1)
+        return self._states(ids, allowed, positions, places, is_exact=False)[:, :, None]
+
+    def _states(self, ids: Tensor, allowed: Tensor, positions: Tensor, places: Tensor, is_exact: bool) -> Tensor:
+        return self.drafter.read(ids, allowed, positions, places, self.slots.cache, self._backend, is_exact)
+
+    def draft_logits(self, features: Tensor) -> Tensor:
+        """Logits of the draft model's own head, over the tokens that both models have."""
+        return self.drafter.logits(features)
+
+    def over_target_ids(self, probs: Tensor) -> Tensor:
+        """Probabilities over the target's vocabulary; what the models do not share has none."""
+        num_missing = self.drafter.config.vocab_size - probs.shape[-1]
+        return torch.nn.functional.pad(probs, (0, num_missing)) if num_missing else probs
+
+    def over_draft_ids(self, values: Tensor) -> Tensor:
+        """Values of the tokens that can be drafted."""
+        return values[..., : self.num_draft_tokens]

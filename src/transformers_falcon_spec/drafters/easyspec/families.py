@@ -1,0 +1,171 @@
+"""Which language models can draft layer-parallel, and how their layers are put together from their own modules.
+
+Attention of a layer must be a module of its own that reads a norm of the layer's input, and what it gives must be added to the
+input; then its input can be replaced by an older one.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ...errors import OptionError
+from ...generation.layers import layer_kinds
+from ...generation.parts import apply_head, decoder_of
+
+_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}  # of a Llama layer
+_MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the length of the text
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the layers of one family are put together.
+
+    Args:
+        attention (`str`): Its module in a layer.
+        output (`str`): Its last projection.
+        cache (`str`): What layers call the cache.
+        final_norm (`str`): The norm before the head.
+        gain_offset (`float`): What norms add to their weight.
+        mlp_reads_input_norm (`bool`): The MLP stands beside attention and reads the same norm.
+    """
+
+    attention: str = "self_attn"
+    output: str = "o_proj"
+    cache: str = "past_key_values"
+    final_norm: str = "norm"
+    gain_offset: float = 0.0
+    mlp_reads_input_norm: bool = False
+
+
+FAMILIES = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), Family()),
+    "gemma": Family(gain_offset=1.0),
+    "phi": Family(output="dense", final_norm="final_layernorm", mlp_reads_input_norm=True),
+    "gpt_neox": Family(attention="attention", output="dense", cache="layer_past", final_norm="final_layer_norm"),
+}
+
+
+def check_family(config: PreTrainedConfig) -> None:
+    """Refuse a model whose layers cannot be run apart.
+
+    Raises:
+        [`OptionError`]: it is of another family, or its positions change with the length of the text.
+    """
+    if config.model_type not in FAMILIES:
+        raise OptionError(
+            f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, but this one is a `{config.model_type}`: {_why_not(config)}. "
+            "Stock assisted generation takes it as it is."
+        )
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _MOVING_ROPES:
+        raise OptionError(
+            f"The rotary positions of a draft model must not change with the length of the text, but its `rope_type` is {rope!r}: "
+            "what it has read would have to be read again. Take a model with another one."
+        )
+
+
+def _why_not(config: PreTrainedConfig) -> str:
+    """What about its layers is in the way."""
+    if config.is_encoder_decoder:
+        return "it is an encoder and a decoder"
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        return "it is no causal language model of Transformers"
+    return "it keeps a state of all that it read" if model._is_stateful else _what_differs(decoder_of(model))
+
+
+def _what_differs(decoder: nn.Module) -> str:
+    """What tells its layers from those of a Llama."""
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        return "it keeps its layers elsewhere than in `layers`"
+    kind, found = type(layers[-1]).__name__, {name for name, _ in layers[-1].named_children()}
+    missing, more = (", ".join(f"`{name}`" for name in sorted(names)) for names in (_PARTS - found, found - _PARTS))
+    if missing or more:
+        return f"its `{kind}` has no {missing}" if missing else f"its `{kind}` has also {more}"
+    return f"its `{kind}` has the parts of a Llama layer, but nobody checked that they are put together like one"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What all layers are given in one forward."""
+
+    masks: dict[str, Tensor]  # additive [rows, 1, tokens, slots], by kind of attention
+    positions: Tensor  # [rows, tokens]
+    rotary: tuple[Tensor, Tensor]  # cosines and sines [rows, tokens, size]
+    cache: Any
+
+
+class LayeredModel:
+    """A causal language model taken apart. Holds no weights of its own: all that computes are the model's modules.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): A model of one of the families.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.family = model, FAMILIES[model.config.model_type]
+        decoder: Any = decoder_of(model)
+        self.layers, self._rotary = decoder.layers, decoder.rotary_emb
+        self._final_norm: nn.Module = getattr(decoder, self.family.final_norm)
+        self.layer_types: list[str] = list(
+            getattr(model.config, "layer_types", None) or ["full_attention"] * len(self.layers)
+        )
+        self.kinds = layer_kinds(model.config)
+
+    def attention(self, index: int) -> Any:
+        """The attention of a layer."""
+        return getattr(self.layers[index], self.family.attention)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[rows, tokens, hidden]`."""
+        embedded: Tensor = self.model.get_input_embeddings()(token_ids)
+        return embedded
+
+    def rotary(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions, in the type of `states`."""
+        cosines, sines = self._rotary(states, positions)
+        return cosines, sines
+
+    def read(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
+        """A whole layer, as the model itself runs it."""
+        outputs: Tensor = self.layers[index](states, use_cache=True, **self._arguments(index, inputs))
+        return outputs
+
+    def attend(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
+        """What the attention of a layer reads of a group's input."""
+        normed = self.layers[index].input_layernorm(states)
+        attended: Tensor = self.attention(index)(hidden_states=normed, **self._arguments(index, inputs))[0]
+        return attended
+
+    def finish(self, index: int, states: Tensor, attended: Tensor) -> Tensor:
+        """The rest of a layer: `attended` joins the text's states, which its MLP then reads as the model's own layer would."""
+        layer = self.layers[index]
+        if self.family.mlp_reads_input_norm:
+            return states + attended + layer.mlp(layer.input_layernorm(states))
+        if getattr(layer, "use_parallel_residual", False):
+            return states + attended + layer.mlp(layer.post_attention_layernorm(states))
+        states = states + attended
+        return states + layer.mlp(layer.post_attention_layernorm(states))
+
+    def normed(self, states: Tensor) -> Tensor:
+        """What the head reads."""
+        outputs: Tensor = self._final_norm(states)
+        return outputs
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits in float32."""
+        return apply_head(self.model, normed)
+
+    def _arguments(self, index: int, inputs: Inputs) -> dict[str, Any]:
+        return {
+            "attention_mask": inputs.masks[self.layer_types[index]],
+            "position_ids": inputs.positions,
+            "position_embeddings": inputs.rotary,
+            self.family.cache: inputs.cache,
+        }

@@ -1,0 +1,280 @@
+"""The EasySpec drafter: a language model whose middle layers attend in groups, all layers of a group to the same input.
+
+Only attention reads the older input; MLPs stay in order and read what came before them. Source: arXiv 2502.02493, section 4.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from typing_extensions import Self
+
+from ...core.masks import additive
+from ...errors import CheckpointError, OptionError
+from ...generation.candidates import TargetView
+from ...generation.ranks import ALONE, Ranks, SpreadRanks
+from ..base import check_finite, hub_options, readable
+from ..grown_tree import GrowingDrafter
+from .backends import FusedBackend, SequentialBackend, weights_state
+from .candidates import LayerParallelCandidateGenerator
+from .configuration_easyspec import LayerParallelConfig
+from .distributed import DistributedBackend
+from .families import Inputs, LayeredModel, check_family
+from .vocabulary import shared_vocabulary, tokenizer_of
+
+_OF_WRAPPING = ("group_size", "tokenizer", "target_tokenizer")
+
+
+class LayerParallelDrafter(GrowingDrafter):
+    """Drafts with a small language model of the target's family, the attention of several of its layers computed at once.
+
+    What a step drafts is computed roughly, what became text exactly: the first pass of every step reads the new text layer after
+    layer, as the model itself would, and nothing rough outlives the step.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM
+    >>> from transformers_falcon_spec.drafters.autoregressive import make_draft_model
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> drafter = LayerParallelDrafter.wrap(make_draft_model(target, num_hidden_layers=8), target, group_size=3)
+    >>> drafter.config.layer_groups
+    [[0], [1, 2], [3, 4, 5], [6], [7]]
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> drafted = target.generate(ids, assistant_model=drafter, max_new_tokens=8, do_sample=False)
+    >>> drafted.equal(target.generate(ids, max_new_tokens=8, do_sample=False))
+    True
+
+    ```
+    """
+
+    config: LayerParallelConfig
+    config_class = LayerParallelConfig
+    base_model_prefix = "drafter"
+    default_depth = 5  # the paper's
+    _supports_sdpa = True
+
+    def __init__(self, config: LayerParallelConfig, model: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        self.model: Any = AutoModelForCausalLM.from_config(config.draft_config) if model is None else model
+        config.draft_config = self.model.config  # one of them, which says how the model attends
+        self.layered = LayeredModel(self.model)
+        self._fused: tuple[Any, FusedBackend] | None = None  # what it was made of, and it
+        self._ranks: Ranks | None = None
+        self.post_init()
+
+    @classmethod
+    def wrap(
+        cls,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        *,
+        group_size: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        **options: Any,
+    ) -> Self:
+        """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
+
+        Args:
+            model ([`~transformers.PreTrainedModel`]): A causal language model with the target's tokens.
+            target ([`~transformers.PreTrainedModel`]): The target.
+            group_size (`int`, *optional*): Most layers of a group, 4 unless told otherwise; not beside `layer_groups`.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+                That of `model`, to compare tokens. Without both of them only vocabularies of one size are taken for the same.
+            target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
+            options: Fields of [`LayerParallelConfig`].
+
+        Raises:
+            [`OptionError`]: the model is of a family that cannot be wrapped, or an option is out of range or unknown.
+            [`DrafterMismatchError`]: the model has other tokens than the target.
+        """
+        check_family(model.config)
+        sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
+        num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
+        config = LayerParallelConfig.of_models(model, target, num_shared, group_size, options)
+        return cls(config, model).eval()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Load a drafter, or with `target=...` wrap the language model of that name for it, in its type and on its device.
+
+        A language model takes the options of [`~LayerParallelDrafter.wrap`], too. Tokenizers that are not given are those beside
+        the weights of both models, if there are any. All other arguments are those of `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are missing, left over,
+                of another shape or not finite.
+            [`OptionError`]: options of [`~LayerParallelDrafter.wrap`] that do not fit, or for what is a drafter already.
+            [`DrafterMismatchError`]: the model has other tokens than the target.
+        """
+        name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
+        if target is not None:
+            with readable(name):
+                config = AutoConfig.from_pretrained(name, **hub_options(kwargs))
+            if not isinstance(config, LayerParallelConfig):
+                return cls._wrapped(name, config, target, args, kwargs)
+        given = [option for option in _OF_WRAPPING if option in kwargs]
+        if given:
+            raise OptionError(
+                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a language model is wrapped, with `target=...`, "
+                f"but `{name}` is to be loaded as a drafter."
+            )
+        drafter = super().from_pretrained(name, *args, **kwargs)
+        if target is not None:
+            drafter.to(target.device).check_target(target)
+        return drafter
+
+    @classmethod
+    def _wrapped(
+        cls, name: Any, config: PreTrainedConfig, target: PreTrainedModel, args: Any, kwargs: dict[str, Any]
+    ) -> Self:
+        """The language model of that name as a drafter."""
+        check_family(config)  # before its weights are read
+        own = {field.name for field in fields(LayerParallelConfig)} - {field.name for field in fields(type(config))}
+        options = {option: kwargs.pop(option) for option in (*own, *_OF_WRAPPING) if option in kwargs}
+        with readable(name):
+            kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
+            loaded: Any = AutoModelForCausalLM.from_pretrained(name, *args, **kwargs)
+        model, info = loaded
+        if info["missing_keys"]:
+            raise CheckpointError(
+                f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
+                "checkpoint."
+            )
+        check_finite(model, name)
+        for option, where in (("tokenizer", name), ("target_tokenizer", target.config._name_or_path)):
+            if option not in options:
+                options[option] = tokenizer_of(where)
+        drafter = cls.wrap(model, target, **options)
+        if "device_map" in kwargs:
+            return drafter
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+    def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
+        """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts without padding, all of it read the same way.
+
+        Args:
+            input_ids (`torch.Tensor` of shape `(rows, tokens)`): Texts.
+            is_exact (`bool`, *optional*, defaults to `False`): Layer after layer, as the model alone reads them.
+        """
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        allowed = (positions[:, None] <= positions[..., None]).expand(len(input_ids), -1, -1)
+        states = self.read(input_ids, allowed, positions, positions, DynamicCache(), self.backend(), is_exact)
+        return self.logits(states)
+
+    def read(
+        self,
+        token_ids: Tensor,
+        allowed: Tensor,
+        positions: Tensor,
+        places: Tensor,
+        cache: Any,
+        backend: SequentialBackend,
+        is_exact: bool,
+    ) -> Tensor:
+        """What the head reads of tokens, `[rows, tokens, hidden]`.
+
+        Args:
+            token_ids (`torch.Tensor` of shape `(rows, tokens)`): The target's ids; one that the model lacks is read as id 0.
+            allowed (`torch.Tensor` of shape `(rows, tokens, slots)`): Which slots each token may see, windows apart.
+            positions (`torch.Tensor` of shape `(rows, tokens)`): Where the tokens stand in the text.
+            places (`torch.Tensor` of shape `(rows, slots)`): Where the tokens of all slots stand, these tokens' last.
+            cache ([`~transformers.Cache`]): Keys and values of earlier tokens; those of these tokens are added.
+            backend ([`SequentialBackend`]): Computes groups.
+            is_exact (`bool`): Every layer reads what the one before it gave.
+        """
+        layered = self.layered
+        states = layered.embed(token_ids.where(token_ids < self.model.config.vocab_size, 0))
+        masks = {}
+        for kind in layered.kinds:
+            seen = allowed
+            if kind.sliding_window is not None:
+                seen = allowed & (places[:, None] > positions[..., None] - kind.sliding_window)
+            masks[kind.name] = additive(seen, states.dtype)
+        rotary = layered.rotary(states, positions)
+        for number, group in enumerate(backend.groups):
+            inputs = Inputs(masks, positions, rotary, backend.cache_of(number, cache))
+            if is_exact or len(group) == 1:
+                for index in group:
+                    states = layered.read(index, states, inputs)
+            else:
+                before = states
+                for index, attended in zip(group, backend.attend(number, states, inputs), strict=True):
+                    if self.config.whole_layers:
+                        states = states + (layered.finish(index, before, attended) - before)
+                    else:
+                        states = layered.finish(index, states, attended)
+        return layered.normed(states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits over the tokens that can be drafted, in float32."""
+        return self.layered.logits(states)[..., : self.config.draft_vocab_size]
+
+    def backend(self) -> SequentialBackend:
+        """What computes groups, as the configuration names it; the fused weights are made anew if the model's have changed.
+
+        Raises:
+            [`OptionError`]: the configuration names none, its groups are none, or the model's weights cannot be fused.
+        """
+        self.config.check()
+        assert self.config.layer_groups is not None  # checked
+        groups = [list(group) for group in self.config.layer_groups]
+        if self.config.backend == "sequential":
+            return SequentialBackend(self.layered, groups)
+        if self.config.backend == "distributed":
+            self._ranks = self._ranks or SpreadRanks(self.config.timeout_seconds)  # the same for all calls
+            return DistributedBackend(self.layered, groups, self._ranks)
+        made_of = (groups, weights_state(self.model))
+        if self._fused is None or self._fused[0] != made_of:
+            with torch.no_grad():
+                self._fused = (made_of, FusedBackend(self.layered, groups))
+        return self._fused[1]
+
+    def join(self) -> Ranks:
+        """The ranks on which it computes, which count what they exchange; this process alone unless `backend` is `"distributed"`.
+
+        Raises:
+            [`OptionError`]: `torch.distributed` does not run, or with more ranks than the model has layers.
+            [`RankError`]: the ranks have drafters with other weights or options, or one of them did not come.
+        """
+        if self.config.backend != "distributed":
+            return ALONE
+        backend = self.backend()
+        assert isinstance(backend, DistributedBackend)  # as its name says
+        return backend.checked(self)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """None: text alone is read."""
+        return ()
+
+    @property
+    def feature_size(self) -> int:
+        """Nothing of the target is read."""
+        return 0
+
+    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """The target's vocabulary is all that must fit."""
+        return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
+
+    @property
+    def draft_settings(self) -> dict[str, Any]:
+        """What decides its drafts besides weights."""
+        names = ("layer_groups", "backend", "draft_vocab_size", "calibrate", "whole_layers")
+        return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}
+
+    def candidate_generator(
+        self, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> LayerParallelCandidateGenerator:
+        """A generator that drafts with this model for one call."""
+        return LayerParallelCandidateGenerator(self, target, max_length, rng)

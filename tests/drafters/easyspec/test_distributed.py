@@ -1,0 +1,232 @@
+"""Drafting on several processes: the drafts of one, the target's text on every rank, and no rank that waits for ever."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.drafters.easyspec import spread
+from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
+from tests.tiny import make_prompt
+from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.group_costs import pass_traffic
+from transformers_falcon_spec.generation.ranks import Ranks
+
+PROGRAM = "tests.drafters.easyspec.spread"
+MOST_SECONDS = 300
+
+
+def launched(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
+    """What all ranks noted under `torchrun`."""
+    spread.make_divisible().save_pretrained(folder / "target")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
+    command = [sys.executable, *torchrun, "-m", PROGRAM, str(folder), "texts"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(num, id=f"{num} ranks", marks=pytest.mark.slow) for num in (2, 4)],
+)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return launched(tmp_path_factory.mktemp("spread"), request.param)
+
+
+class ThreadRanks(Ranks):
+    """Ranks that are threads of one process, which meet at a barrier: what goes round, without processes."""
+
+    def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
+        self.num, self.rank, self._values, self._barrier = len(values), rank, values, barrier
+
+    def told(self, value: Any) -> Any:
+        return self._exchanged(value)[0]
+
+    def gathered(self, part: Tensor) -> Tensor:
+        self.num_gathers += 1
+        self.num_gathered_bytes += (self.num - 1) * part.nbytes
+        return torch.cat(self._exchanged(part))
+
+    def _exchanged(self, value: Any) -> list[Any]:
+        self._values[self.rank] = value
+        self._barrier.wait()
+        found = list(self._values)
+        self._barrier.wait()
+        return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("name", ["greedy", "chain", "rows"])
+def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, num_ranks: int) -> None:
+    trees, options = spread.cases()[name]
+    target = spread.make_divisible()
+    alone = spread.noted(target, spread.make(target, "sequential", **trees), **options)
+    values: list[Any] = [None] * num_ranks
+    barrier, targets = Barrier(num_ranks, timeout=60), [spread.make_divisible() for _ in range(num_ranks)]
+    drafters = [spread.make(own, **trees) for own in targets]  # made one after the other, for they draw their weights
+
+    def rank(number: int) -> dict[str, Any]:
+        drafters[number]._ranks = ThreadRanks(number, values, barrier)
+        with torch.no_grad():
+            return spread.noted(targets[number], drafters[number], **options)
+
+    with ThreadPoolExecutor(num_ranks) as threads:
+        found = list(threads.map(rank, range(num_ranks)))
+
+    for each in found:
+        assert [each[key] for key in ("text", "num_passes", "accepted")] == [
+            alone[key] for key in ("text", "num_passes", "accepted")
+        ]
+    assert len({each["num_bytes"] for each in found}) == 1
+    assert found[0]["num_gathers"] > 0
+
+
+@contextmanager
+def groups_seen(patch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """The layers of each group that is computed inside, and the bytes of what each of them gives."""
+    seen, attend = [], SequentialBackend.attend
+
+    def watched(self: SequentialBackend, number: int, states: Tensor, inputs: Any) -> Any:
+        seen.append((len(self.groups[number]), states.nbytes))
+        return attend(self, number, states, inputs)
+
+    with patch.context() as inner:
+        inner.setattr(SequentialBackend, "attend", watched)
+        yield seen
+
+
+def test_every_rank_writes_the_text_that_the_first_one_would_write_alone(ranks: list[dict[str, Any]]) -> None:
+    target = spread.make_divisible()
+
+    for name, (trees, options) in spread.cases().items():
+        if "verifier" in trees or name == "sampled rows":  # not what a batch without a drafter draws
+            expected = spread.write(target, spread.make(target, "sequential", **trees), **options).sequences.tolist()
+        else:
+            expected = spread.write(target, **options).sequences.tolist()
+        for rank in ranks:
+            assert rank[name]["text"] == expected, name
+            if name in spread.SPLIT:
+                assert rank[f"{name}, split"]["text"] == expected, name
+
+
+def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
+    ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = spread.make_divisible()
+
+    for name, (trees, options) in spread.cases().items():
+        drafter = spread.make(target, "sequential", **trees)
+        with groups_seen(monkeypatch) as seen:
+            alone = spread.noted(target, drafter, **options)
+        shares = [-(-num_layers // len(ranks)) * num_bytes for num_layers, num_bytes in seen]
+        for rank in ranks:
+            assert (rank[name]["num_passes"], rank[name]["accepted"]) == (
+                alone["num_passes"],
+                [list(pair) for pair in alone["accepted"]],
+            ), name
+            assert rank[name]["num_gathers"] == len(seen) > 0
+            assert rank[name]["num_bytes"] == (len(ranks) - 1) * sum(shares)
+            assert "nothing is tuned" in rank[name]["notes"][0]
+    rough = round(ranks[0]["chain"]["num_gathers"] / 2)
+    expected = pass_traffic(GROUPS, len(ranks), state_bytes=32 * 8)
+    assert (ranks[0]["chain"]["num_gathers"], ranks[0]["chain"]["num_bytes"]) == tuple(
+        rough * each for each in expected
+    )
+    assert sum(int(number) for number, _ in ranks[0]["greedy"]["accepted"]) > 0  # drafting went on from what was kept
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("other weights", "RankError: All ranks must have the same drafter weights, but rank 0 has "),
+        ("other options", "RankError: All ranks must have the same `tree_depth`, but rank 0 has 3 and rank 1 4"),
+        ("other prompts", "RankError: All ranks must have the same prompts, but rank 0 has [[37, 24"),
+        ("too many", "OptionError: There must be no more ranks than layers, but "),
+        ("pool", "OptionError: A drafter that computes on several ranks must draft alone"),
+    ],
+)
+def test_ranks_that_do_not_fit_together_are_refused_on_all_of_them(
+    ranks: list[dict[str, Any]], name: str, message: str
+) -> None:
+    for rank in ranks:
+        assert rank[name].startswith(message)
+        assert rank["again"]["text"] == rank["chain"]["text"]  # and the next call works
+
+
+def left_over(folder: Path, scenario: str) -> tuple[dict[str, Any], int]:
+    """What the first of two ranks says when it loses the other, and how that one ended; no `torchrun`, which would end both."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", PROGRAM, str(folder), scenario]
+    processes = [subprocess.Popen(command, env={**os.environ, **where, "RANK": str(rank)}) for rank in range(2)]
+    try:
+        ends = [process.wait(MOST_SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert ends[0] == 0
+    return json.loads((folder / "rank0.json").read_text()), ends[1]
+
+
+def test_a_rank_that_is_killed_stops_the_others_with_a_clear_error(tmp_path: Path) -> None:
+    found, end = left_over(tmp_path, "killed")
+
+    assert end == -9
+    assert found["said"].startswith(
+        "RankError: All 2 ranks must take part in the call until it ends, but rank 0 waited in"
+    )
+    assert found["seconds"] < spread.SHORT
+
+
+@pytest.mark.slow
+def test_nobody_waits_longer_than_told_for_a_rank_that_stands_still(tmp_path: Path) -> None:
+    found, _ = left_over(tmp_path, "still")
+
+    assert found["said"].startswith(
+        "RankError: All 2 ranks must take part in the call until it ends, but rank 0 waited in"
+    )
+    assert spread.SHORT <= found["seconds"] < 2 * spread.SHORT
+
+
+def test_one_process_alone_is_told_how_to_start_several() -> None:
+    target = make_model("llama")
+    drafter = make_drafter(target, backend="distributed")
+
+    with pytest.raises(
+        OptionError, match=r'"distributed"` needs processes .* does not run here. Start .* with `torchrun`'
+    ):
+        target.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_seconds": 0.0}, "`timeout_seconds` must be above 0, but it is 0.0"),
+        ({"calibrate": False}, '`calibrate=False` is not for `backend="distributed"`'),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make_drafter(make_model("llama"), backend="distributed", layer_groups=GROUPS, **options)
+
+
+def test_synced_gpus_is_refused() -> None:
+    target = make_model("llama")
+
+    with pytest.raises(ValueError, match="`synced_gpus` is not supported with a drafter"):
+        target.generate(make_prompt(), assistant_model=make_drafter(target), synced_gpus=True, max_new_tokens=4)

@@ -1,0 +1,23 @@
+"""Tokenizers of a few words, and models saved with them."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+
+def make_tokenizer(num_tokens: int, **changes: int) -> PreTrainedTokenizerFast:
+    """Tokens `word0`, `word1` and so on; `changes` are further tokens with their ids."""
+    words = {f"word{number}": number for number in range(num_tokens) if number not in changes.values()}
+    model = WordLevel({**words, **changes}, unk_token="word0")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+
+
+def saved(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> str:
+    """The folder, which afterwards holds the model."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,143 @@
+"""The model of several devices: its arithmetic against simulated clocks, its measuring against a clock that is told how to run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
+from tests.tiny import make_prompt
+from transformers_falcon_spec.drafters.easyspec.families import LayeredModel
+from transformers_falcon_spec.evaluation import group_costs
+from transformers_falcon_spec.evaluation.group_costs import (
+    LINK_BYTES,
+    MOST_RANKS,
+    Costs,
+    Link,
+    StepModel,
+    measure_costs,
+    measure_link,
+    pass_seconds,
+    pass_traffic,
+    time_passes,
+)
+from transformers_falcon_spec.evaluation.group_fit import Steps
+from transformers_falcon_spec.generation.ranks import Ranks
+
+COSTS = Costs(attend=7.0, finish=11.0, layer=19.0, ends=5.0, read=50.0, state_bytes=64)
+LINK = Link(latency_seconds=0.5, bytes_per_second=128.0)
+DIVISIONS = [[[0], [1], [2], [3], [4]], GROUPS, [[0], [1, 2, 3, 4, 5], [6]], [[0], [1, 2, 3], [4, 5, 6, 7], [8]]]
+
+
+def simulated(groups: Sequence[Sequence[int]], num_ranks: int) -> tuple[float, int, int]:
+    """The clock of the slowest rank after one pass, exchanges, and bytes that the first rank received; every hop of every part is walked."""
+    clocks, num_exchanges, received = [COSTS.ends] * num_ranks, 0, [0] * num_ranks
+    for group in groups:
+        if len(group) == 1:
+            clocks = [clock + COSTS.layer for clock in clocks]
+            continue
+        share = next(number for number in range(1, len(group) + 1) if number * num_ranks >= len(group))
+        for place in range(len(group)):
+            clocks[place // share] += COSTS.attend
+        if num_ranks > 1:
+            num_exchanges += 1
+            for _ in range(num_ranks - 1):  # each hop, all ranks hand the part that they got last to their neighbour
+                begin = max(clocks)
+                clocks = [begin + LINK.latency_seconds + share * COSTS.state_bytes / LINK.bytes_per_second] * num_ranks
+                received = [num + share * COSTS.state_bytes for num in received]
+        for _ in group:
+            clocks = [clock + COSTS.finish for clock in clocks]
+    return max(clocks), num_exchanges, received[0]
+
+
+@pytest.mark.parametrize("groups", DIVISIONS)
+@pytest.mark.parametrize("num_ranks", range(1, MOST_RANKS + 1))
+def test_a_pass_takes_what_simulated_clocks_say(groups: Sequence[Sequence[int]], num_ranks: int) -> None:
+    seconds, num_exchanges, num_bytes = simulated(groups, num_ranks)
+
+    assert pass_seconds(groups, num_ranks, COSTS, LINK) == pytest.approx(seconds, rel=1e-12)
+    assert pass_traffic(groups, num_ranks, COSTS.state_bytes) == (num_exchanges, num_bytes)
+
+
+def test_a_step_is_its_exact_pass_its_rough_ones_and_all_else() -> None:
+    model, steps = StepModel(COSTS, 100.0, LINK), Steps(num_steps=4, num_accepted=8, num_passes=13, num_drafts=3)
+    rough = pass_seconds(GROUPS, 2, COSTS, LINK)
+
+    found = model.on_devices(GROUPS, steps)
+
+    assert model.draft_seconds(GROUPS, steps, 2) == (3 * 50 + 10 * rough) / 4
+    assert [each["devices"] for each in found] == list(range(1, 7 + 1))  # no more than layers
+    words = 4 * LINK.latency_seconds  # a draft and a verdict, each with its length
+    assert found[0]["tokens_per_second"] == 3 / (model.draft_seconds(GROUPS, steps, 1) + 100)
+    assert found[1]["tokens_per_second"] == 3 / ((3 * 50 + 10 * rough) / 4 + 100 + words)
+    assert len(model.on_devices([[0], [1, 2, 3, 4, 5, 6, 7], [8], [9]], steps)) == MOST_RANKS
+    assert (found[1]["gathers_per_pass"], found[1]["bytes_per_pass"]) == (2, (1 + 2) * 64)
+    assert [each["devices"] for each in StepModel(COSTS, 100.0, None).on_devices(GROUPS, steps)] == [1]
+
+
+class Clock:
+    """Moves on by one at every look, and by what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def test_parts_are_timed_apart_and_the_drafter_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, clock = make_drafter(make_model("llama")), Clock()
+    monkeypatch.setattr(group_costs, "_now", clock)
+    attend, before = LayeredModel.attend, set(vars(drafter.layered))
+
+    def slow(*args: Any) -> Any:
+        clock.now += 9
+        return attend(*args)
+
+    monkeypatch.setattr(LayeredModel, "attend", slow)
+    found = measure_costs(drafter, make_prompt(6), width=3, num_new=2, repeats=2)
+
+    # 5 layers between the ends; a part takes one look at its begin and one at its end
+    assert found == Costs(
+        attend=10, finish=1, layer=1, ends=13.0, read=2 * 7 + 1, state_bytes=3 * drafter.model.config.hidden_size * 8
+    )
+    assert set(vars(drafter.layered)) == before
+
+
+def test_passes_of_all_backends_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, clock = make_drafter(make_model("llama")), Clock()
+    monkeypatch.setattr(group_costs, "_now", clock)
+    drafter.config.backend = "sequential"
+    attend, arms = LayeredModel.attend, {"in order": drafter.backend()}
+    drafter.config.backend = "fused"
+    arms["at once"] = drafter.backend()
+
+    def slow(*args: Any) -> Any:
+        clock.now += 9
+        return attend(*args)
+
+    monkeypatch.setattr(LayeredModel, "attend", slow)
+    turns = time_passes(drafter, make_prompt(6), 3, arms, repeats=2)
+
+    # of 7 layers 5 stand in groups; the fused backend asks none of them
+    assert turns == [{"in order": 1 + 5 * 9, "at once": 1}] * 2
+
+
+def test_a_link_is_found_from_its_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(group_costs, "_now", clock)
+
+    class Three(Ranks):
+        num = 3
+
+        def gathered(self, part: torch.Tensor) -> torch.Tensor:
+            clock.now += LINK.gather_seconds(3, part.nbytes) - 1  # the look takes the one
+            return part
+
+    found = measure_link(Three(), torch.device("cpu"), repeats=3)
+
+    assert found.latency_seconds == pytest.approx(LINK.latency_seconds, rel=1e-3)
+    assert found.bytes_per_second == pytest.approx(LINK.bytes_per_second, rel=1e-6)
+    assert LINK_BYTES[0] < LINK_BYTES[1]

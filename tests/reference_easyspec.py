@@ -1,0 +1,151 @@
+"""EasySpec from its description: no cache, no masks, one token at a time, everything read anew for every question.
+
+Matrices, norms and MLPs are the model's; who reads what, attention itself and positions are written out. Source: arXiv 2502.02493,
+section 4.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.growing import grown_paths
+from tests.reference import Path
+
+Memory = list[list[tuple[Tensor, Tensor]]]  # of each layer the keys and values `[heads, size]` of all tokens so far
+
+
+class NaiveLayerParallel:
+    """One row of text, and what a draft model with these groups says of it.
+
+    Args:
+        model (`Any`): Whose weights it takes.
+        groups (`Sequence[Sequence[int]]`): Layers that read the same input when a draft is read.
+        num_tokens (`int`): Tokens that can be drafted: the first ones.
+        calibrate (`bool`, *optional*, defaults to `True`): Text is read exactly; else only the prompt is.
+        whole_layers (`bool`, *optional*, defaults to `False`): MLPs read the older input, too.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        groups: Sequence[Sequence[int]],
+        num_tokens: int,
+        calibrate: bool = True,
+        whole_layers: bool = False,
+    ) -> None:
+        self.calibrate, self.whole_layers, self.prompt_len = calibrate, whole_layers, 0
+        self.model, self.groups, self.num_tokens = model, groups, num_tokens
+        decoder = model.base_model
+        self.layers, self.config, self.is_neox = decoder.layers, model.config, model.config.model_type == "gpt_neox"
+        names = ("norm", "final_layernorm", "final_layer_norm")
+        self.final_norm = next(getattr(decoder, name) for name in names if hasattr(decoder, name))
+        self.text: list[int] = []
+        self._known: dict[Path, Tensor] = {}
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """New text."""
+        self.text += token_ids
+        self.prompt_len = self.prompt_len or len(self.text)
+        self._known = {}
+
+    def probs(self, path: Path, temperature: float = 1.0) -> Tensor:
+        """The distribution of the token after the text and `path`, over the tokens that can be drafted."""
+        return (self.logits(path) / temperature).softmax(-1)
+
+    def logits(self, path: Path) -> Tensor:
+        """What the head says after the text, read layer after layer, and `path`, read group by group."""
+        if path not in self._known:
+            state = self.states(path)[-1]
+            self._known[path] = self.model.get_output_embeddings()(state).double()[: self.num_tokens]
+        return self._known[path]
+
+    @torch.no_grad()
+    def states(self, path: Path) -> list[Tensor]:
+        """What the head reads after every token of the text and of `path`."""
+        memory: Memory = [[] for _ in self.layers]
+        tokens = [*self.text, *path]
+        num_exact = len(self.text) if self.calibrate else self.prompt_len
+        exact = [place < num_exact for place in range(len(tokens))]
+        return [self._read(token, place, exact[place], memory) for place, token in enumerate(tokens)]
+
+    def grown(self, depth: int, top_k: int, num_nodes: int) -> list[Path]:
+        """Paths of the tree that grows."""
+        return grown_paths(lambda path, _place: self.probs(path).tolist(), depth, top_k, num_nodes)
+
+    def static(self, parents: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
+        """The token of every node of a static tree but the root."""
+        paths: dict[int, Path] = {0: ()}
+        for node in range(1, len(parents)):
+            best = self.logits(paths[parents[node]]).argsort(descending=True)
+            paths[node] = (*paths[parents[node]], int(best[ranks[node]]))
+        return {node: path[-1] for node, path in paths.items() if node}
+
+    def _read(self, token: int, place: int, is_exact: bool, memory: Memory) -> Tensor:
+        """One token through all layers; its keys and values join the others."""
+        own = token if token < self.config.vocab_size else 0
+        state = self.model.get_input_embeddings()(torch.tensor([own]))[0]
+        groups = [[number] for number in range(len(self.layers))] if is_exact else self.groups
+        for group in groups:
+            attended = [self._attend(number, state, place, memory[number]) for number in group]  # all of one state
+            if self.whole_layers and len(group) > 1:
+                ends = [
+                    self._finish(self.layers[number], state, read)
+                    for number, read in zip(group, attended, strict=True)
+                ]
+                state = state + sum(end - state for end in ends)
+                continue
+            for number, read in zip(group, attended, strict=True):
+                state = self._finish(self.layers[number], state, read)
+        return self.final_norm(state)
+
+    def _finish(self, layer: Any, state: Tensor, attended: Tensor) -> Tensor:
+        """Attention joins in, then the MLP, which reads what there is by now."""
+        if self.config.model_type == "phi":
+            return state + attended + layer.mlp(layer.input_layernorm(state))
+        if self.is_neox and self.config.use_parallel_residual:
+            return state + attended + layer.mlp(layer.post_attention_layernorm(state))
+        return state + attended + layer.mlp(layer.post_attention_layernorm(state + attended))
+
+    def _attend(self, number: int, state: Tensor, place: int, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
+        layer, config = self.layers[number], self.config
+        attention = layer.attention if self.is_neox else layer.self_attn
+        query, key, value = self._heads(attention, layer.input_layernorm(state))
+        memory.append((self._turned(key, place), value))
+        query = self._turned(query, place)
+        kinds = getattr(config, "layer_types", None)
+        is_wide = kinds is not None and kinds[number] == "full_attention"
+        window = (None if is_wide else getattr(config, "sliding_window", None)) or len(memory)
+        keys, values = (torch.stack(part) for part in zip(*memory[-window:], strict=True))  # [tokens, heads, size]
+        heads = []
+        for head, question in enumerate(query):
+            theirs = head * keys.shape[1] // len(query)
+            scores = keys[:, theirs] @ question / len(question) ** 0.5
+            heads.append(scores.softmax(0) @ values[:, theirs])
+        output = attention.o_proj if hasattr(attention, "o_proj") else attention.dense
+        return output(torch.cat(heads))
+
+    def _heads(self, attention: Any, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value `[heads, size]`, normed where the model does so."""
+        if self.is_neox:
+            packed = attention.query_key_value(normed).view(self.config.num_attention_heads, 3, -1)
+            return packed[:, 0], packed[:, 1], packed[:, 2]
+        size = attention.head_dim
+        query, key, value = (
+            getattr(attention, name)(normed).view(-1, size) for name in ("q_proj", "k_proj", "v_proj")
+        )
+        for names in (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm")):
+            if hasattr(attention, names[0]):
+                query, key = getattr(attention, names[0])(query), getattr(attention, names[1])(key)
+        return query, key, value
+
+    def _turned(self, heads: Tensor, place: int) -> Tensor:
+        """Rotary positions: entries i and i + size / 2 turn by place / theta^(2i / size); in some families a part of each head."""
+        ropes = self.config.rope_parameters
+        size = int(heads.shape[-1] * ropes.get("partial_rotary_factor", 1.0))
+        angles = place * (1 / ropes["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+        cosines, sines = angles.cos().to(heads), angles.sin().to(heads)
+        first, second = heads[:, : size // 2], heads[:, size // 2 : size]
+        turned = [first * cosines - second * sines, second * cosines + first * sines]
+        return torch.cat([*turned, heads[:, size:]], dim=-1)
