@@ -40,7 +40,11 @@ COMMANDS = {
     ),
     "train": Command(
         "train",
-        ("commands.train:TrainCommand", "training.arguments:DrafterTrainingArguments"),
+        (
+            "commands.train:TrainCommand",
+            "training.arguments:DrafterTrainingArguments",
+            "training.adapters:LoraOptions",
+        ),
         "distil a drafter from a target",
     ),
     "trees fit": Command(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
 
 from ..drafters.base import readable
 from ..errors import OptionError
@@ -15,7 +15,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
-from .loading import DRAFTERS, load_drafter
+from .loading import DRAFTERS, config_of, load_drafter
 
 PROMPT_LOOKUP = "prompt-lookup"
 
@@ -68,7 +68,7 @@ class MethodEntry:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
         try:
             with readable(self.source):
-                config = AutoConfig.from_pretrained(self.source)
+                config = config_of(self.source)
         except OSError as error:
             raise OptionError(
                 f"A method must be the folder or Hub name of a drafter or of a causal language model, or `{PROMPT_LOOKUP}`, but "

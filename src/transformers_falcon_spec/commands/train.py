@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import unwrap_peft_model
 
 from ..drafters.autoregressive import make_draft_model
 from ..drafters.dflash import make_dflash
@@ -23,6 +25,7 @@ from ..drafters.falcon import FalconSpecDrafter
 from ..drafters.medusa import MedusaDrafter
 from ..errors import OptionError
 from ..provenance import provenance
+from ..training.adapters import LoraOptions, save_adapter, with_lora
 from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import ConversationSet
@@ -33,7 +36,7 @@ from ..training.feature_cache import FeatureCache
 from ..training.objectives import objective_of
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
-from .loading import load_target, read_config
+from .loading import load_target, load_trainable, read_config
 from .mask_view import show_masks
 from .training_data import FORBID_HELP, read_training_data
 
@@ -46,6 +49,7 @@ METHODS: dict[str, Callable[..., PreTrainedModel]] = {
     "falcon": FalconSpecDrafter.from_target,
     "medusa": MedusaDrafter.from_target,
 }
+DEFAULT_METHOD = "falcon"
 
 
 @dataclass
@@ -59,13 +63,19 @@ class TrainCommand:
     eval_data: list[str] = field(
         default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
     )
-    method: str = field(
-        default="falcon",
-        metadata={"help": "Kind of drafter; ar and dflash are for stock `generate`.", "choices": sorted(METHODS)},
+    drafter: str | None = field(
+        default=None, metadata={"help": "Folder or Hub name of a drafter to train further; a fresh one if left out."}
+    )
+    method: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out; ar and dflash are for stock `generate`.",
+            "choices": sorted(METHODS),
+        },
     )
     drafter_config: list[str] = field(
         default_factory=list,
-        metadata={"help": "Fields of the drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
+        metadata={"help": "Fields of a fresh drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
     )
     max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
     limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
@@ -91,7 +101,7 @@ class TrainCommand:
     )
 
 
-def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
+def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions) -> None:
     """Train, fit the draft tree, and save the drafter with its record to `output_dir`; or only show what would be trained."""
     if command.show_masks is not None:
         _show_masks(command, command.show_masks)
@@ -105,7 +115,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
     }
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
-    drafter = fresh_drafter(command, target, data["train"])
+    drafter = _drafter(command, lora, target, data["train"])
     if command.dry_run:
         estimate = estimate_run(
             target, drafter, data["train"], args, tokenizer.pad_token_id, command.cache_features is not None
@@ -114,7 +124,8 @@ def run(command: TrainCommand, args: DrafterTrainingArguments) -> None:
         return
     train_data: Any = data["train"]
     if command.cache_features is not None:
-        features = objective_of(drafter).read_target(drafter, target)
+        bare = unwrap_peft_model(drafter)
+        features = objective_of(bare).read_target(bare, target)
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         target.to(args.device)  # type: ignore[arg-type]
         train_data = FeatureCache(data["train"], features, command.cache_features)
@@ -146,9 +157,17 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -
         record = provenance(
             seed=args.seed, data=_sources(command), train_seconds=seconds, num_resumed=int(resume is not None)
         )
-        record |= {"num_examples": len(trainer.train_dataset), "curve": trainer.state.log_history}  # type: ignore[arg-type]
+        record |= {
+            "num_examples": len(trainer.train_dataset),  # type: ignore[arg-type]
+            "num_trained": trainer.get_num_trainable_parameters(),
+            "curve": trainer.state.log_history,
+        }
         with writing_to(args.output_dir):
-            save(drafter, Path(args.output_dir), command.save_bf16)
+            if isinstance(drafter, PeftModel):
+                has_new_tree = trainer.eval_dataset is not None and trainer.objective.has_draft_tree
+                save_adapter(drafter, Path(args.output_dir), has_new_tree, command.save_bf16)
+            else:
+                save(drafter, Path(args.output_dir), command.save_bf16)
             if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
                 trainer.processing_class.save_pretrained(args.output_dir)  # type: ignore[union-attr]
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -178,9 +197,28 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
     show_masks(encode(data, tokenizer, command.max_length), tokenizer, num_examples)
 
 
+def _drafter(
+    command: TrainCommand, lora: LoraOptions, target: PreTrainedModel, data: ConversationDataset
+) -> PreTrainedModel:
+    """What is trained: a fresh drafter, one that is there, or an adapter of that."""
+    if command.drafter is None:
+        if lora.use_peft:
+            raise OptionError(
+                "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train a fresh one "
+                "without `--use_peft`."
+            )
+        return fresh_drafter(command, target, data)
+    if command.method is not None or command.drafter_config:
+        raise OptionError(
+            "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be left out."
+        )
+    drafter = load_trainable(command.drafter)
+    return with_lora(drafter, lora) if lora.use_peft else drafter
+
+
 def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:
     """An untrained drafter; one with a small vocabulary drafts what the assistant says most often in `data`."""
-    drafter = METHODS[command.method](target, **config_fields(command.drafter_config))
+    drafter = METHODS[command.method or DEFAULT_METHOD](target, **config_fields(command.drafter_config))
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
         config = drafter.config
         drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, config.vocab_size, config.num_draft_tokens))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..errors import OptionError
 from . import rival_tables, speed_tables, tables, tuning_tables
+from .adaptation_table import adaptation
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -31,6 +32,7 @@ _RENDERERS = {
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
     "calibration.json": tables.calibration,
+    "lora.json": adaptation,
 }
 PAGES = {
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
@@ -40,6 +42,7 @@ PAGES = {
     "tuning.md": [*BUDGETS, *CIRCUMSTANCES, "no_loss.json", *BOOKKEEPING],
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
+    "train_your_own.md": ["lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

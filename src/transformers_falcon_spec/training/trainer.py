@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import unwrap_peft_model
 
 from ..core.tree import DraftTree
 from ..errors import TrainingError
@@ -41,7 +42,8 @@ class DrafterTrainer(Trainer):
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target; stays as it is.
-        model ([`~transformers.PreTrainedModel`]): The drafter, of a kind that `training/objectives` knows.
+        model ([`~transformers.PreTrainedModel`] or `peft.PeftModel`):
+            The drafter, of a kind that `training/objectives` knows; inside a `PeftModel` its adapter alone is trained.
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
@@ -57,12 +59,13 @@ class DrafterTrainer(Trainer):
     args: DrafterTrainingArguments
 
     def __init__(self, *, target: PreTrainedModel, model: PreTrainedModel, **kwargs: Any) -> None:
-        objective = objective_of(model)
-        self.features = objective.read_target(model, target)
+        self.drafter = unwrap_peft_model(model)
+        objective = objective_of(self.drafter)
+        self.features = objective.read_target(self.drafter, target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
         self.model_accepts_loss_kwargs = False
         target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        self.objective: Objective = objective(model, self.features, self.args)
+        self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
@@ -185,7 +188,11 @@ class DrafterTrainer(Trainer):
         num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
         acceptance = acceptance_of(metrics, self.objective.num_places, self.args.draft_tree_passes, num_ranks)
         tree = DraftTree.best_first(acceptance, self.args.draft_tree_nodes)
-        self.accelerator.unwrap_model(self.model).config.draft_tree = tree.to_json()
+        options = self.drafter.generation_config
+        owner = (
+            self.drafter.config if options.draft_tree is None else options
+        )  # whichever the drafter takes its tree from
+        owner.draft_tree = tree.to_json()
         return tree
 
 
