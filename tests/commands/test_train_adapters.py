@@ -134,7 +134,7 @@ def test_a_dry_run_names_the_drafter_and_what_is_trained(
 ) -> None:
     assert cli.main(command(files, tmp_path, *LORA, "--dry_run")) == 0
 
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "drafter FalconSpecDrafter with an adapter," in text
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests import runs
 from tests.adapters import KINDS, adapted, saved_drafter
-from tests.tiny import make_target
+from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, example_batch, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import load_trainable
@@ -43,7 +43,7 @@ def make_lora_trainer(folder: Path, base: Path, lora: dict[str, Any] | None = No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_adapter_alone_learns(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    trainer = make_lora_trainer(tmp_path, folders[kind], max_steps=30)
+    trainer = make_lora_trainer(tmp_path, folders[kind], max_steps=20)
     start, before = weights(trainer), trainer.evaluate()
 
     trainer.train()
@@ -77,17 +77,38 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_adapter(
     parts: list[str], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     base, lora = folders["falcon, as shipped"], {"lora_modules_to_save": parts}
-    whole = make_lora_trainer(tmp_path / "whole", base, lora, save_strategy="steps", save_steps=1)
+    whole = make_lora_trainer(tmp_path / "whole", base, lora, max_steps=6, save_strategy="steps", save_steps=2)
     whole.train()
 
-    for step in (2, 8):
-        resumed = make_lora_trainer(tmp_path / "resumed", base, lora)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    resumed = make_lora_trainer(tmp_path / "resumed", base, lora, max_steps=6)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
-        assert same(weights(whole), weights(resumed))
+    assert same(weights(whole), weights(resumed))
     files = {path.name for path in (tmp_path / "whole" / "checkpoint-2").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors"} < files
     assert "model.safetensors" not in files
+
+
+def test_a_drafter_that_is_trained_further_leaves_out_what_a_fresh_one_does(folders: dict[str, Path]) -> None:
+    untrained = {
+        kind: [name for name, weight in load_trainable(str(folder)).named_parameters() if not weight.requires_grad]
+        for kind, folder in folders.items()
+    }
+
+    assert untrained.pop("falcon, as shipped") == ["recurrence.weight_hh_l0", "recurrence.weight_hh_l1"]
+    assert not any(untrained.values())
+
+
+def test_an_adapter_learns_with_recomputed_activations(folders: dict[str, Path], tmp_path: Path) -> None:
+    found = []
+
+    for options in ({}, {"gradient_checkpointing": True}):
+        trainer = make_lora_trainer(tmp_path, folders["falcon"], max_steps=3, **options)
+        trainer.train()
+        found.append(weights(trainer))
+
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name])
 
 
 def test_a_fresh_adapter_changes_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -191,7 +212,12 @@ def test_features_are_read_with_the_adapter_that_is_active() -> None:
 
 
 def test_a_drafter_learns_from_a_target_with_an_adapter_and_drafts_for_it(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_steps=20, make_target_of_run=make_adapted_target)
+    trainer = make_trainer(
+        tmp_path,
+        max_steps=20,
+        make=lambda target, **_: make_drafter(target.get_base_model()),
+        make_target_of_run=make_adapted_target,
+    )
     before = trainer.evaluate()["eval_loss"]
 
     trainer.train()

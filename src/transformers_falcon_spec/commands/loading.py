@@ -86,7 +86,7 @@ def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
 
 
 def load_trainable(name: str) -> PreTrainedModel:
-    """A drafter, or a model that drafts in stock `generate`, in float32 to be trained further.
+    """A drafter, or a model that drafts in stock `generate`, in float32; what a fresh one trains of it is to be trained.
 
     Raises:
         [`OptionError`]: it is an adapter.
@@ -101,7 +101,12 @@ def load_trainable(name: str) -> PreTrainedModel:
     with readable(name):
         kind = config_of(name).model_type
         stock = AutoModel if kind == MuseGlimmerAssistantConfig.model_type else AutoModelForCausalLM
-        return DRAFTERS.get(kind, stock).from_pretrained(name, dtype=torch.float32)
+        drafter = DRAFTERS.get(kind, stock).from_pretrained(name, dtype=torch.float32)
+    with torch.device("meta"):
+        fresh = type(drafter)(drafter.config)
+    for part, weight in fresh.named_parameters():  # loading makes every weight one to be trained
+        drafter.get_parameter(part).requires_grad_(weight.requires_grad)
+    return drafter
 
 
 def load_assistant(names: list[str], target: PreTrainedModel) -> DrafterModel | DrafterPool:
