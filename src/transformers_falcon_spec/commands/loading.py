@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from ..core.tree import DraftTree
 from ..drafters.adapters import base_of_adapter

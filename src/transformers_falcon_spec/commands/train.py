@@ -213,7 +213,7 @@ def _drafter(
             "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be left out."
         )
     drafter = load_trainable(command.drafter)
-    return with_lora(drafter, lora) if lora.use_peft else drafter
+    return with_lora(drafter, lora) if lora.use_peft else drafter  # type: ignore[return-value]  # it forwards to the drafter
 
 
 def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
-from transformers.utils import CONFIG_NAME, find_adapter_config_file
+from transformers.utils import CONFIG_NAME
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..errors import CheckpointError
 

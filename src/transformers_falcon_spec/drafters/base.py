@@ -56,7 +56,7 @@ class DrafterModel(PreTrainedModel):
         super().__init__(config)
         self.generation_config = SpeculationConfig()
 
-    def get_input_embeddings(self) -> None:
+    def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
         """Drafters have none: tokens come as the target's embeddings."""
 
     @property

@@ -2,7 +2,8 @@
 
 from typing import Any, cast
 
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.hub import cached_file
 
 from ..generation.options import SpeculationConfig
 

@@ -58,7 +58,8 @@ class LoraOptions:
 
 
 def _default(each: "Field[Any]") -> Any:
-    return each.default if each.default is not MISSING else each.default_factory()  # type: ignore[misc]  # it has either
+    factory = each.default_factory
+    return each.default if factory is MISSING else factory()
 
 
 def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
