@@ -84,6 +84,11 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_adapter(
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
     assert same(weights(whole), weights(resumed))
+    trained = [
+        [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
+        for trainer in (whole, resumed)
+    ]
+    assert trained[0] == trained[1]
     files = {path.name for path in (tmp_path / "whole" / "checkpoint-2").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors"} < files
     assert "model.safetensors" not in files
