@@ -27,6 +27,7 @@ from transformers_falcon_spec.evaluation.methods import with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.training.checkpoints import newest_whole_checkpoint
 from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.dataset import ConversationDataset
 from transformers_falcon_spec.training.feature_cache import FeatureCache
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def fine_tune(args: argparse.Namespace, rows: list[Conversation], sizes: dict[str, int]) -> None:
-    """Teach the target the domain: all its weights, next-token loss on the answers."""
+    """Teach the target the domain: all its weights, next-token loss on the answers; interrupted, it goes on."""
     set_seed(0)
     target, tokenizer = load_target(args.target, "float32", "cpu")
     data = [
@@ -126,11 +127,14 @@ def fine_tune(args: argparse.Namespace, rows: list[Conversation], sizes: dict[st
         }
         for each in ConversationDataset(rows, tokenizer, 512).examples
     ]
+    folder = str(args.runs / "fine-tuning")
     options = TrainingArguments(
-        str(args.runs / "fine-tuning"), max_steps=sizes["tune_steps"], per_device_train_batch_size=8, learning_rate=1e-3,
-        warmup_steps=20, lr_scheduler_type="cosine", use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no",
+        folder, max_steps=sizes["tune_steps"], per_device_train_batch_size=8, learning_rate=1e-3, warmup_steps=20,
+        lr_scheduler_type="cosine", train_sampling_strategy="group_by_length", save_steps=50, save_total_limit=1,
+        logging_steps=50, use_cpu=True, disable_tqdm=True, report_to="none",
     )  # fmt: skip
-    Trainer(target.train(), options, DataCollatorForSeq2Seq(tokenizer), data, processing_class=tokenizer).train()
+    trainer = Trainer(target.train(), options, DataCollatorForSeq2Seq(tokenizer), data, processing_class=tokenizer)
+    trainer.train(resume_from_checkpoint=newest_whole_checkpoint(folder))
     target.save_pretrained(args.runs / "target")
     tokenizer.save_pretrained(args.runs / "target")
 

@@ -10,6 +10,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..errors import CheckpointError
 
+_WHOLE_PARTS = ".modules_to_save."  # in PEFT's names of weights
 _OF_ADAPTER_ALONE = ("revision", "subfolder")  # of where to look; the drafter lies elsewhere
 
 
@@ -57,6 +58,11 @@ def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict
         info = drafter.load_adapter(str(name_or_path), adapter_kwargs=hub).to_dict()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise _misfit(drafter, name_or_path, " ".join(str(error).split())[:300]) from error
+    if any(_WHOLE_PARTS in str(name) for name in info["missing_keys"]):
+        raise CheckpointError(
+            f"The parts that `{name_or_path}` saved as a whole beside LoRA must be loaded too, but they were not. Transformers 5.17 does "
+            "not look for them: take a newer one, or load the drafter first and then `PeftModel.from_pretrained(drafter, ...)`."
+        )
     wrong = {kind: sorted(map(str, found)) for kind, found in info.items() if found}
     if wrong:
         raise _misfit(drafter, name_or_path, str(wrong)[:300])
