@@ -43,7 +43,7 @@ test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
 	@OMP_NUM_THREADS=1 $(VENV_GRAMMAR)/bin/python -m pytest -m grammar tests/generation $(ARGS)
 
 test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by torchao.
-	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation tests/training $(ARGS)
 
 test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
 	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation $(ARGS)

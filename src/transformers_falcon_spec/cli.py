@@ -44,7 +44,11 @@ COMMANDS = {
     ),
     "train": Command(
         "train",
-        ("commands.train_options:TrainCommand", "training.arguments:DrafterTrainingArguments"),
+        (
+            "commands.train_options:TrainCommand",
+            "training.arguments:DrafterTrainingArguments",
+            "training.adapters:LoraOptions",
+        ),
         "distil a drafter from a target",
         asks_what_is_given=True,
     ),

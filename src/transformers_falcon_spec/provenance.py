@@ -5,13 +5,14 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _NUM_HASHED = 1024  # values of each weight
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
@@ -31,12 +32,36 @@ def provenance(**settings: Any) -> dict[str, Any]:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """Tells models apart by names, shapes, types and the first values of their weights; quick for any size."""
+    """Tells models apart by names, shapes, types and the first values of their weights, and by which adapters act; quick for any size."""
     digest = hashlib.blake2b(digest_size=8)
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(weight.detach().flatten()[:_NUM_HASHED].cpu().view(torch.uint8).numpy().tobytes())
+        for part in _stored_parts(weight.detach()):
+            digest.update(part.flatten()[:_NUM_HASHED].cpu().view(torch.uint8).numpy().tobytes())
+    for name, module in model.named_modules():
+        if isinstance(
+            getattr(module, "disable_adapters", None), bool
+        ):  # PEFT's layers, and not models, which have a method
+            digest.update(f"{name} {_adapter_state(module)}".encode())
     return digest.hexdigest()
+
+
+def _stored_parts(weight: Tensor) -> Iterator[Tensor]:
+    """The plain tensors that a weight is made of: itself, or what a quantised one is packed into."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        yield weight
+        return
+    names, _ = weight.__tensor_flatten__()
+    for name in names:
+        yield from _stored_parts(getattr(weight, name))
+
+
+def _adapter_state(layer: Any) -> list[Any]:
+    """What of its adapters a layer of PEFT uses, and how much; their weights are parameters."""
+    if layer.disable_adapters:
+        return []
+    scaling = getattr(layer, "scaling", {})
+    return [sorted(layer.merged_adapters), [(name, scaling.get(name)) for name in layer.active_adapters]]
 
 
 def _commit() -> str:

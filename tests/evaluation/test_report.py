@@ -100,6 +100,36 @@ def test_drafters_stand_beside_each_other_by_rate_and_by_nodes(tmp_path: Path) -
     assert "| falcon | MT-Bench | 1.75 (2.00 to 3.00) | 0.80 0.62 |" in text
 
 
+def test_ways_to_adapt_a_drafter_stand_on_the_page_on_training(tmp_path: Path) -> None:
+    found = {"acceptance_length_interval": [2.0, 3.0], "num_identical": 39, "num_prompts": 40}
+    nothing = {"num_trained": 0, "bytes": 0, "seconds": 0.0}
+    rows = [
+        {"name": "as published", "acceptance": {"greedy": {**found, "acceptance_length": 2.125}}, **nothing},
+        {
+            "name": "LoRA",
+            "acceptance": {"greedy": {**found, "acceptance_length": 2.75}},
+            "num_trained": 200_000,
+            "bytes": 800_000,
+            "seconds": 90.0,
+        },
+    ]
+    sizes = {"tune_steps": 300, "rows": 800, "steps": 250, "prompts": 40, "per_device_train_batch_size": "8"}
+    seconds = {"fine-tuning of the target": 500.0, "answers": 60.0, "features": 30.0, "LoRA": 100.0}
+    result = {"provenance": {**provenance(seed=0), **sizes}, "stage_seconds": seconds, "rows": rows}
+    (tmp_path / "lora.json").write_text(json.dumps(result), encoding="utf-8")
+    page = tmp_path / "train_your_own.md"
+    page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+
+    render_into(page, tmp_path)
+
+    text = page.read_text(encoding="utf-8")
+    assert "| as published | 2.12 (2.00 to 3.00) | - | - | - |" in text
+    assert "| LoRA | 2.75 (2.00 to 3.00) | 0.20 M | 0.8 MB | 1.5 min |" in text
+    assert "78 of 80 texts are the target's own." in text
+    assert "which all ways share, took 1.5 min." in text
+    assert "`benchmarks/results/lora.json`" in text
+
+
 @pytest.mark.parametrize("name", ["README.md", *(f"docs/{page}" for page in PAGES)])
 def test_every_page_holds_what_the_results_files_say(name: str, tmp_path: Path) -> None:
     shipped, copy = Path(name), tmp_path / Path(name).name

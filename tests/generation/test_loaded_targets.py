@@ -7,7 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, pipeline
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig, pipeline
 
 from tests import runs
 from tests.chat import make_tokenizer
@@ -37,6 +37,25 @@ def test_a_target_with_an_adapter_writes_its_own_text(is_merged: bool) -> None:
 
     pair.assert_equal()
     assert pair.stats.acceptance_length > 1
+    assert not pair.plain.sequences.equal(bare)
+
+
+@pytest.mark.parametrize("mode", [{}, runs.SAMPLING], ids=["greedy", "sampling"])
+def test_a_target_that_an_adapter_was_loaded_into(mode: dict[str, Any], tmp_path: Path) -> None:
+    with_adapter(make_target().double()).save_pretrained(tmp_path)
+    target = make_target().double()
+    bare = runs.plain(target, **mode).sequences
+    target.load_adapter(str(tmp_path))
+    drafter = InformedDrafter(make_drafter(make_target().double(), block_size=2), runs.plain(target, **mode).sequences)
+
+    pair = runs.both(target, drafter, **mode)
+    target.disable_adapters()
+    without = runs.both(target, drafter, **mode)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1
+    without.assert_equal()
+    assert without.plain.sequences.equal(bare)
     assert not pair.plain.sequences.equal(bare)
 
 
@@ -172,6 +191,30 @@ def test_a_target_with_weights_of_eight_bits(kind: str, mode: dict[str, Any]) ->
         assert pair.stats.acceptance_length > 1
     assert type(target.get_output_embeddings().weight).__name__ == "Int8Tensor"
     assert not logits.equal(full(runs.make_prompt()).logits)
+
+
+@pytest.mark.quantized
+@pytest.mark.parametrize("mode", [{}, runs.SAMPLING], ids=["greedy", "sampling"])
+def test_a_target_that_is_quantised_while_it_loads(mode: dict[str, Any], tmp_path: Path) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig  # noqa: PLC0415  only this lane has it
+
+    full = make_target()
+    full.save_pretrained(tmp_path)
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    target = without_end(AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config).eval())
+    gold = runs.plain(target, **mode).sequences
+
+    pair = runs.both(target, InformedDrafter(make_drafter(full, block_size=2), gold), **mode)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1
+    assert type(target.model.layers[0].mlp.up_proj.weight).__name__ == "Int8Tensor"
+
+
+def without_end(target: Any) -> Any:
+    """A target whose text has no end, as that of the tiny ones."""
+    target.generation_config.eos_token_id, target.generation_config.pad_token_id = None, 0
+    return target
 
 
 @pytest.mark.gpu

@@ -28,14 +28,15 @@ def make_trainer(
     drafter_options: dict[str, Any] | None = None,
     train_dataset: Any = None,
     make: Callable[..., Any] = make_drafter,
+    make_target_of_run: Callable[[], Any] = lambda: make_target(**SMALL),
     **options: Any,
 ) -> DrafterTrainer:
     """A trainer with 20 conversations to learn from and 6 to be judged by; `options` go to its arguments.
 
-    `make` makes the drafter of a target and `drafter_options`.
+    `make_target_of_run` makes the target, and `make` the drafter of that and of `drafter_options`.
     """
     set_seed(0)
-    target = make_target(**SMALL)
+    target = make_target_of_run()
     drafter = make(target, **(drafter_options or {})).train()
     return DrafterTrainer(
         target=target,

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
+from transformers.trainer_utils import unwrap_peft_model
 
 from ..training.coverage import MaskCoverage
 from ..training.estimate import RunEstimate
@@ -67,7 +68,9 @@ def _disk(estimate: RunEstimate, cache: str | None) -> str:
 def _model(model: PreTrainedModel) -> str:
     num_parameters = sum(weight.numel() for weight in model.parameters())
     dtype = str(model.dtype).removeprefix("torch.")
-    return f"{type(model).__name__}, {_millions(num_parameters)} parameters in {dtype}"
+    bare = unwrap_peft_model(model)
+    name = type(bare).__name__ if bare is model else f"{type(bare).__name__} with an adapter"
+    return f"{name}, {_millions(num_parameters)} parameters in {dtype}"
 
 
 def _millions(count: int) -> str:

@@ -7,14 +7,18 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
+    MuseGlimmerAssistantConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 
 from ..core.tree import DraftTree
+from ..drafters.adapters import base_of_adapter
 from ..drafters.base import DrafterModel, check_is_drafter, readable
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
@@ -36,7 +40,7 @@ DRAFTERS: dict[str, type[DrafterModel]] = {
 
 
 def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The target in evaluation mode, and its tokenizer.
+    """The target, maybe an adapter and the model that it names, in evaluation mode, and its tokenizer.
 
     Raises:
         [`OptionError`]: `dtype` is none of the known ones.
@@ -47,7 +51,7 @@ def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, Pr
     placed: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
     with readable(name):
         target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **placed).eval()
-        return target, AutoTokenizer.from_pretrained(name)
+        return target, _tokenizer(name)
 
 
 def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
@@ -57,11 +61,23 @@ def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
         [`CheckpointError`]: files of the folder cannot be read.
     """
     with readable(name):
-        return AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        return config_of(name), _tokenizer(name)
+
+
+def config_of(name: str) -> PreTrainedConfig:
+    """The config of a model, or of the one that an adapter was made for."""
+    return AutoConfig.from_pretrained(base_of_adapter(name) or name)
+
+
+def _tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model; that of an adapter lies beside it or, where nothing changed it, beside the model it was made for."""
+    base = base_of_adapter(name)
+    has_own = base is None or cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    return AutoTokenizer.from_pretrained(name if has_own else base)
 
 
 def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
-    """A drafter of the kind that its config names, in the target's type and on its device.
+    """A drafter of the kind that its config names, maybe by its adapter, in the target's type and on its device.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers.
 
@@ -84,6 +100,30 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
             f"`{LAYER_PARALLEL}:N:FOLDER` needs a whole number above 0 and the folder of a language model, but it is {name!r}."
         )
     return LayerParallelDrafter.from_pretrained(folder, target=target, group_size=int(group_size))
+
+
+def load_trainable(name: str) -> PreTrainedModel:
+    """A drafter, or a model that drafts in stock `generate`, in float32; what a fresh one trains of it is to be trained.
+
+    Raises:
+        [`OptionError`]: it is an adapter.
+        [`CheckpointError`]: files of the folder cannot be read.
+    """
+    base = base_of_adapter(name)
+    if base is not None:
+        raise OptionError(
+            f"`--drafter` must be a whole drafter, but `{name}` is an adapter of `{base}`. Train from that one, or load the adapter, "
+            "`merge_and_unload()` it and save the drafter that comes out."
+        )
+    with readable(name):
+        kind = config_of(name).model_type
+        stock = AutoModel if kind == MuseGlimmerAssistantConfig.model_type else AutoModelForCausalLM
+        drafter = DRAFTERS.get(kind, stock).from_pretrained(name, dtype=torch.float32)
+    with torch.device("meta"):
+        fresh = type(drafter)(drafter.config)
+    for part, weight in fresh.named_parameters():  # loading makes every weight one to be trained
+        drafter.get_parameter(part).requires_grad_(weight.requires_grad)
+    return drafter
 
 
 def load_assistant(names: list[str], target: PreTrainedModel) -> DrafterModel | DrafterPool:

@@ -2,14 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    MuseGlimmerAssistantConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
 
 from ..drafters.base import readable
 from ..errors import OptionError
@@ -22,7 +15,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
-from .loading import DRAFTERS, LAYER_PARALLEL, load_drafter
+from .loading import DRAFTERS, LAYER_PARALLEL, config_of, load_drafter
 
 PROMPT_LOOKUP = "prompt-lookup"
 
@@ -87,7 +80,7 @@ class MethodEntry:
     def _model_type(self) -> str:
         try:
             with readable(self.source):
-                config: PreTrainedConfig = AutoConfig.from_pretrained(self.source)
+                config = config_of(self.source)
         except OSError as error:
             raise OptionError(
                 f"A method must be the folder or Hub name of a drafter or of a causal language model, or `{PROMPT_LOOKUP}`, but "

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedConfig,
@@ -21,43 +22,44 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
-from ..drafters.eagle import EagleDrafter
 from ..errors import OptionError
 from ..provenance import provenance
+from ..training.adapters import LoraOptions, save_adapter
 from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationCollator, ConversationDataset
-from ..training.draft_vocabulary import most_frequent_tokens
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.objectives import objective_of
 from ..training.packing import PackedConversations
-from ..training.recipes import recipe_of
+from ..training.recipes import Recipe
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config
 from .mask_view import show_masks
-from .train_options import METHODS, TrainCommand, config_fields
+from .train_drafter import check_drafter_options, drafter_to_train, recipe_for
+from .train_options import TrainCommand
 from .training_data import read_training_data
 
 logger = logging.getLogger(__name__)
 
 
-def run(command: TrainCommand, args: DrafterTrainingArguments, given: Collection[str]) -> None:
+def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
     """Train, fit the draft tree, and save the drafter with its record to `output_dir`; or only show what would be trained.
 
     Args:
         command ([`TrainCommand`]): What to train.
         args ([`DrafterTrainingArguments`]): How; what the recipe says goes into it.
+        lora ([`LoraOptions`]): Whether an adapter is trained, and of which form.
         given (`Collection[str]`): Names of the options that the user gave; they win over the recipe.
     """
-    recipe = recipe_of(command.recipe, command.method)
     if command.show_masks is not None:
         _show_masks(command, command.show_masks)
         return
+    check_drafter_options(command, lora)
     if command.dry_run:
         _check_dry_run(args)
     callbacks = _early_stopping(command, args)
@@ -66,7 +68,8 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, given: Collection
     read = {name: read_training_data(paths, command.limit, command.forbid) for name, paths in command.sources.items()}
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
-    drafter = fresh_drafter(command, target, data["train"])
+    drafter = drafter_to_train(command, lora, target, data["train"])
+    recipe = recipe_for(command, drafter)
     recipe.apply(args, given, drafter.config.get_text_config().hidden_size)
     if command.dry_run:
         uses_cache = command.cache_features is not None
@@ -76,7 +79,8 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, given: Collection
         return
     train_data: Any = data["train"]
     if command.cache_features is not None:
-        features = objective_of(drafter).read_target(drafter, target)
+        bare = unwrap_peft_model(drafter)
+        features = objective_of(bare).read_target(bare, target)
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         target.to(args.device)  # type: ignore[arg-type]
         train_data = FeatureCache(data["train"], features, command.cache_features)
@@ -90,10 +94,10 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, given: Collection
         processing_class=tokenizer,
         callbacks=callbacks,
     )
-    _train(trainer, resume, command)
+    _train(trainer, resume, command, recipe)
 
 
-def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -> None:
+def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, recipe: Recipe) -> None:
     """Train, judge, and save what came out."""
     start = time.perf_counter()
     try:
@@ -111,10 +115,18 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand) -
             seed=args.seed, data=command.sources, train_seconds=seconds, num_resumed=int(resume is not None)
         )
         record |= throughput
-        record["recipe"] = _effective(command, args, drafter.config)
-        record |= {"num_examples": _num_examples(trainer.train_dataset), "curve": trainer.state.log_history}
+        record["recipe"] = _effective(command.recipe, recipe, args, drafter.config)
+        record |= {
+            "num_examples": _num_examples(trainer.train_dataset),
+            "num_trained": trainer.get_num_trainable_parameters(),
+            "curve": trainer.state.log_history,
+        }
         with writing_to(args.output_dir):
-            save(drafter, Path(args.output_dir), command.save_bf16)
+            if isinstance(drafter, PeftModel):
+                has_new_tree = trainer.eval_dataset is not None and trainer.objective.has_draft_tree
+                save_adapter(drafter, Path(args.output_dir), has_new_tree, command.save_bf16)
+            else:
+                save(drafter, Path(args.output_dir), command.save_bf16)
             if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
                 trainer.processing_class.save_pretrained(args.output_dir)  # type: ignore[union-attr]
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -125,13 +137,12 @@ def _num_examples(data: Any) -> int:
     return len(data.conversations if isinstance(data, PackedConversations) else data)
 
 
-def _effective(command: TrainCommand, args: DrafterTrainingArguments, config: PreTrainedConfig) -> dict[str, Any]:
+def _effective(name: str, recipe: Recipe, args: DrafterTrainingArguments, config: PreTrainedConfig) -> dict[str, Any]:
     """What the recipe speaks of, as it was in the end."""
-    recipe = recipe_of(command.recipe, command.method)
     return {
-        "name": command.recipe,
-        "training": {name: getattr(args, name) for name in recipe.training},
-        "drafter_config": {name: getattr(config, name) for name in recipe.drafter_config},
+        "name": name,
+        "training": {option: getattr(args, option) for option in recipe.training},
+        "drafter_config": {option: getattr(config, option) for option in recipe.drafter_config},
     }
 
 
@@ -182,17 +193,6 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
     _, tokenizer = read_config(command.target)
     data = read_training_data(command.data, command.limit, command.forbid)
     show_masks(encode(data, tokenizer, command.max_length), tokenizer, num_examples)
-
-
-def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:
-    """An untrained drafter; one with a small vocabulary drafts what the assistant says most often in `data`."""
-    recipe = recipe_of(command.recipe, command.method)
-    fields = {**recipe.drafter_config, **config_fields(command.drafter_config)}
-    drafter = METHODS[command.method](target, **fields)
-    if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
-        config = drafter.config
-        drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, config.vocab_size, config.num_draft_tokens))
-    return drafter
 
 
 def _judge(trainer: DrafterTrainer) -> None:

@@ -16,13 +16,13 @@ from ..errors import OptionError
 from ..training.recipes import MEASURED_WIDTH, RECIPES, recipe_help
 from .training_data import FORBID_HELP
 
+KINDS: dict[str, Any] = {"eagle": EagleDrafter, "falcon": FalconSpecDrafter, "medusa": MedusaDrafter}
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
     "ar": make_draft_model,
     "dflash": make_dflash,
-    "eagle": EagleDrafter.from_target,
-    "falcon": FalconSpecDrafter.from_target,
-    "medusa": MedusaDrafter.from_target,
+    **{name: kind.from_target for name, kind in KINDS.items()},
 }
+DEFAULT_METHOD = "falcon"
 
 
 @dataclass
@@ -36,9 +36,15 @@ class TrainCommand:
     eval_data: list[str] = field(
         default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
     )
-    method: str = field(
-        default="falcon",
-        metadata={"help": "Kind of drafter; ar and dflash are for stock `generate`.", "choices": sorted(METHODS)},
+    drafter: str | None = field(
+        default=None, metadata={"help": "Folder or Hub name of a drafter to train further; a fresh one if left out."}
+    )
+    method: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out; ar and dflash are for stock `generate`.",
+            "choices": sorted(METHODS),
+        },
     )
     recipe: str = field(
         default="default",
@@ -50,7 +56,7 @@ class TrainCommand:
     )
     drafter_config: list[str] = field(
         default_factory=list,
-        metadata={"help": "Fields of the drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
+        metadata={"help": "Fields of a fresh drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
     )
     early_stopping_patience: int | None = field(
         default=None,

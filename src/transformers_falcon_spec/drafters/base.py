@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -19,8 +19,9 @@ from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width
+from .adapters import base_of_adapter, options_of_base, put_adapter
+from .option_files import hub_options, read_options
 
-_GENERATION_FILE = "generation_config.json"
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -54,6 +55,9 @@ class DrafterModel(PreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.generation_config = SpeculationConfig()
+
+    def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
+        """Drafters have none: tokens come as the target's embeddings."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -170,7 +174,7 @@ class DrafterModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a drafter; the arguments are those of `PreTrainedModel.from_pretrained`.
+        """Load a drafter, or an adapter with the drafter that it names; arguments as for `PreTrainedModel.from_pretrained`.
 
         Raises:
             [`CheckpointError`]: a checkpoint of other software; files that cannot be read; weights are missing, left over, of another
@@ -181,6 +185,9 @@ class DrafterModel(PreTrainedModel):
 
     @classmethod
     def _checked(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
+        base = base_of_adapter(pretrained_model_name_or_path, **hub_options(kwargs))
+        if base is not None:
+            return cls._adapted(base, pretrained_model_name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None and "config" not in kwargs:
             assert cls.config_class is not None  # every drafter has one
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
@@ -196,8 +203,20 @@ class DrafterModel(PreTrainedModel):
                 f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
             )
         check_finite(model, pretrained_model_name_or_path)
-        model.generation_config = _load_options(pretrained_model_name_or_path, kwargs)
+        model.generation_config = (
+            read_options(pretrained_model_name_or_path, **hub_options(kwargs)) or SpeculationConfig()
+        )
         return loaded if wants_info else model
+
+    @classmethod
+    def _adapted(cls, base: str, adapter: Any, *args: Any, **kwargs: Any) -> Self:
+        """The drafter `base` with an adapter and with the options beside that, if there are some."""
+        hub, wants_info = hub_options(kwargs), kwargs.pop("output_loading_info", False)
+        model = cls._checked(base, *args, **options_of_base(kwargs))
+        info = put_adapter(model, adapter, **hub)
+        check_finite(model, adapter)
+        model.generation_config = read_options(adapter, **hub) or model.generation_config
+        return (model, info) if wants_info else model  # type: ignore[return-value]  # as the stock function does
 
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -252,20 +271,15 @@ def _check_device(device: torch.device, target: PreTrainedModel) -> None:
         )
 
 
-def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfig:
-    """Options stored beside the weights; the defaults where there are none."""
-    if Path(name_or_path).is_dir() and not (Path(name_or_path) / _GENERATION_FILE).is_file():
-        return SpeculationConfig()
-    options = SpeculationConfig.from_pretrained(name_or_path, **hub_options(kwargs))
-    return cast(SpeculationConfig, options)  # Transformers declares the base class
-
-
 def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
     """The `model_type` of a drafter's config; refuses others, such as those of foreign checkpoints.
 
     Raises:
         [`CheckpointError`]: it is none of `model_types`.
     """
+    base = base_of_adapter(name_or_path, **hub)
+    if base is not None:
+        return check_is_drafter(base, model_types, **options_of_base(hub))
     try:
         config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
         kind = config.get("model_type")
@@ -281,9 +295,3 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
             "`LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with them."
         )
     return str(kind)
-
-
-def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that say where to look."""
-    names = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
-    return {name: kwargs[name] for name in names if name in kwargs}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import OptionError
+from ..generation.adapters import check_drafter_adapter, unwrapped
 from ..generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.judge import REJECTION_RULES
 from ..generation.options import SpeculationConfig
@@ -27,10 +28,11 @@ class DrafterPool(nn.Module):
     be tuned the first one drafts alone.
 
     Args:
-        drafters (`Sequence[DrafterModel]`): At least one; all of them for the same target.
+        drafters (`Sequence[DrafterModel]`): At least one, each maybe inside a `PeftModel`; all of them for the same target.
 
     Raises:
         [`OptionError`]: there is none, one is a pool itself, or they differ in those options.
+        [`GenerationError`]: an adapter of one changes no weights, or options are set on the `PeftModel` around it.
 
     Example:
 
@@ -50,6 +52,9 @@ class DrafterPool(nn.Module):
 
     def __init__(self, drafters: Sequence[DrafterModel]) -> None:
         super().__init__()
+        for drafter in drafters:
+            check_drafter_adapter(drafter)
+        drafters = [unwrapped(drafter) for drafter in drafters]
         if not drafters or not all(isinstance(drafter, DrafterModel) for drafter in drafters):
             kinds = [type(drafter).__name__ for drafter in drafters] or "none"
             raise OptionError(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..errors import OptionError
 from . import group_tables, rival_tables, speed_tables, tables, tuning_tables
+from .adaptation_table import adaptation
 from .matrix import matrix, matrix_in_short
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -34,6 +35,7 @@ _RENDERERS = {
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
     **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
+    "lora.json": adaptation,
 }
 PAGES = {
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
@@ -44,6 +46,7 @@ PAGES = {
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
     "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
+    "train_your_own.md": ["lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

@@ -9,12 +9,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from ..errors import GenerationError, SeamError
+from .adapters import check_drafter_adapter, check_target_adapter, unwrapped
 from .call import speculative_decoding
 from .loop import Drafter
 
@@ -104,17 +105,19 @@ def _checked(owner: type, name: str) -> Callable[..., Any]:
     return function
 
 
-def _is_ours(assistant: Any) -> TypeGuard[Drafter]:
-    """Whether an assistant, maybe wrapped by PEFT, is a drafter of this package."""
-    return callable(getattr(assistant, "candidate_generator", None))
+def _drafter_of(assistant: Any) -> Drafter | None:
+    """The drafter of this package that an assistant is, maybe inside a `PeftModel`; None for any other assistant."""
+    drafter = unwrapped(assistant)
+    return drafter if callable(getattr(drafter, "candidate_generator", None)) else None
 
 
 def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _assisted_decoding(self: PreTrainedModel, *args: Any, assistant_model: Any = None, **kwargs: Any) -> Any:
-        if not _is_ours(assistant_model):
+        drafter = _drafter_of(assistant_model)
+        if drafter is None:
             return original(self, *args, assistant_model=assistant_model, **kwargs)
-        return speculative_decoding(self, *args, drafter=assistant_model, **kwargs)
+        return speculative_decoding(self, *args, drafter=drafter, **kwargs)
 
     setattr(_assisted_decoding, _IS_WRAPPED, True)
     return _assisted_decoding
@@ -125,9 +128,11 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
     def _validate_generation_mode(
         self: PreTrainedModel, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
     ) -> None:
-        drafter = generation_mode_kwargs.get("assistant_model")
-        if _is_ours(drafter):
+        assistant = generation_mode_kwargs.get("assistant_model")
+        drafter = _drafter_of(assistant)
+        if drafter is not None:
             _check_mode(self, generation_config, generation_mode_kwargs)
+            check_drafter_adapter(assistant)
             drafter.check_target(self)
         original(self, generation_mode, generation_config, generation_mode_kwargs)
 
@@ -155,23 +160,11 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
             f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
             "cannot take back rejected drafts. Generate without `assistant_model`."
         )
-    _check_adapter(model)
+    check_target_adapter(model)
     if mode_kwargs.get("synced_gpus"):
         raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
     if getattr(config, "assistant_ensemble_weight", None) is not None:
         raise GenerationError(
             "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "
             "output. Leave it out."
-        )
-
-
-def _check_adapter(model: Any) -> None:
-    """Refuse PEFT's prompt learning: it puts tokens without ids before the prompt, in this call only."""
-    owner = getattr(model.prepare_inputs_for_generation, "__self__", model)  # PEFT lends the model its own method
-    adapter: Any = getattr(owner, "active_peft_config", None)
-    if getattr(adapter, "is_prompt_learning", False):
-        raise GenerationError(
-            f"A drafter reads the text that the target reads, but this adapter ({adapter.peft_type.value}) puts "
-            f"{adapter.num_virtual_tokens} virtual tokens before it. Generate without `assistant_model`, or use an adapter that "
-            "changes weights, such as LoRA."
         )

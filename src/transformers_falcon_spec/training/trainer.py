@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
 from ..errors import TrainingError
@@ -48,7 +48,8 @@ class DrafterTrainer(Trainer):
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target; stays as it is.
-        model ([`~transformers.PreTrainedModel`]): The drafter, of a kind that `training/objectives` knows.
+        model ([`~transformers.PreTrainedModel`] or `peft.PeftModel`):
+            The drafter, of a kind that `training/objectives` knows; inside a `PeftModel` its adapter alone is trained.
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
@@ -69,12 +70,13 @@ class DrafterTrainer(Trainer):
     args: DrafterTrainingArguments
 
     def __init__(self, *, target: PreTrainedModel, model: PreTrainedModel, **kwargs: Any) -> None:
-        objective = objective_of(model)
-        self.features = objective.read_target(model, target)
+        self.drafter = unwrap_peft_model(model)
+        objective = objective_of(self.drafter)
+        self.features = objective.read_target(self.drafter, target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
         self.model_accepts_loss_kwargs = False
         target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        self.objective: Objective = objective(model, self.features, self.args)
+        self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
         self._micro_step = (-1, 0)  # global step, batches seen in it
@@ -102,7 +104,7 @@ class DrafterTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own; the weights it ends with are good ones."""
         if self._decodes and self.eval_dataset is not None:
-            check_can_decode(self.accelerator.unwrap_model(self.model), self.features.target)
+            check_can_decode(self.drafter, self.features.target)
         self.throughput = Throughput(self.args.device)
         with self.throughput.timed("run"):
             result = super().train(*args, **kwargs)
@@ -219,7 +221,7 @@ class DrafterTrainer(Trainer):
             logger.warning("No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: "
                            "nothing was decoded.", args.eval_decode_tokens, context)  # fmt: skip
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
-        drafter = decoding_copy(self.accelerator.unwrap_model(self.model), target, tree)
+        drafter = decoding_copy(self.drafter, target, tree)
         mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options
         found = real_acceptance(target, drafter, mine, args.eval_decode_tokens, options)
         return sum(gather_object([found]), RealAcceptance())
@@ -250,7 +252,11 @@ class DrafterTrainer(Trainer):
                 "`fit_draft_tree` needs a drafter with a static draft tree, but this one drafts without."
             )
         tree = self._best_tree(self.evaluate(), "eval")
-        self.accelerator.unwrap_model(self.model).config.draft_tree = tree.to_json()
+        options = self.drafter.generation_config
+        owner = (
+            self.drafter.config if options.draft_tree is None else options
+        )  # whichever the drafter takes its tree from
+        owner.draft_tree = tree.to_json()
         return tree
 
     def _best_tree(self, metrics: Mapping[str, float], prefix: str) -> DraftTree:

@@ -22,8 +22,9 @@ from ...core.masks import additive
 from ...errors import CheckpointError, OptionError
 from ...generation.candidates import TargetView
 from ...generation.ranks import ALONE, Ranks, SpreadRanks
-from ..base import check_finite, hub_options, readable
+from ..base import check_finite, readable
 from ..grown_tree import GrowingDrafter
+from ..option_files import hub_options
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig

@@ -5,7 +5,7 @@ section 3.1.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,21 +35,21 @@ POSITION_SPREAD = 0.3  # of fresh block positions
 RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
 
 
-class PartLinear(nn.Linear):
-    """A linear map of one of two vectors that come side by side."""
+class _WithQueriesOf:
+    """Attention as the forward of its stock class sees it, with queries made of rows of their own.
 
-    part: int
+    So each projection stays a plain linear layer over rows of its own width, which adapters can be put on.
+    """
 
-    @classmethod
-    def like(cls, linear: nn.Linear, part: int) -> "PartLinear":
-        """A fresh one of the same sizes, which reads the first vector (0) or the second (1)."""
-        fresh = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
-        fresh.part = part
-        return fresh
+    def __init__(self, attention: LlamaAttention, rows: Tensor) -> None:
+        self._attention, self._rows = attention, rows
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The map of its own vector."""
-        return super().forward(inputs.chunk(2, dim=-1)[self.part])
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attention, name)
+
+    def q_proj(self, _rows: Tensor) -> Tensor:
+        """Queries, of the rows that were given and not of those that keys and values are made of."""
+        return self._attention.q_proj(self._rows)
 
 
 class BlockAttention(LlamaAttention):
@@ -63,20 +63,16 @@ class BlockAttention(LlamaAttention):
         size, hidden = config.block_size, config.hidden_size
         self.block_position = nn.Embedding(size, hidden)
         self.newest = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
-        if config.newest_row:
-            self.q_proj = PartLinear.like(self.q_proj, 1)
-            self.k_proj = PartLinear.like(self.k_proj, 0)
-            self.v_proj = PartLinear.like(self.v_proj, 0)
 
     def forward(  # type: ignore[override]  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """What attention read, and what the row is told."""
-        told = self.block_position(block_positions)
+        told, attention = self.block_position(block_positions), self
         if self.newest is not None:
             told = told + self._newest(hidden_states, block_positions)
-            hidden_states = torch.cat([hidden_states, hidden_states + told], dim=-1)
-        outputs, weights = super().forward(hidden_states, *args, **kwargs)
+            attention = cast(Any, _WithQueriesOf(self, hidden_states + told))
+        outputs, weights = LlamaAttention.forward(attention, hidden_states, *args, **kwargs)
         return outputs + told, weights
 
     def _newest(self, states: Tensor, block_positions: Tensor) -> Tensor:

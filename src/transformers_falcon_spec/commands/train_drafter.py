@@ -1,0 +1,69 @@
+"""What `falcon-spec train` trains, and by which recipe: a fresh drafter, one that is there, or an adapter of that."""
+
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+from transformers.trainer_utils import unwrap_peft_model
+
+from ..drafters.eagle import EagleDrafter
+from ..errors import OptionError
+from ..training.adapters import LoraOptions, with_lora
+from ..training.dataset import ConversationDataset
+from ..training.draft_vocabulary import most_frequent_tokens
+from ..training.recipes import Recipe, recipe_of
+from .loading import load_trainable
+from .train_options import DEFAULT_METHOD, KINDS, METHODS, TrainCommand, config_fields
+
+
+def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
+    """Refuse, before anything is loaded, options that do not go together.
+
+    Raises:
+        [`OptionError`]: an adapter without a drafter, a drafter that is there and options of a fresh one, or a recipe that says
+            nothing of the method.
+    """
+    if command.drafter is None:
+        recipe_of(command.recipe, command.method or DEFAULT_METHOD)
+        if lora.use_peft:
+            raise OptionError(
+                "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train a fresh one "
+                "without `--use_peft`."
+            )
+    elif command.method is not None or command.drafter_config:
+        raise OptionError(
+            "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be left out."
+        )
+
+
+def drafter_to_train(
+    command: TrainCommand, lora: LoraOptions, target: PreTrainedModel, data: ConversationDataset
+) -> PreTrainedModel:
+    """A fresh drafter, one that is there, or an adapter of that."""
+    if command.drafter is None:
+        return fresh_drafter(command, target, data)
+    drafter = load_trainable(command.drafter)
+    return with_lora(drafter, lora) if lora.use_peft else drafter  # type: ignore[return-value]  # it forwards to the drafter
+
+
+def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:
+    """An untrained drafter; one with a small vocabulary drafts what the assistant says most often in `data`."""
+    method = command.method or DEFAULT_METHOD
+    fields = {**recipe_of(command.recipe, method).drafter_config, **config_fields(command.drafter_config)}
+    drafter = METHODS[method](target, **fields)
+    if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
+        config = drafter.config
+        drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, config.vocab_size, config.num_draft_tokens))
+    return drafter
+
+
+def recipe_for(command: TrainCommand, drafter: PreTrainedModel) -> Recipe:
+    """The recipe of this run; a drafter that is there keeps its form.
+
+    Raises:
+        [`OptionError`]: the recipe says nothing of such a drafter.
+    """
+    if command.drafter is None:
+        return recipe_of(command.recipe, command.method or DEFAULT_METHOD)
+    bare = unwrap_peft_model(drafter)
+    kind = next((name for name, kind in KINDS.items() if isinstance(bare, kind)), type(bare).__name__)
+    return replace(recipe_of(command.recipe, kind), drafter_config={})
