@@ -183,7 +183,7 @@ class DrafterModel(PreTrainedModel):
     def _checked(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         if pretrained_model_name_or_path is not None and "config" not in kwargs:
             assert cls.config_class is not None  # every drafter has one
-            check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **_hub_options(kwargs))
+            check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
         loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
@@ -256,7 +256,7 @@ def _load_options(name_or_path: Any, kwargs: dict[str, Any]) -> SpeculationConfi
     """Options stored beside the weights; the defaults where there are none."""
     if Path(name_or_path).is_dir() and not (Path(name_or_path) / _GENERATION_FILE).is_file():
         return SpeculationConfig()
-    options = SpeculationConfig.from_pretrained(name_or_path, **_hub_options(kwargs))
+    options = SpeculationConfig.from_pretrained(name_or_path, **hub_options(kwargs))
     return cast(SpeculationConfig, options)  # Transformers declares the base class
 
 
@@ -282,7 +282,7 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
     return str(kind)
 
 
-def _hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Those of the arguments that say where to look."""
     names = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
     return {name: kwargs[name] for name in names if name in kwargs}
