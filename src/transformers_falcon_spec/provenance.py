@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 _NUM_HASHED = 1024  # values of each weight
+_BYTES_AT_ONCE = 1 << 20
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 
 
@@ -36,6 +37,15 @@ def weights_fingerprint(model: nn.Module) -> str:
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         digest.update(weight.detach().flatten()[:_NUM_HASHED].cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """The checksum of a file of any size, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_BYTES_AT_ONCE):
+            digest.update(part)
     return digest.hexdigest()
 
 

@@ -44,7 +44,7 @@ class DenoisedRow:
             room = min(room, config.block_size - num_committed % config.block_size + config.logits_shift)
         return max(room, 0)
 
-    def scores(self, text: Tensor, num_tokens: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
+    def scores(self, text: Tensor, num_tokens: int, num_steps: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
         """What the model says of `num_tokens` masks behind `text` `[tokens]`: `[num_tokens, vocab]`.
 
         With several passes every place keeps what was said of it while it was last masked; between passes the surest of those that
@@ -53,6 +53,7 @@ class DenoisedRow:
         Args:
             text (`torch.Tensor` of shape `(tokens,)`): All committed tokens.
             num_tokens (`int`): Places to be filled in, at least 1.
+            num_steps (`int`): Passes, at least 1.
             scored (`Callable`): Makes scores `[num_tokens, vocab]` over the target's ids of logits.
         """
         if self._cache is not None and self._num_rounds % self.config.cache_rounds == 0 and self.config.cache_rounds > 1:
@@ -60,7 +61,7 @@ class DenoisedRow:
         self._num_rounds += 1
         block = torch.full((num_tokens,), self.config.mask_token_id or 0, device=text.device)
         is_masked = torch.ones_like(block, dtype=torch.bool)
-        num_each = -(-num_tokens // self.config.num_steps)
+        num_each = -(-num_tokens // num_steps)
         found = scored(self._read(text, block))
         while num_each < int(is_masked.sum()):
             surest = found.log_softmax(-1).amax(-1).masked_fill(~is_masked, -torch.inf).topk(num_each).indices
