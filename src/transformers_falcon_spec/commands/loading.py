@@ -16,6 +16,7 @@ from transformers import (
 
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel, check_is_drafter, readable
+from ..drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
@@ -25,6 +26,7 @@ from ..errors import DraftTreeError, OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DRAFTERS: dict[str, type[DrafterModel]] = {
+    DiffusionConfig.model_type: DiffusionDrafter,
     EagleConfig.model_type: EagleDrafter,
     FalconSpecConfig.model_type: FalconSpecDrafter,
     LookaheadConfig.model_type: LookaheadDrafter,

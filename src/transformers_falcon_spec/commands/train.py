@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from ..drafters.autoregressive import make_draft_model
 from ..drafters.dflash import make_dflash
+from ..drafters.diffuspec import DiffusionDrafter
 from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import FalconSpecDrafter
 from ..drafters.medusa import MedusaDrafter
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
     "ar": make_draft_model,
     "dflash": make_dflash,
+    "diffusion": DiffusionDrafter.from_target,
     "eagle": EagleDrafter.from_target,
     "falcon": FalconSpecDrafter.from_target,
     "medusa": MedusaDrafter.from_target,

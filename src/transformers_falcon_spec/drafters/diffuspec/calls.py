@@ -119,9 +119,7 @@ def _sampled(dtype: torch.dtype, reading: Reading) -> dict[str, Any]:
 
 
 CALLS = {
-    "additive": ModelCall(
-        _additive, ("attention_mask", "position_ids"), ("full", "prefix_causal", "block_causal")
-    ),
+    "additive": ModelCall(_additive, ("attention_mask", "position_ids"), ("full", "prefix_causal", "block_causal")),
     "boolean": ModelCall(
         _boolean, ("attention_mask", "position_ids", "store_kv"), ("full", "prefix_causal", "block_causal")
     ),

@@ -50,7 +50,9 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A path or a tree behind each text, within the budget; None where no row may have one."""
-        num_steps = self.config.num_steps if budget.num_passes is None else min(self.config.num_steps, budget.num_passes)
+        num_steps = (
+            self.config.num_steps if budget.num_passes is None else min(self.config.num_steps, budget.num_passes)
+        )
         nums = [
             row.num_places(depth if num_steps else 0, budget, self.draws_tree(budget))
             for row, depth in zip(self._rows, budget.depths, strict=True)
@@ -66,7 +68,9 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         found = [self._searched(row, part, budget) for row, part in zip(self._rows, logits, strict=True)]
         token_ids, parents = _padded(found)
         chances = _chances(found, logits, budget) if budget.wants_chances else None
-        return Draft(token_ids.to(self.drafter.device), parents.to(self.drafter.device), num_passes=num_steps, chances=chances)
+        return Draft(
+            token_ids.to(self.drafter.device), parents.to(self.drafter.device), num_passes=num_steps, chances=chances
+        )
 
     def draws_tree(self, budget: DraftBudget) -> bool:
         """Whether the draft is a tree and no path."""
@@ -90,7 +94,9 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """Logits `[places, vocab]` over the target's tokens, -inf where it would never write one."""
         shared = logits[:, : self.config.draft_vocab_size]
         scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[1]), value=-torch.inf)
-        scores = scores.index_fill(1, torch.tensor(self.forbidden_ids, dtype=torch.long, device=scores.device), -torch.inf)
+        scores = scores.index_fill(
+            1, torch.tensor(self.forbidden_ids, dtype=torch.long, device=scores.device), -torch.inf
+        )
         return scores if noise is None else scores - noise
 
     def _lattice(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> Lattice:

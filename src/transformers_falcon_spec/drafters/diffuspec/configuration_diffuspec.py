@@ -1,5 +1,6 @@
 """The configuration of a diffusion drafter: how the diffusion model is asked, how far it drafts, and what of its lattice is drafted."""
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -47,7 +48,7 @@ class DiffusionConfig(PreTrainedConfig):
             `"fixed"`; `"adaptive"`, the paper's controller; or `"confidence"`, which stops where the model is not sure.
         num_draft_tokens (`int`, *optional*): Most tokens of a draft; `block_size`, or 20, unless told otherwise. k_max in the paper.
         min_draft_tokens (`int`, *optional*, defaults to 1): Fewest, where the length is controlled. k_min in the paper, there 20.
-        growth (`float`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
+        growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
         smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
         least_confidence (`float`, *optional*, defaults to 0.45): Below this a draft of controlled confidence ends.
         search (`str`, *optional*, defaults to `"cps"`):
@@ -92,7 +93,7 @@ class DiffusionConfig(PreTrainedConfig):
     draft_length: str = "fixed"
     num_draft_tokens: int | None = None
     min_draft_tokens: int = 1
-    growth: float | int = 10
+    growth: int = 10
     smoothing: float | int = 0.5
     least_confidence: float | int = 0.45
     search: str = "cps"
@@ -152,9 +153,9 @@ class DiffusionConfig(PreTrainedConfig):
         for name in _SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
-        if self.growth < 0 or self.mass == 0:
+        if self.growth < 0 or not self.mass or not self.smoothing:
             raise OptionError(
-                f"`growth` must be at least 0 and `mass` above 0, but they are {self.growth} and {self.mass}."
+                f"`growth` must be at least 0, `mass` and `smoothing` above 0, but they are {self.growth}, {self.mass} and {self.smoothing}."
             )
         self._check_lengths()
         self._check_tokens()
@@ -231,6 +232,9 @@ class DiffusionConfig(PreTrainedConfig):
         given = {"draft_vocab_size": num_shared, **options}
         common = {"draft_config": model.config, "dtype": model.dtype, "attn_implementation": attention}
         return cls(**{**common, **target_fields(target), **given})
+
+
+OWN_FIELDS = {field.name for field in fields(DiffusionConfig)} - {field.name for field in fields(PreTrainedConfig)}
 
 
 def _config_of(fields: dict[str, Any]) -> PreTrainedConfig:

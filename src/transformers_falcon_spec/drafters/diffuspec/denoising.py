@@ -56,7 +56,11 @@ class DenoisedRow:
             num_steps (`int`): Passes, at least 1.
             scored (`Callable`): Makes scores `[num_tokens, vocab]` over the target's ids of logits.
         """
-        if self._cache is not None and self._num_rounds % self.config.cache_rounds == 0 and self.config.cache_rounds > 1:
+        if (
+            self._cache is not None
+            and self._num_rounds % self.config.cache_rounds == 0
+            and self.config.cache_rounds > 1
+        ):
             self._crop(0)
         self._num_rounds += 1
         block = torch.full((num_tokens,), self.config.mask_token_id or 0, device=text.device)

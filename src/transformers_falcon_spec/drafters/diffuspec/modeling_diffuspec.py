@@ -3,7 +3,6 @@
 The model stays as it is: what differs between families is said in the configuration. Source: arXiv 2510.02358.
 """
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,16 @@ from ...generation.parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..base import DrafterModel, check_finite, hub_options, readable
 from ..vocabulary import shared_vocabulary, tokenizer_of
+from .attention_check import check_attention
 from .calls import CALLS, ModelCall, Reading
 from .candidates import DiffusionCandidateGenerator
-from .configuration_diffuspec import DiffusionConfig
-from .masks import visible
-from .presets import check_mask, mask_id, preset_options
+from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
+from .presets import check_mask, mask_id, preset_of, preset_options
 from .proxy import NgramProxy
+from .proxy_files import COUNTS_FILE, DESCRIPTION_FILE
 
 _OF_WRAPPING = ("preset", "tokenizer", "target_tokenizer", "mask_is_text")
-_PROBED = 6  # tokens of the text that tells whether masks are obeyed
+DEFAULT_BLOCK = 8  # of a fresh drafter
 
 
 class DiffusionDrafter(DrafterModel):
@@ -78,17 +78,16 @@ class DiffusionDrafter(DrafterModel):
         Raises:
             [`OptionError`]: an option that is neither.
         """
-        own = {field.name for field in fields(DiffusionConfig)} - {field.name for field in fields(PreTrainedConfig)}
-        given = {name: value for name, value in options.items() if name in own}
-        model = make_draft_model(target, **{name: value for name, value in options.items() if name not in own})
+        given = {name: value for name, value in options.items() if name in OWN_FIELDS}
+        model = make_draft_model(target, **{name: value for name, value in options.items() if name not in OWN_FIELDS})
         mask_token_id = model.config.vocab_size
         _add_mask(model)
-        given = {"attention": "prefix_causal", "mask_token_id": mask_token_id, **given}
+        given = {"block_size": DEFAULT_BLOCK, "mask_token_id": mask_token_id, **given}
         config = DiffusionConfig.of_models(model, target, mask_token_id, given)
         return cls(config, model)
 
     @classmethod
-    def from_model(  # noqa: PLR0913  each says where something is found
+    def from_model(
         cls,
         model: PreTrainedModel,
         target: PreTrainedModel,
@@ -115,18 +114,20 @@ class DiffusionDrafter(DrafterModel):
             [`OptionError`]: an option that is unknown, out of range, or not how the model works.
             [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
         """
-        options = preset_options(preset, model.config, options)
-        found = mask_id(preset, model.config, options, tokenizer)
+        family = preset_of(preset, model.config)
+        options = preset_options(family, model.config, options)
+        found = mask_id(model.config, options, tokenizer)
         options["mask_token_id"] = found
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
             sizes = (sizes[1], sizes[1])
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
-        check_mask(found, num_shared, tokenizer, target_tokenizer, preset, mask_is_text)
+        if not mask_is_text and not (family is not None and family.is_text_token):
+            check_mask(found, num_shared, tokenizer, target_tokenizer)
         config = DiffusionConfig.of_models(model, target, num_shared, options)
         CALLS[config.call].check(model)
         drafter = cls(config, model).eval()
-        drafter.check_attention()
+        check_attention(model, config, drafter.device)
         return drafter
 
     @classmethod
@@ -157,10 +158,11 @@ class DiffusionDrafter(DrafterModel):
                 f"but `{name}` is to be loaded as a drafter."
             )
         drafter = super().from_pretrained(name, *args, **kwargs)
-        if isinstance(drafter, cls) and Path(str(name)).is_dir():
-            drafter.proxy = NgramProxy.beside(name)
+        wrapped = drafter[0] if isinstance(drafter, tuple) else drafter  # with `output_loading_info`
+        if any((Path(str(name)) / file).exists() for file in (COUNTS_FILE, DESCRIPTION_FILE)):
+            wrapped.proxy = NgramProxy.load(name)
         if target is not None:
-            drafter.to(target.device).check_target(target)
+            wrapped.to(target.device).check_target(target)
         return drafter
 
     @classmethod
@@ -168,9 +170,8 @@ class DiffusionDrafter(DrafterModel):
         cls, name: Any, config: PreTrainedConfig, target: PreTrainedModel, args: Any, kwargs: dict[str, Any]
     ) -> Self:
         """The diffusion model of that name as a drafter."""
-        own = {field.name for field in fields(DiffusionConfig)} - {field.name for field in fields(PreTrainedConfig)}
-        options = {option: kwargs.pop(option) for option in (*own, *_OF_WRAPPING) if option in kwargs}
-        known = preset_options(options.get("preset"), config, {})
+        options = {option: kwargs.pop(option) for option in (*OWN_FIELDS, *_OF_WRAPPING) if option in kwargs}
+        known = preset_options(preset_of(options.get("preset"), config), config, {})
         auto_class = options.get("auto_class", known.get("auto_class", DiffusionConfig.auto_class))
         with readable(name):
             kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
@@ -259,9 +260,8 @@ class DiffusionDrafter(DrafterModel):
     @property
     def draft_settings(self) -> dict[str, Any]:
         """What decides its drafts besides weights."""
-        own = {field.name for field in fields(DiffusionConfig)} - {field.name for field in fields(PreTrainedConfig)}
         left_out = {"draft_config", "auto_class", "call", "vocab_size", "draft_vocab_size", "target_name_or_path"}
-        settings = {name: getattr(self.config, name) for name in sorted(own - left_out)}
+        settings = {name: getattr(self.config, name) for name in sorted(OWN_FIELDS - left_out)}
         nodes = {"num_tree_nodes": self.generation_config.num_tree_nodes} if self.config.search == "tree" else {}
         return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
 
@@ -284,31 +284,6 @@ class DiffusionDrafter(DrafterModel):
                 '`drafter.generation_config.draft_tree = None`; `search="tree"` drafts trees.'
             )
         return DiffusionCandidateGenerator(self, target, max_length, rng)
-
-    @torch.no_grad()
-    def check_attention(self) -> None:
-        """Refuse a model that does not see what the configuration says: it would draft badly, and nobody would know why.
-
-        Raises:
-            [`OptionError`]: with full attention a later token says nothing to an earlier one, or with another kind it does.
-        """
-        if self.device.type == "meta":
-            return
-        config, size = self.config, _PROBED if self.config.block_size is None else max(_PROBED, self.config.block_size)
-        places = torch.arange(2 * size, device=self.device)
-        seen = visible(config.attention, size, config.block_size, places, places)[None]
-        texts = [torch.zeros_like(places).index_fill(0, places[-1:], token)[None] for token in (1, 2)]
-        first, second = (
-            self.call(Reading(text, places[None], seen, None, 2 * size, config.block_size))[0, : size - 1] for text in texts
-        )
-        leaks = not torch.allclose(first, second, rtol=1e-4, atol=1e-5)
-        if leaks != (config.attention == "full"):
-            says = "sees tokens that stand after the masks" if leaks else "does not see later tokens"
-            raise OptionError(
-                f"With `attention={config.attention!r}` text must {'' if not leaks else 'not '}see what stands behind it, but the first "
-                f"tokens of a text {says} in `{type(self.model).__name__}`. Choose another `attention`, or load the model with "
-                '`attn_implementation="sdpa"`.'
-            )
 
 
 @torch.no_grad()

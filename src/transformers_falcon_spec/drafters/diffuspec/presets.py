@@ -46,7 +46,10 @@ PRESETS = {
         block_size=32,
     ),
     "sdar": Preset(
-        ("sdar",), {"attention": "block_causal", "logits_shift": 0, "call": "boolean"}, 151669, block_field="block_size"
+        ("sdar",),
+        {"attention": "block_causal", "logits_shift": 0, "call": "boolean"},
+        151669,
+        block_field="block_size",
     ),
     "a2d_mdlm": Preset(("a2d-qwen3", "a2d-qwen2", "a2d-llama"), {**_MASKED_LM, "attention": "full"}),
     "a2d_bd3lm": Preset((), {**_MASKED_LM, "attention": "block_causal"}, block_size=32),
@@ -63,18 +66,25 @@ PRESETS = {
 }
 
 
-def preset_options(name: str | None, config: PreTrainedConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of [`DiffusionConfig`] for a model of this configuration; those `given` come first.
-
-    Args:
-        name (`str`, *optional*): A preset; None takes the one that the `model_type` tells, or none.
-        config ([`~transformers.PreTrainedConfig`]): Of the diffusion model.
-        given (`Mapping[str, Any]`): What was asked for.
+def preset_of(name: str | None, config: PreTrainedConfig) -> Preset | None:
+    """The preset of that name; without a name the one that the `model_type` tells, or None.
 
     Raises:
-        [`OptionError`]: there is no such preset, or the block asked for is larger than the model's.
+        [`OptionError`]: there is no such preset.
     """
-    preset = _preset(name, config)
+    if name is None:
+        return next((preset for preset in PRESETS.values() if config.model_type in preset.model_types), None)
+    if name not in PRESETS:
+        raise OptionError(f"`preset` must be one of {sorted(PRESETS)}, but it is {name!r}.")
+    return PRESETS[name]
+
+
+def preset_options(preset: Preset | None, config: PreTrainedConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of [`DiffusionConfig`] for a model of this configuration; those `given` come first.
+
+    Raises:
+        [`OptionError`]: the block asked for is larger than the model's.
+    """
     if preset is None:
         return dict(given)
     own = None if preset.block_field is None else getattr(config, preset.block_field, None)
@@ -89,12 +99,7 @@ def preset_options(name: str | None, config: PreTrainedConfig, given: Mapping[st
     return {**found, **given}
 
 
-def mask_id(
-    name: str | None,
-    config: PreTrainedConfig,
-    options: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> int:
+def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> int:
     """The id of the mask: as asked for, else that of the tokenizer's own mask token, of the configuration, of the preset.
 
     Raises:
@@ -112,18 +117,16 @@ def mask_id(
     if named is not None and tokenizer is not None and named != found:
         raise DrafterMismatchError(
             f"The mask must be {tokenizer.mask_token!r}, token {named} of the diffusion model's tokenizer, but `mask_token_id` is {found}, "
-            f"there {tokenizer.convert_ids_to_tokens(found)!r}. Leave `mask_token_id` and `preset` out, or take the model's own tokenizer."
+            f"there {tokenizer.convert_ids_to_tokens(found)!r}. Pass `mask_token_id={named}`, or the tokenizer that the model was trained with."
         )
     return found
 
 
-def check_mask(  # noqa: PLR0913, PLR0917  each is a fact of its own
+def check_mask(
     mask_token_id: int,
     num_shared: int,
     tokenizer: PreTrainedTokenizerBase | None,
     target_tokenizer: PreTrainedTokenizerBase | None,
-    name: str | None,
-    is_allowed: bool,
 ) -> None:
     """Refuse a mask that is a word of the target.
 
@@ -132,14 +135,10 @@ def check_mask(  # noqa: PLR0913, PLR0917  each is a fact of its own
         num_shared (`int`): Ids, from 0 on, that both models share.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): That of the diffusion model.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): That of the target.
-        name (`str`, *optional*): The preset.
-        is_allowed (`bool`): Whether the caller said that it may be one; it is never drafted then.
 
     Raises:
         [`DrafterMismatchError`]: it is one, or nobody can say.
     """
-    if is_allowed or (name is not None and PRESETS[name].is_text_token):
-        return
     if target_tokenizer is None:
         if mask_token_id < num_shared:
             raise DrafterMismatchError(
@@ -157,11 +156,3 @@ def check_mask(  # noqa: PLR0913, PLR0917  each is a fact of its own
             "diffusion model of the target's own family, or pass `mask_is_text=True` if it was trained with that word as its mask: it "
             "is never drafted then."
         )
-
-
-def _preset(name: str | None, config: PreTrainedConfig) -> Preset | None:
-    if name is None:
-        return next((preset for preset in PRESETS.values() if config.model_type in preset.model_types), None)
-    if name not in PRESETS:
-        raise OptionError(f"`preset` must be one of {sorted(PRESETS)}, but it is {name!r}.")
-    return PRESETS[name]
