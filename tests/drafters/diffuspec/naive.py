@@ -1,55 +1,97 @@
-"""What a diffusion model says of masks behind a text, the slow way: the whole text anew, and a mask written out pair by pair."""
+"""Naive twins of the lattice, the proxy and the searches: everything is enumerated, in lists and from the start each time."""
 
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
-
-def sees(attention: str, query: int, key: int, num_committed: int, block_size: int | None) -> bool:
-    """Whether the token at one place sees the one at another."""
-    if attention == "full":
-        return True
-    if attention == "prefix_causal":
-        return key <= query or query >= num_committed
-    assert block_size is not None
-    return key // block_size <= query // block_size
+Path = tuple[int, ...]
+# Log-probability of a token at a place after a text, both by the path so far.
+Score = Callable[[Path, int], float]
 
 
-def naive_mask(attention: str, num_committed: int, num_tokens: int, block_size: int | None) -> Tensor:
-    """Additive, `[1, 1, tokens, tokens]`, in double precision."""
-    return torch.tensor(
-        [
-            [0.0 if sees(attention, query, key, num_committed, block_size) else -1e300 for key in range(num_tokens)]
-            for query in range(num_tokens)
-        ],
-        dtype=torch.double,
-    )[None, None]
+def smallest_set(probs: Sequence[float], tau: float, max_candidates: int) -> set[int]:
+    """The fewest tokens with mass `tau`, by trying all sets; the likeliest `max_candidates` where no set of so many has it."""
+    for size in range(1, max_candidates + 1):
+        sets = list(itertools.combinations(range(len(probs)), size))
+        best = max(sets, key=lambda tokens: sum(probs[token] for token in tokens))
+        if sum(probs[token] for token in best) >= tau:
+            return set(best)
+    return set(best)
 
 
-@torch.no_grad()
-def naive_logits(drafter: Any, text: list[int], block: list[int]) -> Tensor:
-    """Logits `[block, vocab]` of the places of a block behind a text; with a shift of 1 its last place is never read."""
-    config = drafter.config
-    shift, tokens = config.logits_shift, [*text, *block][: len(text) + len(block) - config.logits_shift]
-    mask = naive_mask(config.attention, len(text), len(tokens), config.block_size)
-    places = torch.arange(len(tokens))[None]
-    logits = drafter.model(
-        input_ids=torch.tensor([tokens]), attention_mask=mask, position_ids=places, use_cache=False
-    ).logits
-    return torch.stack([logits[0, len(text) + place - shift] for place in range(len(block))]).float()
+class WittenBell:
+    """The proxy as its formula stands, every count taken anew from the texts."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], order: int, vocab_size: int) -> None:
+        self.texts, self.order, self.vocab_size = texts, order, vocab_size
+
+    def prob(self, history: Sequence[int], token: int) -> float:
+        """The chance of `token` after the newest `order - 1` tokens of `history`."""
+        return self._prob(tuple(history[max(len(history) - self.order + 1, 0) :]) if self.order > 1 else (), token)
+
+    def _prob(self, history: Path, token: int) -> float:
+        shorter = self._prob(history[1:], token) if history else 1 / self.vocab_size
+        size = len(history) + 1
+        ngrams = [tuple(text[i : i + size]) for text in self.texts for i in range(len(text) - size + 1)]
+        followers = [ngram[-1] for ngram in ngrams if ngram[:-1] == history]
+        if not followers:
+            return shorter
+        num_kinds = len(set(followers))
+        return (followers.count(token) + num_kinds * shorter) / (len(followers) + num_kinds)
 
 
-def naive_refined(drafter: Any, text: list[int], num: int, num_steps: int) -> Tensor:
-    """The same after several passes, each of which commits the surest tokens that are still masked."""
-    mask, num_each = drafter.config.mask_token_id, -(-num // num_steps)
-    block, found = [mask] * num, [torch.empty(0)] * num
-    while mask in block:
-        logits = naive_logits(drafter, text, block)
-        open_places = [place for place in range(num) if block[place] == mask]
-        for place in open_places:
-            found[place] = logits[place].index_fill(0, torch.tensor([mask]), -torch.inf)
-        surest = sorted(open_places, key=lambda place: -float(found[place].softmax(-1).max()))[:num_each]
-        for place in surest:
-            block[place] = int(found[place].argmax())
-    return torch.stack(found)
+class NaiveLattice:
+    """A lattice as lists of tokens, with a score for each token after each path."""
+
+    def __init__(self, candidates: Sequence[Sequence[int]], score: Score, end_scores: Sequence[float], ends: set[int]):
+        self.score, self.ends = score, ends
+        raw_ends = [place for place, tokens in enumerate(candidates) if tokens[0] in ends]
+        self.length = raw_ends[0] + 1 if raw_ends else len(candidates)
+        self.candidates, self.end_scores = candidates[: self.length], end_scores
+
+    def total(self, path: Path, length: int) -> float:
+        """The score of a path, filled up to `length` if it has ended."""
+        own = sum(self.score(path[:place], token) for place, token in enumerate(path))
+        return own + sum(self.end_scores[place] for place in range(len(path), length))
+
+    def extensions(self, path: Path, place: int) -> list[Path]:
+        """A path with each candidate of a place behind it; itself if it has ended."""
+        if path and path[-1] in self.ends:
+            return [path]
+        return [(*path, token) for token in self.candidates[place]]
+
+    def beam(self, width: int) -> Path:
+        """The best path that a beam of this width finds."""
+        paths: list[Path] = [()]
+        for place in range(self.length):
+            grown = [longer for path in paths for longer in self.extensions(path, place)]
+            paths = sorted(grown, key=lambda path: -self.total(path, place + 1))[:width]
+        return paths[0]
+
+    def best(self) -> Path:
+        """The best of all paths."""
+        return max(self.all_paths(), key=lambda path: self.total(path, self.length))
+
+    def all_paths(self) -> list[Path]:
+        """Every path that has ended or reaches the last place."""
+        paths: list[Path] = [()]
+        for place in range(self.length):
+            paths = [longer for path in paths for longer in self.extensions(path, place)]
+        return paths
+
+    def best_nodes(self, num_nodes: int) -> list[Path]:
+        """The `num_nodes` paths of highest score of all beginnings of paths, the empty one included, best first."""
+        nodes = {path[:size] for path in self.all_paths() for size in range(len(path) + 1)}
+        return sorted(nodes, key=lambda path: -self.total(path, len(path)))[:num_nodes]
+
+
+def mixed(log_probs: Sequence[dict[int, float]], proxy: WittenBell | None, history: Path, weight: float) -> Score:
+    """The mixed score of a token after a path: the drafter's `log_probs` of each place and the proxy's."""
+
+    def score(path: Path, token: int) -> float:
+        own = log_probs[len(path)][token]
+        if proxy is None:
+            return own
+        return weight * own + (1 - weight) * math.log(proxy.prob((*history, *path), token))
+
+    return score

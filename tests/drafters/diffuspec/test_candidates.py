@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.drafters.diffuspec.naive import naive_logits
+from tests.drafters.diffuspec.naive_model import naive_logits
 from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.tiny import make_target
 from transformers_falcon_spec.drafters.diffuspec.candidates import DiffusionCandidateGenerator

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.drafters.diffuspec.naive import naive_logits, naive_refined, sees
+from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
 from tests.drafters.diffuspec.stand_ins import make_diffusion
 from transformers_falcon_spec.drafters.diffuspec.calls import Reading
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow

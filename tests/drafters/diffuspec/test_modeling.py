@@ -14,8 +14,8 @@ from transformers_falcon_spec import (
     CheckpointError,
     DiffusionConfig,
     DiffusionDrafter,
-    DraftTree,
     DrafterMismatchError,
+    DraftTree,
     OptionError,
     SpeculationConfig,
 )
@@ -212,7 +212,7 @@ def test_an_option_of_neither_the_drafter_nor_the_model_is_refused() -> None:
 def test_another_target_is_refused() -> None:
     drafter = make_diffusion(make_target().double())
 
-    with pytest.raises(DrafterMismatchError, match="expects a vocabulary of size 97, but the target .* gives 50"):
+    with pytest.raises(DrafterMismatchError, match=r"expects a vocabulary of size 97, but the target .* gives 50"):
         runs.drafted(make_target(vocab_size=50).double(), drafter, make_prompt() % 50)
 
 

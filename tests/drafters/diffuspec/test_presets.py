@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import runs
-from tests.drafters.diffuspec.naive import naive_mask
+from tests.drafters.diffuspec.naive_model import naive_mask
 from tests.drafters.diffuspec.stand_ins import KINDS, MASK, make_diffusion, make_model
 from tests.drafters.diffuspec.test_denoising import TEXT
 from tests.drafters.diffuspec.tokenizers import make_tokenizer

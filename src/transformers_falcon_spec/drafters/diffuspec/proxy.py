@@ -7,6 +7,8 @@ the interpolated form of Chen and Goodman 1998, section 2.6. The paper (arXiv 25
 scores token ids in bulk: KenLM must be built and reads words, the models of NLTK look up one word at a time.
 """
 
+import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +102,15 @@ class NgramProxy:
     def order(self) -> int:
         """Longest n-gram."""
         return len(self._layers) - 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells fitted proxies apart."""
+        found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
+        for level in itertools.chain(*self._layers):
+            for counts in (level.keys, level.stats):
+                found.update(b"" if counts is None else counts.contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def in_context(self) -> "ContextProxy":
         """A model that starts out as this one and learns from the text of one call; this one stays as it is."""
