@@ -8,7 +8,7 @@ import torch
 
 from tests import runs
 from tests.drafters.diffuspec.naive_model import naive_mask
-from tests.drafters.diffuspec.stand_ins import KINDS, MASK, make_diffusion, make_model
+from tests.drafters.diffuspec.stand_ins import KINDS, MASK, make_model
 from tests.drafters.diffuspec.test_denoising import TEXT
 from tests.drafters.diffuspec.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
@@ -95,8 +95,10 @@ def test_attention_that_reads_no_masks_is_refused() -> None:
 
 
 def test_a_forward_of_another_form_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"`LlamaForCausalLM\.forward` must take .*`sample_mode`"):
-        make_diffusion(make_target(), call="sampled", attention="block_causal")
+    with pytest.raises(
+        OptionError, match=r"`Mdlm\.forward` must take `timesteps`, `sample_mode`, but it lacks `sample_mode`"
+    ):
+        wrapped("mdlm", make_target(), call="sampled", attention="block_causal", block_size=4)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +206,9 @@ def test_remote_code_runs_where_it_is_trusted_alone(tmp_path: Path, monkeypatch:
         "AutoConfig": "configuration_own.OwnConfig",
         "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
     }
-    model.config.model_type = "own"
     model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "llama"', '"model_type": "own"'))
     (tmp_path / "configuration_own.py").write_text(
         "from transformers import LlamaConfig\n\n\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
     )

@@ -223,8 +223,8 @@ class DiffusionConfig(PreTrainedConfig):
             [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that takes no mask.
         """
         check_fields(cls, options)
-        attention = model.config._attn_implementation
-        if CALLS[options.get("call", cls.call)].takes_mask and attention not in READABLE_ATTENTION:
+        attention, call = model.config._attn_implementation, CALLS.get(options.get("call", cls.call))
+        if call is not None and call.takes_mask and attention not in READABLE_ATTENTION:
             raise OptionError(
                 f"The attention of a diffusion model must take masks, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
                 'with `attn_implementation="sdpa"`.'
