@@ -25,9 +25,7 @@ class DrafterTrainingArguments(TrainingArguments):
     ttt_decay: float = field(default=0.8, metadata={"help": "Eagle-3: weight of a step over that of the one before."})
     num_anchors: int = field(
         default=32,
-        metadata={
-            "help": "Blocks that a DFlash or a prefix-causal diffusion drafter fills in for each conversation of a batch."
-        },
+        metadata={"help": "Blocks that a DFlash or diffusion drafter fills in for each conversation of a batch."},
     )
     anneal_share: float = field(
         default=0.2,

@@ -1,6 +1,7 @@
 """Whether a diffusion model sees what it is told to see: libraries drop masks that they find needless, and nobody would know why drafts are bad."""
 
 import torch
+from transformers import PreTrainedModel
 
 from ...errors import OptionError
 from .calls import CALLS, Reading
@@ -12,11 +13,11 @@ _SHARE = 1e-4  # of what a token says of itself; less than that is rounding
 
 
 @torch.no_grad()
-def check_attention(model: torch.nn.Module, config: DiffusionConfig, device: torch.device) -> None:
+def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: torch.device) -> None:
     """Refuse a model that does not attend as the configuration says. A later token is changed, and early rows are compared.
 
     Args:
-        model (`nn.Module`): The diffusion model.
+        model ([`~transformers.PreTrainedModel`]): The diffusion model.
         config ([`DiffusionConfig`]): Says who should see whom.
         device (`torch.device`): Where the model is; one without weights is not looked at.
 

@@ -295,4 +295,4 @@ def _add_mask(model: PreTrainedModel) -> None:
         weight: Tensor = part.weight  # type: ignore[assignment]
         weight[size] = weight[:size].mean(dim=0)
         if getattr(part, "bias", None) is not None:
-            part.bias[size] = part.bias[:size].mean()  # type: ignore[union-attr, index, operator]
+            part.bias[size] = part.bias[:size].mean()  # type: ignore[index, operator]

@@ -27,15 +27,15 @@ class Layout:
     """What the drafter reads of a batch.
 
     Args:
-        token_ids (`torch.Tensor` of shape `(rows, slots)`): Clean text and masks.
-        positions (`torch.Tensor` of shape `(rows, slots)`): Where each one stands in its text.
-        allowed (`torch.Tensor` of shape `(rows, slots, slots)`): Who sees whom.
-        sources (`torch.Tensor` of shape `(rows, anchors, places)`): The slot that drafts each place.
+        token_ids (`torch.Tensor` of shape `(texts, slots)`): Clean text and masks.
+        positions (`torch.Tensor` of shape `(texts, slots)`): Where each one stands in its text.
+        allowed (`torch.Tensor` of shape `(texts, slots, slots)`): Who sees whom.
+        sources (`torch.Tensor` of shape `(rows, anchors, places)`): Which of all slots drafts each place, counted text by text.
     """
 
-    token_ids: Int[Tensor, "rows slots"]
-    positions: Int[Tensor, "rows slots"]
-    allowed: Bool[Tensor, "rows slots slots"]
+    token_ids: Int[Tensor, "texts slots"]
+    positions: Int[Tensor, "texts slots"]
+    allowed: Bool[Tensor, "texts slots slots"]
     sources: Int[Tensor, "rows anchors places"]
 
 
@@ -44,7 +44,7 @@ class DiffusionObjective(Objective):
 
     Where the clean text sees no mask, a conversation is read once beside `num_anchors` blocks, none of which sees another or what
     comes after its anchor, and the text's own rows learn the next token with weight 0.3. With full attention the text sees the masks, so
-    that a conversation has one block and ends there. The token terms are those of all drafters of this package.
+    that each block has a copy of the text before it: few anchors are dear enough. The token terms are those of all drafters of this package.
     """
 
     has_draft_tree = False
@@ -78,7 +78,7 @@ class DiffusionObjective(Objective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The mean over all places that an assistant's token is to fill, weighted by place, and that over the clean text."""
         is_full = self.config.attention == "full"
-        anchors, is_anchor = draw_anchors(pairs.is_counted, 1 if is_full else self.args.num_anchors, generator)
+        anchors, is_anchor = draw_anchors(pairs.is_counted, self.args.num_anchors, generator)
         layout = self._annealed(model, self.layout(pairs, anchors), generator, progress)
         places = torch.arange(self.num_places, device=anchors.device)
         labels = anchors[..., None] + places  # [rows, anchors, places] which label speaks of the token there
@@ -87,12 +87,12 @@ class DiffusionObjective(Objective):
         rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
         counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, labels]
         kept = torch.zeros_like(layout.token_ids, dtype=torch.bool)
-        kept[rows[counted], layout.sources[counted]] = True
+        kept.view(-1)[layout.sources[counted]] = True
         if not is_full:
             kept[:, : pairs.is_counted.shape[1]] |= pairs.is_counted
         found = model(token_ids=layout.token_ids, positions=layout.positions, allowed=layout.allowed, kept=kept)
-        index = kept.flatten().cumsum(0).reshape(kept.shape) - 1  # of the kept slots
-        logits = found[index[rows[counted], layout.sources[counted]]]
+        index = kept.flatten().cumsum(0) - 1  # of the kept slots
+        logits = found[index[layout.sources[counted]]]
         wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
         places = places.expand_as(labels)[counted]
         weights = PLACE_DECAY**places
@@ -100,7 +100,7 @@ class DiffusionObjective(Objective):
         divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, wanted))
         loss, terms = token_loss(divergence, cross_entropy), {"divergence": divergence, "cross_entropy": cross_entropy}
         if not is_full:
-            own = found[index[:, : pairs.is_counted.shape[1]][pairs.is_counted]]
+            own = found[index.reshape(kept.shape)[:, : pairs.is_counted.shape[1]][pairs.is_counted]]
             prefix = token_loss(*token_terms(own, self.features.head(pairs.labels[pairs.is_counted]))).mean()
             loss, terms = loss + PREFIX_WEIGHT * prefix, {**terms, "prefix_loss": prefix}
         return Outcome(loss, terms, logits, wanted, places)
@@ -142,30 +142,33 @@ def packed_blocks(
     causal = nn.functional.pad(text <= text[:, None], (0, num_anchors * num_masks)).expand(num_rows, -1, -1)
     first = num_tokens + num_masks * torch.arange(num_anchors, device=device)[:, None]
     own = (first + masks).expand(num_rows, -1, -1)
+    sources = torch.cat([anchors[..., None], own], dim=-1) if shift else own
+    num_slots = num_tokens + num_anchors * num_masks
     return Layout(
         token_ids=torch.cat([input_ids, torch.full_like(behind, mask_token_id)], dim=1),
         positions=torch.cat([text.expand(num_rows, -1), behind], dim=1),
         allowed=torch.cat([causal, block_mask(anchors + 1, num_tokens, num_masks)], dim=1),
-        sources=torch.cat([anchors[..., None], own], dim=-1) if shift else own,
+        sources=sources + num_slots * torch.arange(num_rows, device=device)[:, None, None],
     )
 
 
 def single_blocks(
     input_ids: Int[Tensor, "rows tokens"],
-    anchors: Int[Tensor, "rows 1"],
+    anchors: Int[Tensor, "rows anchors"],
     num_masks: int,
     shift: int,
     mask_token_id: int,
 ) -> Layout:
-    """Each text up to its anchor with one block of masks behind it, all of which see one another; the rest is seen by nobody."""
+    """For each anchor the text up to it with one block of masks behind it, all of which see one another; the rest nobody sees."""
     num_slots = int(anchors.max()) + 1 + num_masks
-    slots = torch.arange(num_slots, device=input_ids.device)
+    slots, newest = torch.arange(num_slots, device=input_ids.device), anchors.flatten()[:, None]
     padded = nn.functional.pad(input_ids, (0, max(num_slots - input_ids.shape[1], 0)))[:, :num_slots]
-    is_held = slots <= anchors + num_masks
+    padded = padded.repeat_interleave(anchors.shape[1], dim=0)
     places = torch.arange(num_masks + shift, device=input_ids.device)
+    sources = newest + 1 - shift + places + num_slots * torch.arange(len(newest), device=input_ids.device)[:, None]
     return Layout(
-        token_ids=padded.where(slots <= anchors, mask_token_id),
-        positions=slots.expand(len(input_ids), -1),
-        allowed=is_held[:, None].expand(-1, num_slots, -1),
-        sources=anchors[..., None] + 1 - shift + places,
+        token_ids=padded.where(slots <= newest, mask_token_id),
+        positions=slots.expand(len(newest), -1),
+        allowed=(slots <= newest + num_masks)[:, None].expand(-1, num_slots, -1),
+        sources=sources.unflatten(0, anchors.shape),
     )
