@@ -4,8 +4,9 @@ from transformers import AutoConfig, AutoModel
 
 from .configuration_diffuspec import DiffusionConfig
 from .modeling_diffuspec import DiffusionDrafter
+from .proxy import NgramProxy
 
 AutoConfig.register(DiffusionConfig.model_type, DiffusionConfig, exist_ok=True)
 AutoModel.register(DiffusionConfig, DiffusionDrafter, exist_ok=True)
 
-__all__ = ["DiffusionConfig", "DiffusionDrafter"]
+__all__ = ["DiffusionConfig", "DiffusionDrafter", "NgramProxy"]
