@@ -49,16 +49,17 @@ class PathScores:
     ) -> None:
         self.token_ids, self.context = token_ids, context
         self.end_scores = [model_weight * value if model_weight else 0.0 for value in end_log_probs]
-        self._log_probs, self._proxy, self._model_weight = log_probs, proxy, model_weight
+        self._own = [[model_weight * value for value in row] for row in log_probs]
+        self._proxy, self._proxy_weight = proxy, 1 - model_weight
         self._read: list[dict[Context, list[float]]] = [{} for _ in token_ids]
 
     def after(self, place: int, context: Context) -> list[float]:
         """The scores of a place's candidates after a text that ends in `context`."""
-        own, weight = self._log_probs[place], self._model_weight
+        own, weight = self._own[place], self._proxy_weight
         if self._proxy is None:
             return own
         read = self._proxy.probs(context, self.token_ids[place], self._read[place])
-        return [weight * mine + (1 - weight) * log(prob) for mine, prob in zip(own, read, strict=True)]
+        return [mine + weight * log(prob) for mine, prob in zip(own, read, strict=True)]
 
 
 def mixed_scores(
@@ -125,8 +126,8 @@ def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Te
                 continue
             row = scores.after(place, beam.context)
             grown += [(beam.score + score, beam, token) for score, token in zip(row, tokens, strict=True)]
-        best = heapq.nlargest(beam_width, grown, key=itemgetter(0))
-        beams = [beam.grown(score, token, ends) for score, beam, token in best]
+        grown.sort(key=itemgetter(0), reverse=True)
+        beams = [beam.grown(score, token, ends) for score, beam, token in grown[:beam_width]]
     return torch.tensor(beams[0].tokens)
 
 
