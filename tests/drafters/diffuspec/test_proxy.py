@@ -1,7 +1,10 @@
-"""The proxy: against its formula, as a distribution, over lattices, in a context, and on disk."""
+"""The proxy: against its formula, as a distribution, in a context, and on disk."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,21 +23,22 @@ def _texts(*lengths: int, seed: int = 0, vocab_size: int = 4) -> list[list[int]]
     return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
-def _all_log_probs(proxy: NgramProxy, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
-    """`[histories, vocab]` after every history of two tokens."""
-    tokens = torch.arange(-1, vocab_size)
-    histories = torch.cartesian_prod(tokens, tokens)
-    histories = histories[(histories[:, 1] >= 0) | (histories[:, 0] < 0)]
-    return proxy.log_probs(histories, torch.arange(vocab_size).expand(len(histories), -1))
+TOKENS = range(VOCAB_SIZE)
+HISTORIES = [[], *([a] for a in TOKENS), *([a, b] for a in TOKENS for b in TOKENS), [0, 0, 1, 2], [9, 1, 0]]
 
 
-def _naive_log_probs(naive: WittenBell) -> torch.Tensor:
-    def text(history: list[int]) -> list[int]:
-        return [token for token in history if token >= 0]
+def _all_probs(proxy: Any) -> list[list[float]]:
+    """The chance of every token after every history of two tokens, and after some of other lengths."""
+    return [proxy.probs(history, TOKENS) for history in HISTORIES]
 
-    histories = [[-1, -1], *([a, b] for a in range(-1, VOCAB_SIZE) for b in range(VOCAB_SIZE))]
-    probs = [[naive.prob(text(history), token) for token in range(VOCAB_SIZE)] for history in histories]
-    return torch.tensor(probs, dtype=torch.double).log()
+
+def _naive_probs(texts: list[list[int]], order: int) -> list[list[float]]:
+    naive = WittenBell(texts, order, VOCAB_SIZE)
+    return [[naive.prob(history, token) for token in TOKENS] for history in HISTORIES]
+
+
+def _approx(rows: list[list[float]]) -> list[Any]:
+    return [pytest.approx(row, rel=1e-12) for row in rows]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -42,53 +46,53 @@ def _naive_log_probs(naive: WittenBell) -> torch.Tensor:
 def test_the_proxy_is_its_formula_and_a_distribution(order: int, lengths: tuple[int, ...]) -> None:
     texts = _texts(*lengths)
 
-    found = _all_log_probs(NgramProxy.fit(texts, order, VOCAB_SIZE))
+    found = _all_probs(NgramProxy.fit(texts, order, VOCAB_SIZE))
 
-    torch.testing.assert_close(found.exp().sum(-1), torch.ones(len(found), dtype=torch.double))
-    torch.testing.assert_close(found, _naive_log_probs(WittenBell(texts, order, VOCAB_SIZE)))
+    assert [sum(row) for row in found] == _approx([[1.0] * len(found)])[0]
+    assert found == _approx(_naive_probs(texts, order))
 
 
 def test_a_proxy_without_text_finds_all_tokens_alike() -> None:
-    found = _all_log_probs(NgramProxy.fit([], 3, VOCAB_SIZE)).exp()
+    found = _all_probs(NgramProxy.fit([], 3, VOCAB_SIZE))
 
-    torch.testing.assert_close(found, torch.full_like(found, 1 / VOCAB_SIZE))
+    assert found == [[1 / VOCAB_SIZE] * VOCAB_SIZE] * len(HISTORIES)
 
 
 def test_the_largest_vocabulary_fits() -> None:
     last, size = 2**21 - 1, 2**21
+    text, tokens = [last, last - 1, last, last - 1, last, 0], [last, 0, last - 1, 5]
 
-    proxy = NgramProxy.fit([[last, last - 1, last, last - 1, last, 0]], 3, size)
+    found = NgramProxy.fit([text], 3, size).probs([last - 1, last], tokens)
 
-    candidates = torch.tensor([[last, 0, last - 1, 5]])
-    naive = WittenBell([[last, last - 1, last, last - 1, last, 0]], 3, size)
-    expected = [naive.prob([last - 1, last], token) for token in candidates[0].tolist()]
-    assert proxy.log_probs(torch.tensor([[last - 1, last]]), candidates).exp()[0].tolist() == pytest.approx(expected)
+    naive = WittenBell([text], 3, size)
+    assert found == pytest.approx([naive.prob([last - 1, last], token) for token in tokens])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("history", [[], [2], [1, 0], [3, 1, 2]])
-@pytest.mark.parametrize("has_context", [False, True])
-def test_a_lattice_gets_what_each_of_its_histories_gets(order: int, history: list[int], has_context: bool) -> None:
-    proxy = NgramProxy.fit(_texts(40), order, VOCAB_SIZE)
-    if has_context:
-        proxy = proxy.in_context()
-        proxy.update(_texts(15, seed=3)[0])
-    generator = torch.Generator().manual_seed(5)
-    token_ids = torch.stack([torch.randperm(VOCAB_SIZE, generator=generator)[:4] for _ in range(5)])
-    num = torch.tensor([4, 1, 3, 4, 2])
+def test_what_is_known_of_the_same_tokens_is_taken_from_there() -> None:
+    proxy, known = NgramProxy.fit(_texts(40), 3, VOCAB_SIZE), {}
 
-    found = proxy.over_lattice(token_ids, num, history)
+    found = [proxy.probs(history, [3, 1, 5], known) for history in HISTORIES]
 
-    text = [-1, -1, *history]
-    for place, a, b in torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(4)).tolist():
-        befores = [[text[-2]], [text[-1]], *(row[:n].tolist() for row, n in zip(token_ids, num, strict=True))]
-        starts = (a if place > 1 else 0, b if place > 0 else 0)
-        if (place < 2 and a) or (place < 1 and b) or max(a - len(befores[place]), b - len(befores[place + 1])) >= 0:
-            continue  # no such history
-        before = torch.tensor([[befores[place][starts[0]], befores[place + 1][starts[1]]]])
-        row = int(found.index[place, a, b])
-        assert int(found.places[row]) == place
-        torch.testing.assert_close(found.rows[row], proxy.log_probs(before, token_ids[place][None])[0])
+    assert found == [proxy.probs(history, [3, 1, 5]) for history in HISTORIES]
+    assert set(known) == {tuple(history[-2:][start:]) for history in HISTORIES for start in range(3)}
+    known[0, 1] = [0.5, 0.25, 0.25]
+    assert proxy.probs([0, 1], [3, 1, 5], known) == known[0, 1]
+
+
+def test_contexts_that_were_closed_are_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = _texts(40)
+    monkeypatch.setattr("transformers_falcon_spec.drafters.diffuspec.proxy.MOST_OPENED", 3)
+
+    proxy = NgramProxy.fit(texts, 3, VOCAB_SIZE)
+
+    assert _all_probs(proxy) == _approx(_naive_probs(texts, 3))
+    assert len(proxy._opened) <= 3
+
+
+def test_a_copy_says_the_same() -> None:
+    proxy = NgramProxy.fit(_texts(40), 3, VOCAB_SIZE)
+
+    assert _all_probs(copy.deepcopy(proxy)) == _all_probs(pickle.loads(pickle.dumps(proxy))) == _all_probs(proxy)  # noqa: S301
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -96,14 +100,14 @@ def test_a_lattice_gets_what_each_of_its_histories_gets(order: int, history: lis
 def test_a_context_counts_as_if_it_had_been_fitted(order: int, cuts: tuple[int, ...]) -> None:
     texts, (own,) = _texts(30, 8), _texts(24, seed=8, vocab_size=VOCAB_SIZE)
     shared = NgramProxy.fit(texts, order, VOCAB_SIZE)
-    before, context = _all_log_probs(shared), shared.in_context()
+    before, context = _all_probs(shared), shared.in_context()
 
     for cut, end in zip(cuts, torch.tensor(cuts).cumsum(0).tolist(), strict=True):
         context.update(own[end - cut : end])
 
     together = NgramProxy.fit([*texts, own], order, VOCAB_SIZE)
-    torch.testing.assert_close(_all_log_probs(context), _all_log_probs(together), rtol=1e-12, atol=0)
-    assert _all_log_probs(shared).equal(before)  # nobody else learns from it
+    assert _all_probs(context) == _approx(_all_probs(together))
+    assert _all_probs(shared) == before  # nobody else learns from it
 
 
 def test_two_contexts_learn_apart() -> None:
@@ -111,8 +115,8 @@ def test_two_contexts_learn_apart() -> None:
 
     first.update([1, 2, 3])
 
-    assert not _all_log_probs(first).equal(_all_log_probs(second))
-    assert _all_log_probs(second).equal(_all_log_probs(NgramProxy.fit([], 3, VOCAB_SIZE)))
+    assert _all_probs(first) != _all_probs(second)
+    assert _all_probs(second) == _all_probs(NgramProxy.fit([], 3, VOCAB_SIZE))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -123,7 +127,7 @@ def test_a_saved_proxy_says_the_same(tmp_path: Path, order: int) -> None:
     loaded = NgramProxy.load(tmp_path / "new")
 
     assert (loaded.order, loaded.vocab_size) == (order, VOCAB_SIZE)
-    assert _all_log_probs(loaded).equal(_all_log_probs(proxy))
+    assert _all_probs(loaded) == _all_probs(proxy)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ One denoising pass gives every place a distribution that knows nothing of its ne
 list of candidates for each place, any of which may follow any of the place before. Source: arXiv 2510.02358, section 3.2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,16 +50,16 @@ class Lattice:
 
     def row(self, number: int, length: int | None = None) -> "Lattice":
         """One row, or its first `length` places, as a lattice of one row."""
-        found = [values[number : number + 1, :length] for values in self._tensors]
-        return Lattice(*found, self.end_ids)
+        return self._each(lambda values: values[number : number + 1, :length])
 
     def cpu(self) -> "Lattice":
         """The lattice on the CPU, where it is searched."""
-        return Lattice(*(values.cpu() for values in self._tensors), self.end_ids)
+        return self._each(Tensor.cpu)
 
-    @property
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.token_ids, self.log_probs, self.num, self.end_log_probs
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Lattice":
+        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
+        token_ids, log_probs, num, end_log_probs = map(change, tensors)
+        return Lattice(token_ids, log_probs, num, end_log_probs, self.end_ids)
 
 
 def prune(

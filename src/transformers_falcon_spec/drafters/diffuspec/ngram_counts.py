@@ -1,70 +1,98 @@
-"""How often n-grams of token ids come: counted in bulk, found by binary search.
+"""How often n-grams of token ids come: counted in bulk, kept in sorted arrays, and opened as a dictionary for one context at a time.
 
-An n-gram of vocabulary V is kept under one whole number, its tokens as digits to the base V, so that one sorted tensor holds all of a
-length and any number of them is looked up at once.
+An n-gram of vocabulary V is kept under one whole number, its tokens as digits to the base V, so that all that follows one context
+stands side by side.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ...errors import OptionError
 
-NONE = -1  # a token, or the key of an n-gram, that is not there
-_LAST = torch.iinfo(torch.long).max  # stands behind all keys, so that every search ends inside
-COUNT, FOLLOWED, KINDS = range(3)  # how often an n-gram comes, is followed by a token, and by how many different ones
 
-
-@dataclass
-class Level:
-    """All n-grams of one length.
+@dataclass(slots=True)
+class Followers:
+    """What came after one context.
 
     Args:
-        keys (`torch.Tensor` of shape `(ngrams + 1,)`, *optional*): In rising order, then one that nothing equals; None: all are there.
-        stats (`torch.Tensor` of shape `(ngrams + 1, 1 or 3)`): `COUNT`, `FOLLOWED`, `KINDS`; the longest ones have the count alone.
+        total (`int`): How often it was followed by anything.
+        num_kinds (`int`): By how many different tokens.
+        counts (`dict[int, int]`): How often by each; shared, never changed.
+        own_counts (`dict[int, int]`): How often in one text more.
     """
 
-    keys: Tensor | None
-    stats: Tensor
+    total: int
+    num_kinds: int
+    counts: dict[int, int]
+    own_counts: dict[int, int] = field(default_factory=dict)
 
-    def find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Where n-grams of any shape stand in `stats`, and whether they are there at all."""
-        if self.keys is None:
-            return keys.clamp(min=0), keys >= 0
-        places = torch.searchsorted(self.keys, keys)
-        return places, self.keys[places] == keys
+    def count(self, token: int) -> None:
+        """It was followed by `token` once more."""
+        self.total += 1
+        self.num_kinds += token not in self.counts and token not in self.own_counts
+        self.own_counts[token] = self.own_counts.get(token, 0) + 1
 
-    def insert(self, keys: Tensor, stats: Tensor) -> None:
-        """Take in those of `keys`, all different, that are not there yet."""
-        is_new = ~self.find(keys)[1]
-        if self.keys is None or not is_new.any():
-            return
-        together = torch.cat([self.keys, keys[is_new]])
-        self.keys, order = together.sort()
-        self.stats = torch.cat([self.stats, stats[is_new]])[order]
-
-    def copy(self) -> "Level":
-        """The same, to be changed apart."""
-        return Level(None if self.keys is None else self.keys.clone(), self.stats.clone())
-
-
-def empty_level(width: int) -> Level:
-    """No n-gram, with so many numbers for each."""
-    return Level(torch.tensor([_LAST]), torch.zeros(1, width, dtype=torch.int32))
+    def interpolated(self, token_ids: Sequence[int], shorter: list[float]) -> list[float]:
+        """The chance of each token, given that after the context without its oldest token."""
+        if not self.total:
+            return shorter
+        weight, num_kinds, shared = self.total + self.num_kinds, self.num_kinds, self.counts.get
+        pairs = zip(token_ids, shorter, strict=True)
+        if not self.own_counts:
+            return [(shared(token, 0) + num_kinds * prob) / weight for token, prob in pairs]
+        own = self.own_counts.get
+        return [(shared(token, 0) + own(token, 0) + num_kinds * prob) / weight for token, prob in pairs]
 
 
-def keys_of(tokens: Tensor, vocab_size: int) -> Tensor:
-    """Keys `[...]` of n-grams `[..., n]`; negative where the first token is `NONE`."""
-    keys = tokens.new_zeros(tokens.shape[:-1])
-    for place in range(tokens.shape[-1]):
-        keys = keys * vocab_size + tokens[..., place]
-    return keys
+@dataclass(frozen=True)
+class NgramCounts:
+    """All n-grams of one length that ever came, in rising order of their keys, and how often.
+
+    Args:
+        keys (`array`): 64 bits each.
+        counts (`array`): 32 bits each.
+        vocab_size (`int`): The base of the keys.
+    """
+
+    keys: "array[int]"
+    counts: "array[int]"
+    vocab_size: int
+
+    @classmethod
+    def of_tensors(cls, keys: Tensor, counts: Tensor, vocab_size: int) -> "NgramCounts":
+        """Of tensors `[ngrams]`, whose keys rise."""
+        return cls(
+            array("q", keys.to(torch.int64).numpy().tobytes()),
+            array("i", counts.to(torch.int32).numpy().tobytes()),
+            vocab_size,
+        )
+
+    def to_tensors(self) -> tuple[Tensor, Tensor]:
+        """Keys and counts `[ngrams]`."""
+        if not self.keys:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
+        return torch.frombuffer(self.keys, dtype=torch.int64), torch.frombuffer(self.counts, dtype=torch.int32)
+
+    def followers(self, context: Sequence[int]) -> Followers:
+        """What came after a context one token shorter than the n-grams."""
+        key = 0
+        for token in context:
+            key = key * self.vocab_size + token
+        first = key * self.vocab_size
+        start = bisect_left(self.keys, first)
+        stop = bisect_left(self.keys, first + self.vocab_size, lo=start)
+        counts = self.counts[start:stop]
+        found = {key - first: count for key, count in zip(self.keys[start:stop], counts, strict=True)}
+        return Followers(sum(counts), len(counts), found)
 
 
-def count_levels(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> list[Level]:
-    """Levels of 0 to `order` tokens; no n-gram reaches over the end of a sequence.
+def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> list[NgramCounts]:
+    """n-grams of 1 to `order` tokens; none reaches over the end of a sequence.
 
     Raises:
         [`OptionError`]: a token that is not in the vocabulary.
@@ -78,23 +106,9 @@ def count_levels(token_sequences: Iterable[Sequence[int] | Tensor], order: int, 
         )
     lengths = torch.tensor([len(text) for text in texts], dtype=torch.long)
     text_of = torch.repeat_interleave(torch.arange(len(texts)), lengths)
-    levels = [Level(None, torch.zeros(1, 3, dtype=torch.int32))]
+    keys, levels = torch.zeros_like(tokens), []
     for length in range(1, order + 1):
         num = max(len(tokens) - length + 1, 0)
-        windows = tokens.unfold(0, length, 1) if num else torch.zeros(0, length, dtype=torch.long)
-        is_one_text = text_of[:num] == text_of[length - 1 :]
-        keys, counts = keys_of(windows[is_one_text], vocab_size).unique(return_counts=True)
-        level = _level(keys, counts, vocab_size, is_dense=length == 1, is_longest=length == order)
-        above = levels[-1]
-        places = above.find(keys // vocab_size)[0]
-        above.stats[:, FOLLOWED].index_add_(0, places, counts.int())
-        above.stats[:, KINDS].index_add_(0, places, torch.ones_like(counts, dtype=torch.int32))
-        levels.append(level)
-    return levels
-
-
-def _level(keys: Tensor, counts: Tensor, vocab_size: int, is_dense: bool, is_longest: bool) -> Level:
-    size, width = vocab_size if is_dense else len(keys) + 1, 1 if is_longest else 3
-    stats = torch.zeros(size, width, dtype=torch.int32)
-    stats[keys if is_dense else torch.arange(len(keys)), COUNT] = counts.int()
-    return Level(None if is_dense else torch.cat([keys, torch.tensor([_LAST])]), stats)
+        keys = keys[:num] * vocab_size + tokens[length - 1 :]
+        levels.append(keys[text_of[:num] == text_of[length - 1 :]].unique(return_counts=True))
+    return [NgramCounts.of_tensors(found, counts, vocab_size) for found, counts in levels]

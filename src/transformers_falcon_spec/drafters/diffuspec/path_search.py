@@ -12,7 +12,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import log
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,23 +23,43 @@ from ...errors import OptionError
 from ...generation.candidates import DraftBudget
 from ..static_tree import draw_children
 from .lattice import Lattice, allowed_logits
-from .proxy import NgramProxy
+from .proxy import Context, NgramProxy
 
 
-@dataclass(frozen=True)
 class PathScores:
-    """What each candidate of a lattice of one row adds to the score of a path; lists that are alike are kept once.
+    """What each candidate of a lattice of one row adds to the score of a path; the proxy is read where somebody asks.
 
     Args:
-        rows (`torch.Tensor` of shape `(rows, candidates)`): Scores of all candidates of one place after one history; -inf where pruned.
-        index (`torch.Tensor` of shape `(places, candidates, candidates)`):
-            The row for a place after candidate `a` two places and candidate `b` one place before; 0 where those are the text.
-        end_scores (`torch.Tensor` of shape `(places,)`): What a place adds to a path that has ended before it.
+        token_ids (`list[list[int]]`): The candidates of each place, as far as drafts reach.
+        log_probs (`list[list[float]]`): What the drafter gives them.
+        end_log_probs (`list[float]`): What the drafter gives an end of the text at each place.
+        proxy (`NgramProxy`, *optional*): Without one the drafter's scores stand alone.
+        context (`tuple[int, ...]`): The newest tokens of the text.
+        model_weight (`float`): Weight of the drafter beside the proxy.
     """
 
-    rows: Tensor
-    index: Tensor
-    end_scores: Tensor
+    def __init__(
+        self,
+        token_ids: list[list[int]],
+        log_probs: list[list[float]],
+        end_log_probs: list[float],
+        proxy: NgramProxy | None,
+        context: Context,
+        model_weight: float,
+    ) -> None:
+        self.token_ids, self.context = token_ids, context
+        self.end_scores = [model_weight * value if model_weight else 0.0 for value in end_log_probs]
+        self._own = [[model_weight * value for value in row] for row in log_probs]
+        self._proxy, self._proxy_weight = proxy, 1 - model_weight
+        self._read: list[dict[Context, list[float]]] = [{} for _ in token_ids]
+
+    def after(self, place: int, context: Context) -> list[float]:
+        """The scores of a place's candidates after a text that ends in `context`."""
+        own, weight = self._own[place], self._proxy_weight
+        if self._proxy is None:
+            return own
+        read = self._proxy.probs(context, self.token_ids[place], self._read[place])
+        return [mine + weight * log(prob) for mine, prob in zip(own, read, strict=True)]
 
 
 def mixed_scores(
@@ -59,18 +81,15 @@ def mixed_scores(
     """
     if not 0 <= model_weight <= 1:
         raise OptionError(f"`model_weight` must lie from 0 to 1, but it is {model_weight}.")
-    length = int(lattice.lengths[0])
-    num = lattice.num[0, :length]
-    width = int(num.max())
-    log_probs, token_ids = lattice.log_probs[0, :length, :width].double(), lattice.token_ids[0, :length, :width]
-    ends = lattice.end_log_probs[0, :length].double()
+    nums = lattice.num[0, : int(lattice.lengths[0])].tolist()
+    token_ids, log_probs = (
+        [row[:num] for row, num in zip(values[0].tolist(), nums, strict=False)]
+        for values in (lattice.token_ids, lattice.log_probs)
+    )
+    ends = lattice.end_log_probs[0, : len(nums)].tolist()
     if proxy is None or model_weight == 1:
-        places = torch.arange(length)
-        return PathScores(log_probs, places[:, None, None].expand(-1, width, width), ends)
-    read = proxy.over_lattice(token_ids, num, history)
-    own = log_probs[read.places]
-    mixed = (own.nan_to_num(neginf=0.0) * model_weight + (1 - model_weight) * read.rows).where(own > -torch.inf, own)
-    return PathScores(mixed, read.index, ends * model_weight if model_weight else torch.zeros_like(ends))
+        return PathScores(token_ids, log_probs, ends, None, (), 1.0)
+    return PathScores(token_ids, log_probs, ends, proxy, tuple(history[-2:]), model_weight)
 
 
 def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Tensor:
@@ -97,19 +116,18 @@ def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Te
     """
     if beam_width < 1:
         raise OptionError(f"`beam_width` must be at least 1, but it is {beam_width}.")
-    tokens, num, ends = lattice.token_ids[0].tolist(), lattice.num[0].tolist(), set(lattice.end_ids)
-    rows, index, end_scores = scores.rows.tolist(), scores.index.tolist(), scores.end_scores.tolist()
-    beams = [_Beam(0.0, ())]
-    for place, end_score in enumerate(end_scores):
-        grown: list[tuple[float, _Beam, int]] = []  # with the rank of the next token; -1 where there is none
+    ends = set(lattice.end_ids)
+    beams = [_Beam(0.0, (), scores.context, has_ended=False)]
+    for place, (tokens, end_score) in enumerate(zip(scores.token_ids, scores.end_scores, strict=True)):
+        grown: list[tuple[float, _Beam, int | None]] = []  # with the next token; None where there is none
         for beam in beams:
             if beam.has_ended:
-                grown.append((beam.score + end_score, beam, -1))
+                grown.append((beam.score + end_score, beam, None))
                 continue
-            row = rows[index[place][beam.two_before][beam.before]]
-            grown += [(beam.score + row[rank], beam, rank) for rank in range(num[place])]
-        best = heapq.nlargest(beam_width, grown, key=itemgetter(0))
-        beams = [beam.grown(score, rank, tokens[place], ends) for score, beam, rank in best]
+            row = scores.after(place, beam.context)
+            grown += [(beam.score + score, beam, token) for score, token in zip(row, tokens, strict=True)]
+        grown.sort(key=itemgetter(0), reverse=True)
+        beams = [beam.grown(score, token, ends) for score, beam, token in grown[:beam_width]]
     return torch.tensor(beams[0].tokens)
 
 
@@ -180,57 +198,56 @@ def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -
     """
     if num_nodes < 1:
         raise OptionError(f"`num_nodes` must be at least 1, for the root, but it is {num_nodes}.")
-    ordered = scores.rows.sort(dim=-1, descending=True, stable=True)
-    values, ranks, index = ordered.values.tolist(), ordered.indices.tolist(), scores.index.tolist()
-    tokens, ends, numbers = lattice.token_ids[0].tolist(), set(lattice.end_ids), count()
+    ends, numbers = set(lattice.end_ids), count()
     found: list[tuple[int, int, float]] = [(root, -1, 0.0)]  # token, parent, score
     waiting: list[
-        tuple[float, int, _Place, int]
-    ] = []  # what costs least comes out first, of equals what came in first
+        tuple[float, int, int, _Siblings]
+    ] = []  # the best comes out first, of equals the one that came in first
 
-    def offer(place: _Place, order: int) -> None:
-        """The child of `place` that is best after `order` others."""
-        if place.depth < len(index):
-            row = values[index[place.depth][place.two_before][place.before]]
-            if order < len(row) and row[order] > -torch.inf:
-                heapq.heappush(waiting, (-(place.score + row[order]), next(numbers), place, order))
+    def offer(siblings: _Siblings, order: int) -> None:
+        if order < len(siblings.scores):
+            heapq.heappush(waiting, (-siblings.scores[order], next(numbers), order, siblings))
 
-    offer(_Place(0, 0, 0, 0, 0.0), 0)
+    def open_below(node: int, place: int, context: Context) -> None:
+        """The children of a node, where there are places left."""
+        if place < len(scores.token_ids):
+            row, above = scores.after(place, context), found[node][2]
+            ranks = sorted(range(len(row)), key=row.__getitem__, reverse=True)
+            tokens = [scores.token_ids[place][rank] for rank in ranks]
+            offer(_Siblings(node, place, context, tokens, [above + row[rank] for rank in ranks]), 0)
+
+    open_below(0, 0, scores.context)
     while waiting and len(found) < num_nodes:
-        cost, _, place, order = heapq.heappop(waiting)
-        rank = ranks[index[place.depth][place.two_before][place.before]][order]
-        token = tokens[place.depth][rank]
-        offer(place, order + 1)
+        cost, _, order, siblings = heapq.heappop(waiting)
+        token = siblings.tokens[order]
+        found.append((token, siblings.parent, -cost))
+        offer(siblings, order + 1)
         if token not in ends:
-            offer(_Place(len(found), place.depth + 1, place.before, rank, -cost), 0)
-        found.append((token, place.node, -cost))
+            open_below(len(found) - 1, siblings.place + 1, (*siblings.context[-1:], token))
     token_ids, parents, totals = zip(*found, strict=True)
     return LatticeTree(torch.tensor(token_ids), torch.tensor(parents), torch.tensor(totals))
 
 
-@dataclass(frozen=True)
-class _Beam:
-    """A path on the way, and the ranks of its newest two candidates."""
+class _Beam(NamedTuple):
+    """A path on the way, and the newest two tokens of the text with it."""
 
     score: float
     tokens: tuple[int, ...]
-    two_before: int = 0
-    before: int = 0
-    has_ended: bool = False
+    context: Context
+    has_ended: bool
 
-    def grown(self, score: float, rank: int, tokens: list[int], ends: set[int]) -> "_Beam":
-        """The path with the candidate of this rank behind it; the same path, with another score, where there is none."""
-        if rank < 0:
-            return _Beam(score, self.tokens, has_ended=True)
-        return _Beam(score, (*self.tokens, tokens[rank]), self.before, rank, tokens[rank] in ends)
+    def grown(self, score: float, token: int | None, ends: set[int]) -> "_Beam":
+        """The path with a token behind it, or the same path with another score."""
+        if token is None:
+            return self._replace(score=score)
+        return _Beam(score, (*self.tokens, token), (*self.context[-1:], token), token in ends)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A node of a tree that may have children, and the ranks of the newest two candidates on the path to it."""
+class _Siblings(NamedTuple):
+    """The children of one node, best first."""
 
-    node: int
-    depth: int
-    two_before: int
-    before: int
-    score: float
+    parent: int
+    place: int
+    context: Context
+    tokens: list[int]
+    scores: list[float]

@@ -10,34 +10,32 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ...provenance import file_sha256
-from .ngram_counts import Level
+from .ngram_counts import NgramCounts
 
 COUNTS_FILE, DESCRIPTION_FILE = "ngram_proxy.safetensors", "ngram_proxy.json"
 VERSION = 1
 _REMEDY = "Fetch the proxy again, or fit and save it again."
 
 
-def write_levels(folder: Path, levels: list[Level], vocab_size: int) -> None:
-    """Write levels of 0 tokens and more; the description comes last, so that what is not finished cannot be read."""
+def write_ngrams(folder: Path, ngrams: list[NgramCounts], vocab_size: int) -> None:
+    """Write n-grams of 1 token and more; the description comes last, so that what is not finished cannot be read."""
     tensors: dict[str, Tensor] = {}
-    for length, level in enumerate(levels):
-        tensors[f"stats.{length}"] = level.stats.contiguous()
-        if level.keys is not None:
-            tensors[f"keys.{length}"] = level.keys
+    for length, found in enumerate(ngrams, start=1):
+        tensors[f"keys.{length}"], tensors[f"counts.{length}"] = found.to_tensors()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION_FILE).unlink(missing_ok=True)
     save_file(tensors, folder / COUNTS_FILE)
     described = {
         "version": VERSION,
-        "order": len(levels) - 1,
+        "order": len(ngrams),
         "vocab_size": vocab_size,
         "sha256": file_sha256(folder / COUNTS_FILE),
     }
     (folder / DESCRIPTION_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
-def read_levels(folder: Path) -> tuple[list[Level], int]:
-    """The levels, and the size of the vocabulary.
+def read_ngrams(folder: Path) -> tuple[list[NgramCounts], int]:
+    """The n-grams of 1 token and more, and the size of the vocabulary.
 
     Raises:
         [`CheckpointError`]: a file is missing, cut short, changed, or of another version.
@@ -57,9 +55,10 @@ def read_levels(folder: Path) -> tuple[list[Level], int]:
         raise CheckpointError(
             f"`{path}` must have the checksum {described['sha256']} of `{DESCRIPTION_FILE}`, but it has {found}. {_REMEDY}"
         )
-    lengths = range(described["order"] + 1)
-    levels = [Level(tensors.get(f"keys.{length}"), tensors[f"stats.{length}"]) for length in lengths]
-    return levels, described["vocab_size"]
+    vocab_size = described["vocab_size"]
+    lengths = range(1, described["order"] + 1)
+    pairs = [(tensors[f"keys.{length}"], tensors[f"counts.{length}"]) for length in lengths]
+    return [NgramCounts.of_tensors(keys, counts, vocab_size) for keys, counts in pairs], vocab_size
 
 
 def _description(folder: Path) -> dict[str, Any]:
