@@ -177,23 +177,27 @@ def test_a_draft_that_says_the_text_is_over_ends_there(target: Any) -> None:
 
 def test_lengths_adapt_row_by_row_to_what_was_kept(target: Any) -> None:
     drafter = make_diffusion(
-        target, search="argmax", draft_length="adaptive", min_draft_tokens=2, growth=1, smoothing=1.0, block_size=8
+        target, search="argmax", draft_length="adaptive", min_draft_tokens=2, growth=2, smoothing=1.0, block_size=8
     )
-    generator = generator_of(drafter, target)
-    generator.commit(committed(TEXTS))
-    budget = DraftBudget((30, 30), 100)
+    best = [naive_scores(drafter, text, 8).argmax(-1).tolist() for text in TEXTS]
+    end = next(token for place, token in enumerate(best[0]) if place > 1 and token not in best[0][:place])
+    drafter.config.eos_token_id = end
+    num_generated = [[*tokens, end].index(end) for tokens in best]  # before the text seems to end
+    budget, lengths = DraftBudget((30, 30), 100), []
 
-    first = generator.propose(budget)
-    generator.commit(committed([[*TEXTS[0], *range(30, 39)], [*TEXTS[1], 40]], num_new=(9, 1)))
-    second = generator.propose(budget)
+    for num_kept in ((num_generated[0], 0), (0, num_generated[1])):
+        generator = generator_of(drafter, target)
+        generator.commit(committed(TEXTS))
+        first = generator.propose(budget)
+        assert first is not None
+        assert [len(paths(first, row)[0]) - 1 for row in (0, 1)] == [min(num + 1, 8) for num in num_generated]
+        texts = [text + [40] * (num + 1) for text, num in zip(TEXTS, num_kept, strict=True)]
+        generator.commit(committed(texts, tuple(num + 1 for num in num_kept)))
+        lengths.append([row.length.next_length() for row in generator._rows])
 
-    assert first is not None
-    assert second is not None
-    assert [len(paths(first, row)[0]) - 1 for row in (0, 1)] == [8, 8]
-    assert [len(paths(second, row)[0]) - 1 for row in (0, 1)] == [8, 8]  # all that was generated, none too few
-    with torch.no_grad():
-        drafter.model.get_output_embeddings().weight[2] *= 100  # from now on the text seems to end at once
-    drafter.config.eos_token_id = 2
+    assert 1 < num_generated[0] < 7
+    kept, lost = ([min(max(num + more, 2), 8) for num in num_generated] for more in (2, 0))
+    assert lengths == [[kept[0], lost[1]], [lost[0], kept[1]]]
 
 
 def test_a_confident_draft_ends_before_the_first_place_in_doubt(target: Any) -> None:

@@ -1,5 +1,6 @@
 """The diffusion drafter as a model: made of a target, saved and loaded, and refused where it cannot draft."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path, ties: bool) -> None:
     assert loaded.draft_settings == drafter.draft_settings
     assert loaded.proxy is not None
     assert loaded.proxy.probs([5], [6, 7]) == drafter.proxy.probs([5], [6, 7])
+
+
+def test_a_mask_behind_the_targets_tokens_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    try:
+        DiffusionDrafter.from_target(make_target(vocab_size=83))
+    finally:
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+
+    assert "mask_token_id" not in caplog.text
 
 
 def test_settings_tell_proxies_apart() -> None:

@@ -124,6 +124,9 @@ class DiffusionConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.check()
 
+    def validate_token_ids(self) -> None:
+        """Nothing here: stock code would look for the mask among the target's tokens, where it must not be."""
+
     @property
     def most_draft_tokens(self) -> int:
         """Most tokens of a draft."""
