@@ -21,6 +21,8 @@ from transformers_falcon_spec import (
     SpeculationConfig,
 )
 from transformers_falcon_spec.commands.loading import load_drafter
+from transformers_falcon_spec.drafters.diffuspec.calls import Reading
+from transformers_falcon_spec.drafters.diffuspec.masks import visible
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 
 
@@ -46,6 +48,29 @@ def test_a_fresh_drafter_is_the_targets_own_layers_with_a_mask_beside_its_tokens
         assert ours[name][:size].equal(theirs[name])
         torch.testing.assert_close(ours[name][size], theirs[name].mean(0))
     assert (drafter.model.get_input_embeddings().weight is drafter.model.get_output_embeddings().weight) == ties
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "qwen3", "cohere", "granite"])
+def test_targets_of_many_families_give_their_layers(family: str) -> None:
+    target = make_target(family, seed=7).double()
+    drafter = DiffusionDrafter.from_target(target, block_size=4, search="argmax").double().eval()
+    places = torch.arange(9)
+    text = torch.cat([make_prompt(6)[0], torch.full((3,), drafter.config.mask_token_id)])
+    allowed = visible("prefix_causal", 6, 4, places, places)
+
+    pair = runs.both(target, drafter)
+    with torch.no_grad():
+        trained = drafter(text[None], places[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
+        drafted = drafter.call(Reading(text[None], places[None], allowed[None], None, 9))[0]
+
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
+    torch.testing.assert_close(trained.float(), drafted[:, : target.config.vocab_size], rtol=1e-5, atol=1e-5)
+
+
+def test_a_target_that_sees_through_windows_is_refused() -> None:
+    with pytest.raises(OptionError, match="must see the whole text, but some see a window or a chunk"):
+        DiffusionDrafter.from_target(make_target("gemma3"))
 
 
 @pytest.mark.parametrize("ties", [True, False])
