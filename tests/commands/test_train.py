@@ -13,15 +13,7 @@ from tests import reference
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.tiny import make_prompt
 from tests.training.runs import SMALL
-from transformers_falcon_spec import (
-    DiffusionDrafter,
-    EagleDrafter,
-    FalconSpecDrafter,
-    MedusaDrafter,
-    cli,
-    disable,
-    enable,
-)
+from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli, disable, enable
 from transformers_falcon_spec.training.dataset import ConversationDataset
 from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
 
@@ -302,25 +294,3 @@ def test_features_are_extracted_once_for_several_runs(files: dict[str, str], tmp
     assert len(times) == 1
     assert losses[1] == losses[0]
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
-
-
-@pytest.mark.parametrize("attention", ["prefix_causal", "full"])
-def test_a_diffusion_drafter_comes_out_that_drafts(files: dict[str, str], tmp_path: Path, attention: str) -> None:
-    fields = ["num_hidden_layers=1", f"attention={attention}", "block_size=4", "search=argmax"]
-    options = ["--method", "diffusion", "--drafter_config", *fields, "--eval_data", files["eval_data"]]
-
-    status = train(files, tmp_path, *options, "--num_anchors", "4")
-
-    target = AutoModelForCausalLM.from_pretrained(files["target"])
-    drafter = DiffusionDrafter.from_pretrained(tmp_path, target=target).eval()
-    record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
-    assert status == 0
-    assert (drafter.config.attention, drafter.config.block_size, drafter.config.search) == (attention, 4, "argmax")
-    assert drafter.model.config.num_hidden_layers == 1
-    assert any("eval_accuracy_at_4" in entry for entry in record["curve"])
-    prompt = make_prompt()
-    out = target.generate(
-        prompt, assistant_model=drafter, max_new_tokens=8, do_sample=False, return_dict_in_generate=True
-    )
-    assert out.sequences.equal(target.generate(prompt, max_new_tokens=8, do_sample=False))
-    assert out.speculation.num_drafted > 0
