@@ -1,9 +1,9 @@
 """What searching a diffusion draft costs: microseconds of each part by draft length, for usual lattices and for full ones.
 
-Command: python -m benchmarks.lattice_search. Hardware and time: one CPU core, half a minute. The text is drawn from a chain that
-likes a few tokens after each two, so that the proxy's table is large and most of what it is asked is in it. Prints a line of JSON for
-each length and kind of lattice; nothing is written. `path` is scores and beam of 3, with a proxy that has read a million tokens and the
-context; `prune` takes logits of the whole vocabulary.
+Command: python -m benchmarks.lattice_search. Hardware and time: one CPU core, half a minute. Tokens of the text come as
+often as 1 / rank, each on its own, so that the proxy has seen most contexts that it is asked about. Prints a line of JSON for each length
+and kind of lattice; nothing is written. `path` is scores and beam of 3, with a proxy that has read a million tokens and the context;
+`prune` takes logits of the whole vocabulary.
 """
 
 import argparse

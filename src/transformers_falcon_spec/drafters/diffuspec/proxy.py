@@ -7,7 +7,7 @@ the interpolated form of Chen and Goodman 1998, section 2.6. The paper (arXiv 25
 reads words and cannot count on; no maintained library does this for token ids.
 
 Whoever searches asks for a dozen tokens after a few contexts at a time, of which most come again: contexts are opened as dictionaries and
-kept, which for such sizes is many times faster than searching tensors (benchmarks/lattice_search.py).
+kept. Searching sorted tensors for all histories of a lattice at once took about twenty times as long (LOG.md, 2026-11-22).
 """
 
 import hashlib
