@@ -5,6 +5,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
+from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from .drafters.eagle import EagleConfig, EagleDrafter
 from .drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
@@ -38,6 +39,8 @@ __all__ = [
     "BenchmarkError",
     "CheckpointError",
     "ConversationError",
+    "DiffusionConfig",
+    "DiffusionDrafter",
     "Draft",
     "DraftTree",
     "DraftTreeError",

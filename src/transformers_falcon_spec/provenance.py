@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _NUM_HASHED = 1024  # values of each weight
+_BYTES_AT_ONCE = 1 << 20
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 
 
@@ -62,6 +63,15 @@ def _adapter_state(layer: Any) -> list[Any]:
         return []
     scaling = getattr(layer, "scaling", {})
     return [sorted(layer.merged_adapters), [(name, scaling.get(name)) for name in layer.active_adapters]]
+
+
+def file_sha256(path: Path) -> str:
+    """The checksum of a file of any size, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_BYTES_AT_ONCE):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def _commit() -> str:

@@ -20,6 +20,7 @@ from transformers.utils.hub import cached_file
 from ..core.tree import DraftTree
 from ..drafters.adapters import base_of_adapter
 from ..drafters.base import DrafterModel, check_is_drafter, readable
+from ..drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
@@ -31,6 +32,7 @@ from ..errors import DraftTreeError, OptionError
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_PARALLEL = "layer-parallel"  # what wraps a language model
 DRAFTERS: dict[str, type[DrafterModel]] = {
+    DiffusionConfig.model_type: DiffusionDrafter,
     EagleConfig.model_type: EagleDrafter,
     FalconSpecConfig.model_type: FalconSpecDrafter,
     LayerParallelConfig.model_type: LayerParallelDrafter,

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.autoregressive import make_draft_model
 from ..drafters.dflash import make_dflash
+from ..drafters.diffuspec import DiffusionDrafter
 from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import FalconSpecDrafter
 from ..drafters.medusa import MedusaDrafter
@@ -16,7 +17,12 @@ from ..errors import OptionError
 from ..training.recipes import MEASURED_WIDTH, RECIPES, recipe_help
 from .training_data import FORBID_HELP
 
-KINDS: dict[str, Any] = {"eagle": EagleDrafter, "falcon": FalconSpecDrafter, "medusa": MedusaDrafter}
+KINDS: dict[str, Any] = {
+    "diffusion": DiffusionDrafter,
+    "eagle": EagleDrafter,
+    "falcon": FalconSpecDrafter,
+    "medusa": MedusaDrafter,
+}
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
     "ar": make_draft_model,
     "dflash": make_dflash,

@@ -1,6 +1,5 @@
 """A foreign checkpoint as it lies on disk or on the Hub: its config and its files. Reads nothing of what is not converted."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..provenance import file_sha256
 from .formats import refuse_by_config, refuse_by_keys
 from .weights import check_values, read_tensors
 
@@ -26,7 +26,6 @@ WEIGHT_FILES = (
 )
 INDEX_FILES = tuple(name for name in WEIGHT_FILES if name.endswith(".json"))
 SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
-_BYTES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def read_checkpoint(source: str) -> Checkpoint:
     for path in paths:
         tensors |= read_tensors(path)
     check_values(tensors, str(source))
-    files = {path.name: _sha256(path) for path in [folder / CONFIG_FILE, *paths]}
+    files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths]}
     return Checkpoint(source, folder, config, tensors, files)
 
 
@@ -136,11 +135,3 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"`{index}` must name the file of every weight under `weight_map`, but it does not.")
     return {str(name): str(file) for name, file in weight_map.items()}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(_BYTES_AT_ONCE):
-            digest.update(part)
-    return digest.hexdigest()

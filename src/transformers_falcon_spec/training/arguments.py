@@ -25,7 +25,14 @@ class DrafterTrainingArguments(TrainingArguments):
     ttt_steps: int = field(default=7, metadata={"help": "Eagle-3: steps that the drafter takes on its own states."})
     ttt_decay: float = field(default=0.8, metadata={"help": "Eagle-3: weight of a step over that of the one before."})
     num_anchors: int = field(
-        default=32, metadata={"help": "Blocks that a DFlash drafter fills in for each conversation of a batch."}
+        default=32,
+        metadata={"help": "Blocks that a DFlash or diffusion drafter fills in for each conversation of a batch."},
+    )
+    anneal_share: float = field(
+        default=0.2,
+        metadata={
+            "help": "Full diffusion drafters: share of the training until they see all that stands behind a token."
+        },
     )
     draft_tree_nodes: int = field(
         default=16,
@@ -58,6 +65,8 @@ class DrafterTrainingArguments(TrainingArguments):
             )
         if self.draft_tree_nodes < MIN_TREE_NODES or self.draft_tree_passes < 1:
             raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
+        if not 0 <= self.anneal_share <= 1:
+            raise OptionError(f"`anneal_share` must lie in 0..1, but it is {self.anneal_share}.")
         if self.num_anchors < 1:
             raise OptionError(f"`num_anchors` must be at least 1, but it is {self.num_anchors}.")
         if self.eval_decode_prompts < 0 or self.eval_decode_tokens < 1:

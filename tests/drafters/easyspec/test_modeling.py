@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, DynamicCache
 
 from tests.drafters.easyspec.kinds import GROUPS, KINDS, make_drafter, make_model
-from tests.drafters.easyspec.tokenizers import saved
+from tests.drafters.tokenizers import saved
 from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelConfig, LayerParallelDrafter, SpeculationConfig

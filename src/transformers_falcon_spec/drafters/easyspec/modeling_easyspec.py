@@ -25,12 +25,12 @@ from ...generation.ranks import ALONE, Ranks, SpreadRanks
 from ..base import check_finite, readable
 from ..grown_tree import GrowingDrafter
 from ..option_files import hub_options
+from ..vocabulary import shared_vocabulary, tokenizer_of
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
 from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
-from .vocabulary import shared_vocabulary, tokenizer_of
 
 _OF_WRAPPING = ("group_size", "tokenizer", "target_tokenizer")
 

@@ -2,6 +2,7 @@
 
 from transformers import GenerationMixin, MuseGlimmerAssistantModel, PreTrainedModel
 
+from ...drafters.diffuspec import DiffusionDrafter
 from ...drafters.eagle import EagleDrafter
 from ...drafters.falcon import FalconSpecDrafter
 from ...drafters.medusa import MedusaDrafter
@@ -9,11 +10,13 @@ from ...errors import OptionError
 from .autoregressive import AutoregressiveObjective
 from .base import Objective, Outcome
 from .dflash import DFlashObjective
+from .diffusion import DiffusionObjective
 from .eagle import EagleObjective
 from .falcon import FalconObjective
 from .medusa import MedusaObjective
 
 OBJECTIVES: dict[type, type[Objective]] = {
+    DiffusionDrafter: DiffusionObjective,
     EagleDrafter: EagleObjective,  # type: ignore[type-abstract]  # `of` leads to one that is whole
     FalconSpecDrafter: FalconObjective,
     MedusaDrafter: MedusaObjective,

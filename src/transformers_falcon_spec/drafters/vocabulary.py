@@ -5,7 +5,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-from ...errors import DrafterMismatchError
+from ..errors import DrafterMismatchError
 
 
 def tokenizer_of(name_or_path: Any) -> PreTrainedTokenizerBase | None:

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.drafters.easyspec.kinds import make_model
-from tests.drafters.easyspec.tokenizers import make_tokenizer, saved
+from tests.drafters.tokenizers import make_tokenizer, saved
 from tests.tiny import VOCAB_SIZE, make_prompt
 from transformers_falcon_spec import LayerParallelDrafter
-from transformers_falcon_spec.drafters.easyspec.vocabulary import shared_vocabulary
+from transformers_falcon_spec.drafters.vocabulary import shared_vocabulary
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
 

@@ -1,0 +1,42 @@
+"""Whether a diffusion model sees what it is told to see: libraries drop masks that they find needless, and nobody would know why drafts are bad."""
+
+import torch
+from transformers import PreTrainedModel
+
+from ...errors import OptionError
+from .calls import CALLS, Reading
+from .configuration_diffuspec import DiffusionConfig
+from .masks import visible
+
+_LEAST_TOKENS = 6  # before and behind the masks' place
+_SHARE = 1e-4  # of what a token says of itself; less than that is rounding
+
+
+@torch.no_grad()
+def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: torch.device) -> None:
+    """Refuse a model that does not attend as the configuration says. A later token is changed, and early rows are compared.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The diffusion model.
+        config ([`DiffusionConfig`]): Says who should see whom.
+        device (`torch.device`): Where the model is; one without weights is not looked at.
+
+    Raises:
+        [`OptionError`]: with full attention a later token says nothing to an earlier one, or with another kind it does.
+    """
+    if device.type == "meta":
+        return
+    size = max(_LEAST_TOKENS, config.block_size or 0)
+    places = torch.arange(2 * size, device=device)
+    seen = visible(config.attention, size, config.block_size, places, places)[None]
+    texts = [torch.zeros_like(places).index_fill(0, places[-1:], token)[None] for token in (1, 2)]
+    readings = [Reading(text, places[None], seen, None, 2 * size, config.block_size) for text in texts]
+    first, second = (CALLS[config.call](model, reading)[0] for reading in readings)
+    changes = (first - second).abs().amax(dim=-1)
+    leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
+    if leaks != (config.attention == "full"):
+        raise OptionError(
+            f"With `attention={config.attention!r}` the first tokens of a text must{' not' if leaks else ''} see the last one, but in a "
+            f"`{type(model).__name__}` they {'do' if leaks else 'do not'}. Choose another `attention`, or load the model with "
+            '`attn_implementation="sdpa"`.'
+        )

@@ -1,0 +1,219 @@
+"""Drafting with DiffuSpec: the diffusion model fills in the places behind each text, and a search picks a path or a tree from them.
+
+A searched path is no draw, so nothing is said of what it was drawn from: the walk compares tokens. Only drawn marginals are
+handed over with their distributions (arXiv 2510.02358, equation 6, which holds for these alone).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from ...generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from .denoising import DenoisedRow
+from .draft_length import AdaptiveLength, ConfidenceStop, DraftLength, FixedLength
+from .lattice import Lattice, prune
+from .path_search import argmax_path, draw_marginals, mixed_scores, search_path, tree_over
+
+if TYPE_CHECKING:
+    from .configuration_diffuspec import DiffusionConfig
+    from .modeling_diffuspec import DiffusionDrafter
+    from .proxy import ContextProxy
+
+_HISTORY = 2  # newest tokens that a proxy reads
+
+
+class DiffusionCandidateGenerator(TreeCandidateGenerator):
+    """One call's drafting with a [`DiffusionDrafter`]; rows are denoised one after the other, each with a past of its own."""
+
+    feature_layers = ()
+
+    def __init__(self, drafter: "DiffusionDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(target, max_length, rng)
+        self.drafter, self.config = drafter, drafter.config
+        self.end_ids, self.forbidden_ids = _special_ids(self.config)
+        self._rows: list[_Row] = []
+
+    def commit(self, committed: Committed) -> None:
+        """Keep the new text, and learn how much of each row's draft was kept."""
+        self._rows = self._rows or [_Row(self.drafter) for _ in committed.lengths]
+        for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
+            row.text = committed.sequence_ids[number, :length]
+            if row.num_generated is not None and committed.num_new[number]:
+                row.length.observe(row.num_generated, committed.num_new[number] - 1)
+            row.num_generated = None
+
+    @torch.no_grad()
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        """A path or a tree behind each text, within the budget; None where no row may have one."""
+        num_steps = (
+            self.config.num_steps if budget.num_passes is None else min(self.config.num_steps, budget.num_passes)
+        )
+        nums = [
+            row.num_places(depth if num_steps else 0, budget, self.draws_tree(budget))
+            for row, depth in zip(self._rows, budget.depths, strict=True)
+        ]
+        if not any(nums):
+            return None
+        logits = [
+            self._filled_in(number, row, num, num_steps, budget) if num else torch.empty(0, self.target.vocab_size)
+            for number, (row, num) in enumerate(zip(self._rows, nums, strict=True))
+        ]
+        if self._is_drawn(budget):
+            return self._drawn(logits, budget, num_steps)
+        found = [self._searched(row, part, budget) for row, part in zip(self._rows, logits, strict=True)]
+        token_ids, parents = _padded(found)
+        chances = _chances(found, logits, budget) if budget.wants_chances else None
+        return Draft(
+            token_ids.to(self.drafter.device), parents.to(self.drafter.device), num_passes=num_steps, chances=chances
+        )
+
+    def draws_tree(self, budget: DraftBudget) -> bool:
+        """Whether the draft is a tree and no path."""
+        return self.config.search == "tree" and not budget.is_chain
+
+    def _is_drawn(self, budget: DraftBudget) -> bool:
+        """Whether tokens are drawn and judged by what they were drawn from; with noise to come the best is what is drawn."""
+        return self.config.search == "marginal" and budget.temperature is not None and budget.noise is None
+
+    def _filled_in(self, number: int, row: "_Row", num: int, num_steps: int, budget: DraftBudget) -> Tensor:
+        """Scores `[num, vocab]` over the target's tokens of the places behind a text, less noise that is known to come."""
+        text = row.text.to(self.drafter.device)
+        text = text.where(text < self.drafter.model.config.vocab_size, 0)  # one that the model lacks
+        noise = None
+        if budget.noise is not None:
+            coming = [budget.noise(number, depth) for depth in range(1, num + 1)]
+            noise = torch.stack(coming).to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
+        return row.reader.scores(text, num, num_steps, partial(self._scores, noise=noise))
+
+    def _scores(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        """Logits `[places, vocab]` over the target's tokens, -inf where it would never write one."""
+        shared = logits[:, : self.config.draft_vocab_size]
+        scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[1]), value=-torch.inf)
+        scores = scores.index_fill(
+            1, torch.tensor(self.forbidden_ids, dtype=torch.long, device=scores.device), -torch.inf
+        )
+        return scores if noise is None else scores - noise
+
+    def _lattice(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> Lattice:
+        """The candidates of the places that are worth drafting for; the row remembers how far the text seems to go."""
+        sharpened = scores[None] / (budget.temperature or 1.0)
+        lattice = prune(sharpened, self.config.mass, self.config.max_candidates, (), self.end_ids).cpu()
+        row.num_generated = int(lattice.num_generated[0])
+        return lattice.row(0, row.length.kept_length(lattice.confidences[0]))
+
+    def _searched(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> "_RowDraft":
+        """What is drafted for one row, root included."""
+        root = int(row.text[-1])
+        if not len(scores):
+            return _RowDraft([root], [-1])
+        lattice, config = self._lattice(row, scores, budget), self.config
+        if config.search in ("argmax", "marginal"):
+            return _RowDraft.path(root, argmax_path(lattice))
+        mixed = mixed_scores(lattice, row.read_proxy(), row.text[-_HISTORY:].tolist(), config.model_weight)
+        if self.draws_tree(budget):
+            num_nodes = min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes)
+            tree = tree_over(lattice, mixed, root, num_nodes)
+            return _RowDraft(tree.token_ids.tolist(), tree.parents.tolist())
+        return _RowDraft.path(root, search_path(lattice, mixed, config.beam_width))
+
+    def _drawn(self, logits: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
+        """Drawn paths of all rows and what they were drawn from; how long they are does not depend on the draws."""
+        nums = [
+            int(self._lattice(row, part, budget).lengths[0]) if len(part) else 0
+            for row, part in zip(self._rows, logits, strict=True)
+        ]
+        cut = pad_sequence([part[:num].to(self.drafter.device) for part, num in zip(logits, nums, strict=True)], True)
+        tokens, probs = draw_marginals(cut, budget, self.rng)
+        found = [
+            _RowDraft.path(int(row.text[-1]), drawn[:num])
+            for row, drawn, num in zip(self._rows, tokens, nums, strict=True)
+        ]
+        token_ids, parents = (part.to(tokens.device) for part in _padded(found))
+        index = torch.arange(token_ids.shape[1], device=tokens.device)
+        chances = _chances(found, logits, budget) if budget.wants_chances else None
+        return Draft(
+            token_ids,
+            parents,
+            draft_probs=probs,
+            dist_index=index.where(index < token_ids.shape[1] - 1, -1)[None],
+            num_passes=num_steps,
+            chances=chances,
+        )
+
+
+class _Row:
+    """What a call knows of one row."""
+
+    def __init__(self, drafter: "DiffusionDrafter") -> None:
+        self.reader, self.length = DenoisedRow(drafter), _length_of(drafter.config)
+        self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
+        self.num_generated: int | None = None  # of a draft nobody has judged yet, the places before its end
+        self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
+        self._num_counted = 0
+
+    def num_places(self, depth: int, budget: DraftBudget, is_tree: bool) -> int:
+        """Places to be filled in."""
+        most = min(depth, self.length.next_length(), self.reader.room(len(self.text)))
+        return most if is_tree else min(most, budget.num_nodes - 1)
+
+    def read_proxy(self) -> "ContextProxy | None":
+        """The proxy, which has read all of the text; None without one."""
+        if self._proxy is not None:
+            self._proxy.update(self.text[self._num_counted :].tolist())
+            self._num_counted = len(self.text)
+        return self._proxy
+
+
+@dataclass(frozen=True)
+class _RowDraft:
+    """One row's draft, node 0 the root."""
+
+    token_ids: list[int]
+    parents: list[int]
+
+    @classmethod
+    def path(cls, root: int, tokens: Tensor) -> "_RowDraft":
+        """One token after another."""
+        token_ids = [root, *tokens.tolist()]
+        return cls(token_ids, list(range(-1, len(token_ids) - 1)))
+
+
+def _padded(drafts: list[_RowDraft]) -> tuple[Tensor, Tensor]:
+    """Tokens and parents `[rows, nodes]`; shorter rows end in nodes that belong to nobody."""
+    token_ids = pad_sequence([torch.tensor(draft.token_ids) for draft in drafts], True)
+    return token_ids, pad_sequence([torch.tensor(draft.parents) for draft in drafts], True, -1)
+
+
+def _chances(drafts: list[_RowDraft], logits: list[Tensor], budget: DraftBudget) -> Tensor:
+    """How likely each node `[rows, nodes]` seems to the diffusion model; 1 at the root."""
+    rows = []
+    for draft, scores in zip(drafts, logits, strict=True):
+        depths = [0]
+        for parent in draft.parents[1:]:
+            depths.append(depths[parent] + 1)
+        probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
+        places = torch.tensor(depths[1:], dtype=torch.long) - 1
+        rows.append(torch.cat([torch.ones(1), probs[places, torch.tensor(draft.token_ids[1:], dtype=torch.long)]]))
+    return pad_sequence(rows, True)
+
+
+def _length_of(config: "DiffusionConfig") -> DraftLength:
+    """Controls the length of one row's drafts."""
+    most = config.most_draft_tokens
+    if config.draft_length == "adaptive":
+        return AdaptiveLength(config.min_draft_tokens, most, config.growth, config.smoothing)
+    return ConfidenceStop(most, config.least_confidence) if config.draft_length == "confidence" else FixedLength(most)
+
+
+def _special_ids(config: "DiffusionConfig") -> tuple[list[int], list[int]]:
+    """Tokens that end a text, and tokens that never follow one: the mask, and what begins or fills up texts."""
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    end_ids = [end for end in ends if end is not None and end < config.vocab_size]
+    never = (config.mask_token_id, config.bos_token_id, config.pad_token_id)
+    known = {token for token in never if token is not None and token < config.vocab_size}
+    return end_ids, sorted(known - set(end_ids))

@@ -1,0 +1,257 @@
+"""The configuration of a diffusion drafter: how the diffusion model is asked, how far it drafts, and what of its lattice is drafted."""
+
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from ...errors import OptionError
+from ...generation.layers import layer_kinds
+from ..base import check_fields, target_fields
+from .calls import CALLS
+
+ATTENTION = ("full", "prefix_causal", "block_causal")
+AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
+SEARCHES = ("cps", "argmax", "marginal", "tree")
+DRAFT_LENGTHS = ("adaptive", "confidence", "fixed")
+PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
+READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take any mask
+
+_LEAST = {"block_size": 1, "num_draft_tokens": 1, "min_draft_tokens": 1, "cache_rounds": 1, "num_steps": 1}
+_LEAST |= {"max_candidates": 1, "beam_width": 1}
+_SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
+
+
+@strict
+class DiffusionConfig(PreTrainedConfig):
+    """Configuration of [`DiffusionDrafter`]; defaults of search and draft length are the paper's (arXiv 2510.02358).
+
+    Args:
+        draft_config (`PreTrainedConfig` or `dict`): Configuration of the diffusion model.
+        auto_class (`str`, *optional*, defaults to `"AutoModelForCausalLM"`): Class of Transformers that loads it.
+        call (`str`, *optional*, defaults to `"additive"`): How its forward takes masks and caches; see `calls.py`.
+        mask_token_id (`int`): The diffusion model's id of a token to be filled in. It is never drafted.
+        logits_shift (`int`, *optional*, defaults to 1):
+            1: the row of a token speaks of the next one, as in models made of autoregressive ones; 0: a mask's row speaks of the
+            mask. With 1 the newest token's own row drafts the first token, so that a draft of k takes k - 1 masks.
+        attention (`str`, *optional*, defaults to `"prefix_causal"`):
+            Who sees whom. `"full"`: all see all. `"prefix_causal"`: text sees what stands before it, masks see text and
+            all masks. `"block_causal"`: blocks of `block_size` on a fixed grid see themselves and earlier blocks.
+        block_size (`int`, *optional*): Tokens that the model was trained to fill in at once; None: no such limit.
+        cache_rounds (`int`, *optional*, defaults to 1):
+            Full attention alone: rounds for which the keys and values of the text are kept although the model would see the
+            new tokens from them. 1 reads all of the text anew in every round, which is exact. The other kinds keep an exact cache.
+        num_steps (`int`, *optional*, defaults to 1):
+            Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
+        draft_length (`str`, *optional*, defaults to `"fixed"`):
+            `"fixed"`; `"adaptive"`, the paper's controller; or `"confidence"`, which stops where the model is not sure.
+        num_draft_tokens (`int`, *optional*): Most tokens of a draft; `block_size`, or 20, unless told otherwise. k_max in the paper.
+        min_draft_tokens (`int`, *optional*, defaults to 1): Fewest, where the length is controlled. k_min in the paper, there 20.
+        growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
+        smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
+        least_confidence (`float`, *optional*, defaults to 0.45): Below this a draft of controlled confidence ends.
+        search (`str`, *optional*, defaults to `"cps"`):
+            `"cps"`: the path that diffusion model and a causal proxy like best; `"argmax"`: the best token of every place;
+            `"marginal"`: every place drawn on its own, with the distributions that rejecting verifiers ask for; `"tree"`: a tree.
+        mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a place must have. tau in the paper.
+        max_candidates (`int`, *optional*, defaults to 15): Most candidates of a place. M_max in the paper.
+        beam_width (`int`, *optional*, defaults to 3): Paths that the search keeps. B in the paper.
+        model_weight (`float`, *optional*, defaults to 0.5):
+            Weight of the diffusion model's score; the proxy has the rest. lambda in the paper.
+        vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
+        draft_vocab_size (`int`, *optional*): Ids, from 0 on, that mean the same to both models.
+        target_name_or_path (`str`, *optional*): The target that it drafts for.
+
+    Raises:
+        [`OptionError`]: an option out of range, or at odds with another.
+
+    Example:
+
+    ```python
+    >>> from transformers import LlamaConfig
+    >>> config = DiffusionConfig(draft_config=LlamaConfig(vocab_size=101), vocab_size=100, mask_token_id=100, block_size=8)
+    >>> config.num_draft_tokens, config.draft_vocab_size
+    (8, 100)
+
+    ```
+    """
+
+    model_type = "diffusion_spec"
+    has_no_defaults_at_init: ClassVar[bool] = True
+    sub_configs: ClassVar[dict[str, Any]] = {"draft_config": AutoConfig}
+
+    draft_config: dict[str, Any] | PreTrainedConfig | None = None
+    auto_class: str = "AutoModelForCausalLM"
+    call: str = "additive"
+    mask_token_id: int | None = None
+    logits_shift: int = 1
+    attention: str = "prefix_causal"
+    block_size: int | None = None
+    cache_rounds: int = 1
+    num_steps: int = 1
+    draft_length: str = "fixed"
+    num_draft_tokens: int | None = None
+    min_draft_tokens: int = 1
+    growth: int = 10
+    smoothing: float | int = 0.5
+    least_confidence: float | int = 0.45
+    search: str = "cps"
+    mass: float | int = 0.8
+    max_candidates: int = 15
+    beam_width: int = 3
+    model_weight: float | int = 0.5
+    vocab_size: int = 32000
+    draft_vocab_size: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+    target_name_or_path: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in what follows from other fields."""
+        if isinstance(self.draft_config, dict):
+            self.draft_config = _config_of(self.draft_config)
+        if self.draft_config is None:
+            raise OptionError(
+                "`draft_config` must be the configuration of a diffusion model, but there is none. "
+                "`DiffusionDrafter.from_pretrained(NAME, target=target)` takes that of the model NAME."
+            )
+        if self.num_draft_tokens is None:
+            self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
+        if self.draft_vocab_size is None:
+            self.draft_vocab_size = min(self.vocab_size, self.draft_config.vocab_size)
+        super().__post_init__(**kwargs)
+        self.check()
+
+    def validate_token_ids(self) -> None:
+        """Nothing here: stock code would look for the mask among the target's tokens, where it must not be."""
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """Most tokens of a draft."""
+        assert self.num_draft_tokens is not None  # filled in
+        return self.num_draft_tokens
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether keys and values outlive a round."""
+        is_exact = self.attention != "full" and CALLS[self.call].takes_cache
+        return is_exact or self.cache_rounds > 1
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another.
+
+        Raises:
+            [`OptionError`]: an option is one of those.
+        """
+        choices = {"attention": ATTENTION, "auto_class": AUTO_CLASSES, "call": tuple(CALLS), "logits_shift": (0, 1)}
+        choices |= {"search": SEARCHES, "draft_length": DRAFT_LENGTHS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise OptionError(f"`{name}` must be one of {allowed}, but it is {getattr(self, name)!r}.")
+        for name, least in _LEAST.items():
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
+        for name in _SHARES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
+        if self.growth < 0 or not self.mass or not self.smoothing:
+            raise OptionError(
+                f"`growth` must be at least 0, `mass` and `smoothing` above 0, but they are {self.growth}, {self.mass} and {self.smoothing}."
+            )
+        self._check_lengths()
+        self._check_tokens()
+        self._check_cache()
+
+    def _check_lengths(self) -> None:
+        if self.block_size is not None and self.most_draft_tokens > self.block_size:
+            raise OptionError(
+                f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill in, but it is "
+                f"{self.num_draft_tokens}. Take a model of larger blocks."
+            )
+        if self.min_draft_tokens > self.most_draft_tokens:
+            raise OptionError(
+                f"`min_draft_tokens` must be at most `num_draft_tokens`, {self.num_draft_tokens}, but it is {self.min_draft_tokens}."
+            )
+        if self.attention == "block_causal" and self.block_size is None:
+            raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
+
+    def _check_tokens(self) -> None:
+        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
+        assert self.draft_vocab_size is not None
+        size = self.draft_config.vocab_size
+        if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
+            raise OptionError(
+                f"`mask_token_id` must lie in 0..{size - 1}, the diffusion model's ids, but it is {self.mask_token_id}."
+            )
+        most = min(self.vocab_size, size)
+        if not 1 <= self.draft_vocab_size <= most:
+            raise OptionError(
+                f"`draft_vocab_size` must lie in 1..{most}, for the target has {self.vocab_size} tokens and the diffusion model {size}, "
+                f"but it is {self.draft_vocab_size}."
+            )
+
+    def _check_cache(self) -> None:
+        assert isinstance(self.draft_config, PreTrainedConfig)
+        call = CALLS[self.call]
+        if self.cache_rounds > 1 and (self.attention != "full" or not call.takes_cache):
+            raise OptionError(
+                "`cache_rounds` above 1 is for full attention and models that take a cache; the other kinds of attention keep an exact "
+                f"cache. It is {self.cache_rounds} with `attention={self.attention!r}` and `call={self.call!r}`."
+            )
+        if self.attention not in call.attention:
+            raise OptionError(
+                f"Models that are called in the way `{self.call}` attend in one of the ways {call.attention}, but `attention` is "
+                f"{self.attention!r}."
+            )
+        if any(kind.sliding_window or kind.chunk_size for kind in layer_kinds(self.draft_config)):
+            raise OptionError(
+                "The layers of a diffusion model must see the whole text, but some see a window or a chunk. Take a model without."
+            )
+
+    @classmethod
+    def of_models(
+        cls, model: PreTrainedModel, target: PreTrainedModel, num_shared: int, options: dict[str, Any]
+    ) -> "DiffusionConfig":
+        """A configuration with which `model` drafts for `target`.
+
+        Args:
+            model ([`~transformers.PreTrainedModel`]): The diffusion model.
+            target ([`~transformers.PreTrainedModel`]): The target.
+            num_shared (`int`): Ids, from 0 on, that are the same tokens to both.
+            options (`dict`): Other fields.
+
+        Raises:
+            [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that takes no mask.
+        """
+        check_fields(cls, options)
+        attention, call = model.config._attn_implementation, CALLS.get(options.get("call", cls.call))
+        if call is not None and call.takes_mask and attention not in READABLE_ATTENTION:
+            raise OptionError(
+                f"The attention of a diffusion model must take masks, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
+                'with `attn_implementation="sdpa"`.'
+            )
+        given = {"draft_vocab_size": num_shared, **options}
+        common = {"draft_config": model.config, "dtype": model.dtype, "attn_implementation": attention}
+        return cls(**{**common, **target_fields(target), **given})
+
+
+OWN_FIELDS = {field.name for field in fields(DiffusionConfig)} - {field.name for field in fields(PreTrainedConfig)}
+
+
+def _config_of(fields: dict[str, Any]) -> PreTrainedConfig:
+    """The diffusion model's configuration, of a class that is known by its `model_type`.
+
+    Raises:
+        [`OptionError`]: it is not.
+    """
+    given = dict(fields)
+    kind = given.pop("model_type", "")
+    try:
+        return AutoConfig.for_model(kind, **given)
+    except ValueError as error:
+        raise OptionError(
+            f"The diffusion model must be of a kind that Transformers knows, but its `model_type` is {kind!r}. Register its classes, or "
+            "wrap the model again: `DiffusionDrafter.from_pretrained(NAME, target=target, trust_remote_code=True)`."
+        ) from error

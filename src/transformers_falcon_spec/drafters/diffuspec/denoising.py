@@ -1,0 +1,102 @@
+"""One row's text as the diffusion model reads it, round after round, and what it says of the masks behind it.
+
+What is kept of keys and values depends on who sees whom: all of the text where nothing in it sees masks, whole blocks of a grid, nothing
+where all see all; or, for some rounds, what full attention left, as an approximation.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ...generation.cache import drop_last
+from .calls import Reading
+from .masks import visible
+
+if TYPE_CHECKING:
+    from .modeling_diffuspec import DiffusionDrafter
+
+
+class DenoisedRow:
+    """The diffusion model's side of one row.
+
+    Args:
+        drafter ([`DiffusionDrafter`]): Model and options; neither is written.
+    """
+
+    def __init__(self, drafter: "DiffusionDrafter") -> None:
+        self.drafter, self.config = drafter, drafter.config
+        self.num_cached = 0  # tokens of the text whose keys and values are kept
+        self._cache = DynamicCache() if self.config.keeps_cache else None
+        self._num_rounds = 0
+
+    def room(self, num_committed: int) -> int:
+        """Most tokens that can be drafted behind so many: to the end of the block on the grid, and of the model's context."""
+        config = self.config
+        room = config.most_draft_tokens
+        context = getattr(config.draft_config, "max_position_embeddings", None)
+        if context is not None:
+            room = min(room, context - num_committed + config.logits_shift)
+        if config.attention == "block_causal":
+            assert config.block_size is not None  # the configuration sees to it
+            room = min(room, config.block_size - num_committed % config.block_size + config.logits_shift)
+        return max(room, 0)
+
+    def scores(self, text: Tensor, num_tokens: int, num_steps: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the model says of `num_tokens` masks behind `text` `[tokens]`: `[num_tokens, vocab]`.
+
+        With several passes every place keeps what was said of it while it was last masked; between passes the surest of those that
+        are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which leaves both open).
+
+        Args:
+            text (`torch.Tensor` of shape `(tokens,)`): All committed tokens.
+            num_tokens (`int`): Places to be filled in, at least 1.
+            num_steps (`int`): Passes, at least 1.
+            scored (`Callable`): Makes scores `[num_tokens, vocab]` over the target's ids of logits.
+        """
+        if (
+            self._cache is not None
+            and self._num_rounds % self.config.cache_rounds == 0
+            and self.config.cache_rounds > 1
+        ):
+            self._crop(0)
+        self._num_rounds += 1
+        block = torch.full((num_tokens,), self.config.mask_token_id or 0, device=text.device)
+        is_masked = torch.ones_like(block, dtype=torch.bool)
+        num_each = -(-num_tokens // num_steps)
+        found = scored(self._read(text, block))
+        while num_each < int(is_masked.sum()):
+            surest = found.log_softmax(-1).amax(-1).masked_fill(~is_masked, -torch.inf).topk(num_each).indices
+            block[surest] = found[surest].argmax(-1)
+            is_masked[surest] = False
+            found = scored(self._read(text, block)).where(is_masked[:, None], found)
+        return found
+
+    def _read(self, text: Tensor, block: Tensor) -> Tensor:
+        """Logits `[block, vocab]` of the places of a block behind the text; the cache keeps what outlives the pass."""
+        config, num_committed = self.config, len(text)
+        start = min(self.num_cached, num_committed - config.logits_shift)
+        self._crop(start)
+        fed = torch.cat([text[start:], block[: len(block) - config.logits_shift]])
+        slots = torch.arange(start + len(fed), device=text.device)
+        allowed = visible(config.attention, num_committed, config.block_size, slots[start:], slots)
+        reading = Reading(fed[None], slots[None, start:], allowed[None], self._cache, len(block), config.block_size)
+        logits = self.drafter.call(reading)[0]
+        if self._cache is not None:
+            self.num_cached = len(slots)
+            self._crop(self._num_lasting(num_committed))
+        return logits
+
+    def _num_lasting(self, num_committed: int) -> int:
+        """Tokens of the text whose keys and values are the same, or are taken for the same, in the next round."""
+        if self.config.attention != "block_causal":
+            return num_committed
+        assert self.config.block_size is not None
+        return num_committed - num_committed % self.config.block_size
+
+    def _crop(self, num_tokens: int) -> None:
+        if self._cache is not None and self.num_cached > num_tokens:
+            drop_last(self._cache, self.num_cached - num_tokens)
+            self.num_cached = num_tokens

@@ -1,0 +1,299 @@
+"""The diffusion drafter: a masked diffusion language model of any kind, which fills in what follows the text.
+
+The model stays as it is: what differs between families is said in the configuration. Source: arXiv 2510.02358.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from typing_extensions import Self
+
+from ...errors import CheckpointError, OptionError
+from ...generation.candidates import TargetView
+from ...generation.parts import apply_head, decoder_of
+from ..autoregressive import make_draft_model
+from ..base import DrafterModel, check_finite, readable
+from ..option_files import hub_options
+from ..vocabulary import shared_vocabulary, tokenizer_of
+from .attention_check import check_attention
+from .calls import CALLS, ModelCall, Reading
+from .candidates import DiffusionCandidateGenerator
+from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
+from .presets import check_mask, mask_id, preset_of, preset_options
+from .proxy import NgramProxy
+from .proxy_files import COUNTS_FILE, DESCRIPTION_FILE
+
+_OF_WRAPPING = ("preset", "tokenizer", "target_tokenizer", "mask_is_text")
+DEFAULT_BLOCK = 8  # of a fresh drafter
+
+
+class DiffusionDrafter(DrafterModel):
+    """Drafts with a masked diffusion model: in one pass it says what each of the next places may hold, and a search picks from that.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> drafter = DiffusionDrafter.from_target(target, num_hidden_layers=1, block_size=4)
+    >>> drafter.config.mask_token_id, drafter.num_nodes
+    (4096, 5)
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> drafted = target.generate(ids, assistant_model=drafter, max_new_tokens=8, do_sample=False)
+    >>> drafted.equal(target.generate(ids, max_new_tokens=8, do_sample=False))
+    True
+
+    ```
+    """
+
+    config: DiffusionConfig
+    config_class = DiffusionConfig
+    base_model_prefix = "drafter"
+    _supports_sdpa = True
+
+    def __init__(self, config: DiffusionConfig, model: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        auto_class = getattr(transformers, config.auto_class)
+        self.model: Any = auto_class.from_config(config.draft_config) if model is None else model
+        config.draft_config = self.model.config  # one of them, which says how the model attends
+        self.proxy: NgramProxy | None = None  # what a path must please besides the model; None: the model alone
+        self.post_init()
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
+        """An untrained drafter for `target`, on its device: a smaller model of its kind, with a mask beside its tokens.
+
+        The model starts as the target's own layers, spread evenly, where it differs in depth alone; the mask starts as the mean of all
+        tokens. `options` are fields of [`DiffusionConfig`], or else of the target's own configuration, such as `num_hidden_layers`.
+
+        Raises:
+            [`OptionError`]: an option that is neither.
+        """
+        given = {name: value for name, value in options.items() if name in OWN_FIELDS}
+        model = make_draft_model(target, **{name: value for name, value in options.items() if name not in OWN_FIELDS})
+        mask_token_id = model.config.vocab_size
+        _add_mask(model)
+        given = {"block_size": DEFAULT_BLOCK, "mask_token_id": mask_token_id, **given}
+        config = DiffusionConfig.of_models(model, target, mask_token_id, given)
+        return cls(config, model)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        *,
+        preset: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        mask_is_text: bool = False,
+        **options: Any,
+    ) -> Self:
+        """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
+
+        Args:
+            model ([`~transformers.PreTrainedModel`]): A masked diffusion model with the target's tokens.
+            target ([`~transformers.PreTrainedModel`]): The target.
+            preset (`str`, *optional*): A family of `presets.py`; left out, the model's `model_type` tells.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+                That of `model`, to compare tokens and to find the mask. Without both only vocabularies of one size are the same.
+            target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
+            mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never drafted.
+            options: Fields of [`DiffusionConfig`].
+
+        Raises:
+            [`OptionError`]: an option that is unknown, out of range, or not how the model works.
+            [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
+        """
+        family = preset_of(preset, model.config)
+        options = preset_options(family, model.config, options)
+        found = mask_id(model.config, options, tokenizer)
+        options["mask_token_id"] = found
+        sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
+        if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
+            sizes = (sizes[1], sizes[1])
+        num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
+        if not mask_is_text and not (family is not None and family.is_text_token):
+            check_mask(found, num_shared, tokenizer, target_tokenizer)
+        config = DiffusionConfig.of_models(model, target, num_shared, options)
+        CALLS[config.call].check(model)
+        drafter = cls(config, model).eval()
+        check_attention(model, config, drafter.device)
+        return drafter
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Load a drafter, or with `target=...` wrap the diffusion model of that name for it, in its type and on its device.
+
+        A diffusion model takes the options of [`~DiffusionDrafter.from_model`], too. Tokenizers that are not given are those beside the
+        weights of both models, if there are any. Code that comes with a model runs with `trust_remote_code=True` alone. All other
+        arguments are those of `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are missing, left over,
+                of another shape or not finite.
+            [`OptionError`]: options of [`~DiffusionDrafter.from_model`] that do not fit, or for what is a drafter already.
+            [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
+        """
+        name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
+        if target is not None:
+            hub = {**hub_options(kwargs), "trust_remote_code": kwargs.get("trust_remote_code", False)}
+            with readable(name):
+                config = AutoConfig.from_pretrained(name, **hub)
+            if not isinstance(config, DiffusionConfig):
+                return cls._wrapped(name, config, target, args, kwargs)
+        given = [option for option in _OF_WRAPPING if option in kwargs]
+        if given:
+            raise OptionError(
+                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a diffusion model is wrapped, with `target=...`, "
+                f"but `{name}` is to be loaded as a drafter."
+            )
+        drafter = super().from_pretrained(name, *args, **kwargs)
+        wrapped = drafter[0] if isinstance(drafter, tuple) else drafter  # with `output_loading_info`
+        if any((Path(str(name)) / file).exists() for file in (COUNTS_FILE, DESCRIPTION_FILE)):
+            wrapped.proxy = NgramProxy.load(name)
+        if target is not None:
+            wrapped.to(target.device).check_target(target)
+        return drafter
+
+    @classmethod
+    def _wrapped(
+        cls, name: Any, config: PreTrainedConfig, target: PreTrainedModel, args: Any, kwargs: dict[str, Any]
+    ) -> Self:
+        """The diffusion model of that name as a drafter."""
+        options = {option: kwargs.pop(option) for option in (*OWN_FIELDS, *_OF_WRAPPING) if option in kwargs}
+        known = preset_options(preset_of(options.get("preset"), config), config, {})
+        auto_class = options.get("auto_class", known.get("auto_class", DiffusionConfig.auto_class))
+        with readable(name):
+            kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
+            loaded: Any = getattr(transformers, auto_class).from_pretrained(name, *args, **kwargs)
+        model, info = loaded
+        if info["missing_keys"]:
+            raise CheckpointError(
+                f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
+                "checkpoint."
+            )
+        check_finite(model, name)
+        for option, where in (("tokenizer", name), ("target_tokenizer", target.config._name_or_path)):
+            if option not in options:
+                options[option] = tokenizer_of(where)
+        drafter = cls.from_model(model, target, **options)
+        if "device_map" in kwargs:
+            return drafter
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
+        """Save weights, config, options and the proxy; the arguments are those of `PreTrainedModel.save_pretrained`.
+
+        Raises:
+            [`OptionError`]: the model's code came with its weights, so that its class could not be found again.
+        """
+        if type(self.model).__module__.startswith("transformers_modules."):
+            raise OptionError(
+                f"A drafter is saved without code, but `{type(self.model).__name__}` came with code of its own. Wrap it anew instead: "
+                "`DiffusionDrafter.from_pretrained(NAME, target=target, trust_remote_code=True)`."
+            )
+        super().save_pretrained(save_directory, **kwargs)
+        if self.proxy is not None:
+            self.proxy.save(save_directory)
+
+    def forward(
+        self,
+        token_ids: Int[Tensor, "rows tokens"],
+        positions: Int[Tensor, "rows tokens"],
+        allowed: Bool[Tensor, "rows tokens tokens"],
+        kept: Bool[Tensor, "rows tokens"],
+        **_: Any,
+    ) -> Tensor:
+        """Logits `[kept, draft_vocab_size]` in float32 at the kept tokens; for training, without a cache.
+
+        Args:
+            token_ids (`torch.Tensor` of shape `(rows, tokens)`): Texts with masks.
+            positions (`torch.Tensor` of shape `(rows, tokens)`): Where each token stands in its text.
+            allowed (`torch.Tensor` of shape `(rows, tokens, tokens)`): What each one sees.
+            kept (`torch.Tensor` of shape `(rows, tokens)`): Where logits are asked for.
+        """
+        reading = Reading(token_ids, positions, allowed, None, token_ids.shape[1])
+        arguments = self.model_call.arguments(self.model.dtype, reading)
+        states = decoder_of(self.model)(input_ids=token_ids, **arguments)[0]
+        return apply_head(self.model, states[kept])[:, : self.config.draft_vocab_size]
+
+    @property
+    def model_call(self) -> ModelCall:
+        """How its model is called."""
+        return CALLS[self.config.call]
+
+    def call(self, reading: Reading) -> Tensor:
+        """Logits `[rows, num_rows, vocab]` of the last rows of a pass, over the diffusion model's ids."""
+        return self.model_call(self.model, reading)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """None: text alone is read."""
+        return ()
+
+    @property
+    def feature_size(self) -> int:
+        """Nothing is read."""
+        return 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass, each at a place of its own."""
+        return self.config.most_draft_tokens
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root included."""
+        is_tree = self.config.search == "tree"
+        return self.generation_config.num_tree_nodes if is_tree else 1 + self.config.most_draft_tokens
+
+    @property
+    def draft_settings(self) -> dict[str, Any]:
+        """What decides its drafts besides weights."""
+        left_out = {"draft_config", "auto_class", "call", "vocab_size", "draft_vocab_size", "target_name_or_path"}
+        settings = {name: getattr(self.config, name) for name in sorted(OWN_FIELDS - left_out)}
+        nodes = {"num_tree_nodes": self.generation_config.num_tree_nodes} if self.config.search == "tree" else {}
+        return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
+
+    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """The vocabulary that the drafter was made for, beside that of a target; nothing else is shared."""
+        return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
+
+    def candidate_generator(
+        self, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> DiffusionCandidateGenerator:
+        """A generator that drafts with this model for one call.
+
+        Raises:
+            [`OptionError`]: the options name a static tree, or ask for one that grows.
+        """
+        _ = self.is_tree_dynamic
+        if self.generation_config.draft_tree is not None:
+            raise OptionError(
+                "A diffusion drafter makes its trees from its lattice, but `draft_tree` names a static one. Set "
+                '`drafter.generation_config.draft_tree = None`; `search="tree"` drafts trees.'
+            )
+        return DiffusionCandidateGenerator(self, target, max_length, rng)
+
+
+@torch.no_grad()
+def _add_mask(model: PreTrainedModel) -> None:
+    """Give a model one token more, which starts as the mean of all others; nothing is drawn."""
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size + 1, mean_resizing=False)
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight: Tensor = part.weight  # type: ignore[assignment]
+        weight[size] = weight[:size].mean(dim=0)
+        if getattr(part, "bias", None) is not None:
+            part.bias[size] = part.bias[:size].mean()  # type: ignore[index, operator]

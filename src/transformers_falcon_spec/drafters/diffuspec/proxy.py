@@ -1,0 +1,171 @@
+"""The causal proxy: a counted n-gram model over token ids, which says how well tokens follow one another.
+
+Interpolated Witten-Bell smoothing: with c(h, w) counted after the history h, N(h) in all and T(h) different tokens,
+p(w | h) = (c(h, w) + T(h) p(w | h')) / (N(h) + T(h)), where h' is h without its oldest token and the last resort is 1 / V. It needs no
+held-out text, is a distribution at once, and can be counted on while text is written. Sources: Witten and Bell 1991 (method C), in
+the interpolated form of Chen and Goodman 1998, section 2.6. The paper (arXiv 2510.02358) takes 3-grams of KenLM, which needs a C++ build,
+reads words and cannot count on; no maintained library does this for token ids.
+
+Whoever searches asks for a dozen tokens after a few contexts at a time, of which most come again: contexts are opened as dictionaries and
+kept. Searching sorted tensors for all histories of a lattice at once took about twenty times as long (LOG.md, 2026-11-22).
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from ...errors import OptionError
+from .ngram_counts import Followers, NgramCounts, count_ngrams
+from .proxy_files import read_ngrams, write_ngrams
+
+LONGEST_ORDER = 3
+LARGEST_VOCAB = 2**21  # three tokens then fit one 64-bit number
+MOST_OPENED = 2**16  # contexts kept open
+
+Context = tuple[int, ...]
+
+
+class NgramProxy:
+    """Chances of tokens after up to two others; made by [`NgramProxy.fit`] or [`NgramProxy.load`], and says the same ever after.
+
+    Example:
+
+    ```python
+    >>> proxy = NgramProxy.fit([[1, 2, 3, 1, 2]], order=2, vocab_size=4)
+    >>> proxy.probs([2], [0, 1, 2, 3])
+    [0.046875, 0.171875, 0.171875, 0.609375]
+
+    ```
+    """
+
+    def __init__(self, ngrams: list[NgramCounts], vocab_size: int) -> None:
+        """`ngrams` of 1 token, 2 tokens and so on."""
+        self.vocab_size, self.order = vocab_size, len(ngrams)
+        self._ngrams = ngrams
+        self._opened: dict[Context, Followers] = {}
+
+    @staticmethod
+    def fit(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> "NgramProxy":
+        """The model of a text; that of no text at all finds every token as likely as any other.
+
+        Args:
+            token_sequences (`Iterable`): Texts as token ids; no n-gram reaches from one into the next.
+            order (`int`): Longest n-gram, from 1 to 3; the paper takes 3.
+            vocab_size (`int`): Size of the target's vocabulary.
+
+        Raises:
+            [`OptionError`]: an order or a vocabulary out of range, or a token outside of the vocabulary.
+        """
+        if not 1 <= order <= LONGEST_ORDER or not 1 <= vocab_size <= LARGEST_VOCAB:
+            raise OptionError(
+                f"`order` must lie from 1 to {LONGEST_ORDER} and `vocab_size` from 1 to {LARGEST_VOCAB}, but they are {order} and "
+                f"{vocab_size}."
+            )
+        return NgramProxy(count_ngrams(token_sequences, order, vocab_size), vocab_size)
+
+    @staticmethod
+    def load(folder: str | Path) -> "NgramProxy":
+        """The model that [`NgramProxy.save`] wrote.
+
+        Raises:
+            [`CheckpointError`]: a file is missing, cut short, changed, or of another version.
+        """
+        return NgramProxy(*read_ngrams(Path(folder)))
+
+    def save(self, folder: str | Path) -> None:
+        """Write it as safetensors beside a description with the checksum."""
+        write_ngrams(Path(folder), self._ngrams, self.vocab_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells fitted proxies apart."""
+        found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
+        for level in self._ngrams:
+            found.update(level.keys.tobytes() + level.counts.tobytes())
+        return found.hexdigest()
+
+    def in_context(self) -> "ContextProxy":
+        """A model that starts out as this one and learns from the text of one call; this one stays as it is."""
+        return ContextProxy(self)
+
+    def probs(
+        self, history: Sequence[int], token_ids: Sequence[int], known: dict[Context, list[float]] | None = None
+    ) -> list[float]:
+        """The chance of each of `token_ids` after a text.
+
+        Args:
+            history (`Sequence[int]`): The newest tokens of the text, the newest last; up to two are read.
+            token_ids (`Sequence[int]`): Tokens to judge.
+            known (`dict`, *optional*): By context what was found for the same tokens before; what is found is put there.
+        """
+        context = tuple(history[max(len(history) - self.order + 1, 0) :])
+        return self._probs(context, token_ids, {} if known is None else known)
+
+    def followers(self, context: Context) -> Followers:
+        """What came after a context of at most `order - 1` tokens."""
+        found = self._opened.get(context)
+        if found is None:
+            if len(self._opened) >= MOST_OPENED:
+                self._opened = {}
+            found = self._opened[context] = self._ngrams[len(context)].followers(context)
+        return found
+
+    def _probs(self, context: Context, token_ids: Sequence[int], known: dict[Context, list[float]]) -> list[float]:
+        found = known.get(context)
+        if found is None:
+            uniform = [1 / self.vocab_size] * len(token_ids)
+            shorter = self._probs(context[1:], token_ids, known) if context else uniform
+            found = known[context] = self.followers(context).interpolated(token_ids, shorter)
+        return found
+
+
+class ContextProxy(NgramProxy):
+    """A proxy that goes on counting while one text is written; made by [`NgramProxy.in_context`].
+
+    It says what a proxy fitted to that text as well would say. What it has counted itself is kept beside what it shares.
+
+    Example:
+
+    ```python
+    >>> proxy = NgramProxy.fit([], order=2, vocab_size=4).in_context()
+    >>> proxy.update([1, 2, 3])
+    >>> proxy.update([1, 2])
+    >>> proxy.probs([2], [3])
+    [0.609375]
+
+    ```
+    """
+
+    def __init__(self, proxy: NgramProxy) -> None:
+        super().__init__(proxy._ngrams, proxy.vocab_size)
+        self._shared = proxy
+        self._own: dict[Context, Followers] = {}
+        self._newest: Context = ()  # what n-grams of coming tokens may begin with
+
+    def followers(self, context: Context) -> Followers:
+        """What came after a context, in this text as well."""
+        return self._own.get(context) or self._shared.followers(context)
+
+    def update(self, token_ids: Sequence[int]) -> None:
+        """Take in the next tokens of the text."""
+        for token in token_ids:
+            for start in range(len(self._newest) + 1):
+                context = self._newest[start:]
+                if context not in self._own:
+                    shared = self._shared.followers(context)
+                    self._own[context] = Followers(shared.total, shared.num_kinds, shared.counts)
+                self._own[context].count(token)
+            newest = (*self._newest, token)
+            self._newest = newest[max(len(newest) - self.order + 1, 0) :]
+
+    def save(self, folder: str | Path) -> None:
+        """Nothing: what one text has added is not for keeping.
+
+        Raises:
+            [`OptionError`]: always.
+        """
+        raise OptionError(
+            f"A fitted proxy can be saved in `{folder}`, but this one belongs to a context. Save the one it came from."
+        )

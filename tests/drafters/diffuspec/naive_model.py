@@ -1,0 +1,55 @@
+"""What a diffusion model says of masks behind a text, the slow way: the whole text anew, and a mask written out pair by pair."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def sees(attention: str, query: int, key: int, num_committed: int, block_size: int | None) -> bool:
+    """Whether the token at one place sees the one at another."""
+    if attention == "full":
+        return True
+    if attention == "prefix_causal":
+        return key <= query or query >= num_committed
+    assert block_size is not None
+    return key // block_size <= query // block_size
+
+
+def naive_mask(attention: str, num_committed: int, num_tokens: int, block_size: int | None) -> Tensor:
+    """Additive, `[1, 1, tokens, tokens]`, in double precision."""
+    return torch.tensor(
+        [
+            [0.0 if sees(attention, query, key, num_committed, block_size) else -1e300 for key in range(num_tokens)]
+            for query in range(num_tokens)
+        ],
+        dtype=torch.double,
+    )[None, None]
+
+
+@torch.no_grad()
+def naive_logits(drafter: Any, text: list[int], block: list[int]) -> Tensor:
+    """Logits `[block, vocab]` of the places of a block behind a text; with a shift of 1 its last place is never read."""
+    config = drafter.config
+    shift, tokens = config.logits_shift, [*text, *block][: len(text) + len(block) - config.logits_shift]
+    mask = naive_mask(config.attention, len(text), len(tokens), config.block_size)
+    places = torch.arange(len(tokens))[None]
+    logits = drafter.model(
+        input_ids=torch.tensor([tokens]), attention_mask=mask, position_ids=places, use_cache=False
+    ).logits
+    return torch.stack([logits[0, len(text) + place - shift] for place in range(len(block))]).float()
+
+
+def naive_refined(drafter: Any, text: list[int], num: int, num_steps: int) -> Tensor:
+    """The same after several passes, each of which commits the surest tokens that are still masked."""
+    mask, num_each = drafter.config.mask_token_id, -(-num // num_steps)
+    block, found = [mask] * num, [torch.empty(0)] * num
+    while mask in block:
+        logits = naive_logits(drafter, text, block)
+        open_places = [place for place in range(num) if block[place] == mask]
+        for place in open_places:
+            found[place] = logits[place].index_fill(0, torch.tensor([mask]), -torch.inf)
+        surest = sorted(open_places, key=lambda place: -float(found[place].softmax(-1).max()))[:num_each]
+        for place in surest:
+            block[place] = int(found[place].argmax())
+    return torch.stack(found)

@@ -1,0 +1,141 @@
+"""What the diffusion model reads in a round: masks hold, caches are exact where they are said to be, and shifts are not lost."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
+from tests.drafters.diffuspec.stand_ins import make_diffusion
+from transformers_falcon_spec.drafters.diffuspec.calls import Reading
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
+from transformers_falcon_spec.drafters.diffuspec.masks import visible
+
+TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
+ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5
+EXACT = [("prefix_causal", 5), ("block_causal", 4), ("block_causal", 5), ("full", None)]
+
+
+def without_mask(logits: torch.Tensor, mask: int) -> torch.Tensor:
+    return logits.index_fill(1, torch.tensor([mask]), -torch.inf)
+
+
+@torch.no_grad()
+def rounds(drafter: Any, num_steps: int = 1) -> list[tuple[int, int, torch.Tensor]]:
+    """Of each round the length of the text, the places filled in, and what was said of them."""
+    row, found = DenoisedRow(drafter), []
+    mask = drafter.config.mask_token_id
+    for length in ROUNDS:
+        num = min(4, row.room(length))
+        logits = row.scores(TEXT[:length], num, num_steps, lambda logits: without_mask(logits, mask))
+        found.append((length, num, logits))
+    return found
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize(("attention", "block_size"), EXACT)
+def test_what_is_kept_between_rounds_changes_nothing(attention: str, block_size: int | None, shift: int) -> None:
+    drafter = make_diffusion(attention=attention, block_size=block_size, logits_shift=shift)
+
+    for length, num, logits in rounds(drafter):
+        naive = naive_logits(drafter, TEXT[:length].tolist(), [drafter.config.mask_token_id] * num)
+        torch.testing.assert_close(logits, without_mask(naive, drafter.config.mask_token_id), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 4])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("attention", ["prefix_causal", "full"])
+def test_passes_commit_the_surest_places_first(attention: str, shift: int, num_steps: int) -> None:
+    drafter = make_diffusion(attention=attention, logits_shift=shift)
+
+    for length, num, logits in rounds(drafter, num_steps):
+        naive = naive_refined(drafter, TEXT[:length].tolist(), num, num_steps)
+        torch.testing.assert_close(logits, naive, rtol=1e-5, atol=1e-5)
+
+
+def test_the_approximate_cache_is_exact_when_it_is_fresh_and_drifts_in_between() -> None:
+    drafter = make_diffusion(attention="full", cache_rounds=3)
+    exact = make_diffusion(attention="full")
+
+    errors = [
+        float((logits - other).nan_to_num().abs().max())
+        for (_, _, logits), (_, _, other) in zip(rounds(drafter), rounds(exact), strict=True)
+    ]
+
+    is_fresh = [number % 3 == 0 for number in range(len(ROUNDS))]
+    assert [error < 1e-5 for error in errors] == is_fresh
+    assert max(errors) < 100
+
+
+def test_only_new_text_is_read_where_the_cache_is_exact() -> None:
+    num_read: dict[str, list[int]] = {}
+    for attention, block_size, cache_rounds in (
+        ("prefix_causal", 5, 1),
+        ("block_causal", 4, 1),
+        ("full", 5, 1),
+        ("full", 5, 3),
+    ):
+        drafter = make_diffusion(attention=attention, block_size=block_size, cache_rounds=cache_rounds)
+        sizes: list[int] = []
+        drafter.model.register_forward_pre_hook(
+            lambda _module, _args, kwargs, sizes=sizes: sizes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        rounds(drafter)
+        num_read[f"{attention} {cache_rounds}"] = sizes
+
+    new = [after - before for before, after in zip((0, *ROUNDS), ROUNDS, strict=False)]
+    assert num_read["prefix_causal 1"] == [number + 3 for number in new]
+    assert num_read["full 1"] == [length + 3 for length in ROUNDS]
+    assert num_read["full 3"] == [3 + 3, 4 + 3, 1 + 3, 9 + 3, 6 + 3, 1 + 3, 17 + 3, 13 + 3]
+    starts = [0, 0, 4, 8, 8, 12, 16, 16]  # whole blocks are kept, but the newest token is always read
+    nums = [2, 2, 4, 4, 2, 4, 4, 3]
+    assert num_read["block_causal 1"] == [
+        length - start + num - 1 for length, start, num in zip(ROUNDS, starts, nums, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("attention", ["full", "prefix_causal", "block_causal"])
+@torch.no_grad()
+def test_a_later_token_is_seen_by_earlier_ones_with_full_attention_alone(attention: str) -> None:
+    drafter = make_diffusion(attention=attention, block_size=4)
+    places = torch.arange(12)
+    allowed = visible(attention, 8, 4, places, places)[None]
+
+    def logits(text: torch.Tensor) -> torch.Tensor:
+        return drafter.call(Reading(text[None], places[None], allowed, None, 12))[0]
+
+    text = torch.cat([TEXT[:8], torch.full((4,), drafter.config.mask_token_id)])
+    before = logits(text)
+    for changed in range(12):
+        differs = (logits(text.index_fill(0, torch.tensor([changed]), 5)) != before).any(-1).tolist()
+        assert differs == [sees(attention, place, changed, 8, 4) for place in range(12)]
+
+
+def test_with_a_shift_the_first_token_is_the_models_own_next_token() -> None:
+    drafter = make_diffusion(attention="prefix_causal", logits_shift=1)
+
+    _, _, logits = rounds(drafter)[0]
+
+    plain = drafter.model(input_ids=TEXT[None, : ROUNDS[0]]).logits[0, -1].float()
+    torch.testing.assert_close(
+        logits[0], without_mask(plain[None], drafter.config.mask_token_id)[0], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths", "rooms"),
+    [
+        ({"block_size": 5}, (3, 200), [5, 5]),
+        ({"block_size": 5}, (252, 254, 256, 257), [5, 3, 1, 0]),  # of 256 positions; the last token needs none
+        ({"block_size": 5, "logits_shift": 0}, (252, 254, 256), [4, 2, 0]),
+        ({"attention": "block_causal", "block_size": 4, "logits_shift": 0}, (4, 5, 7, 8), [4, 3, 1, 4]),
+        ({"attention": "block_causal", "block_size": 4, "logits_shift": 1}, (4, 5, 7, 8), [4, 4, 2, 4]),
+        ({"attention": "full", "block_size": None}, (3,), [20]),
+    ],
+)
+def test_drafts_end_with_the_block_and_the_models_context(
+    options: dict[str, Any], lengths: tuple[int, ...], rooms: list[int]
+) -> None:
+    row = DenoisedRow(make_diffusion(**options))
+
+    assert [row.room(length) for length in lengths] == rooms

@@ -1,0 +1,232 @@
+"""Public families: each stand-in is recognised, called as its family is, and its mask is found by its token."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.drafters.diffuspec.naive_model import naive_mask
+from tests.drafters.diffuspec.stand_ins import KINDS, MASK, make_model
+from tests.drafters.diffuspec.test_denoising import TEXT
+from tests.drafters.tokenizers import make_tokenizer
+from tests.families import VOCAB_SIZE
+from tests.tiny import make_target
+from transformers_falcon_spec import DiffusionDrafter
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
+from transformers_falcon_spec.drafters.diffuspec.presets import PRESETS
+from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
+
+NAMED = ("diffullama", "a2d_bd3lm")  # no `model_type` tells them from others
+SMALL_BLOCK = {"a2d_bd3lm": {"block_size": 4}}  # the others' configurations say it
+
+
+def wrapped(kind: str, target: Any, **options: Any) -> Any:
+    """A stand-in as a drafter, told as little as its family needs."""
+    preset = {"preset": kind} if kind in NAMED else {}
+    given = {**preset, "mask_token_id": MASK, **SMALL_BLOCK.get(kind, {}), **options}
+    return DiffusionDrafter.from_model(make_model(kind), target, **given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_family_is_recognised_by_its_configuration_or_name(kind: str) -> None:
+    config = wrapped(kind, make_target()).config
+
+    expected = PRESETS[kind].options
+    assert {name: getattr(config, name) for name in expected} == dict(expected)
+    assert config.block_size == (4 if expected["attention"] == "block_causal" else None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_family_is_called_so_that_its_masks_and_caches_hold(kind: str) -> None:
+    drafter = wrapped(kind, make_target())
+    config, row = drafter.config, DenoisedRow(drafter)
+    plain = make_model("diffullama")
+    plain.load_state_dict(drafter.model.state_dict())
+
+    for length in (3, 7, 8, 13):
+        num = min(4, row.room(length))
+        logits = row.scores(TEXT[:length], num, 1, lambda logits: logits)
+
+        tokens = torch.cat([TEXT[:length], torch.full((num - config.logits_shift,), MASK)])[None]
+        mask = naive_mask(config.attention, length, tokens.shape[1], config.block_size)
+        naive = plain(tokens, mask, torch.arange(tokens.shape[1])[None]).logits[0, -num:].float()
+        torch.testing.assert_close(logits, naive, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_with_any_family_is_the_targets_own(kind: str) -> None:
+    target = make_target(seed=7).double()
+
+    pair = runs.both(target, wrapped(kind, target))
+
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
+
+
+def test_a_model_that_ignores_its_mask_is_refused() -> None:
+    target, model = make_target(), make_model("dream")
+    model.config._attn_implementation = "sdpa"
+    forward = model.forward
+    model.forward = lambda input_ids, attention_mask=None, position_ids=None, **kwargs: forward(input_ids, "full")
+
+    with pytest.raises(
+        OptionError, match=r"a text must not see the last one, but in a `Dream` they do\. Choose another"
+    ):
+        DiffusionDrafter.from_model(model, target, mask_token_id=MASK, attention="prefix_causal")
+
+    model.forward = lambda input_ids, attention_mask=None, position_ids=None, **kwargs: forward(
+        input_ids, naive_mask("prefix_causal", 99, input_ids.shape[1], None)
+    )
+    with pytest.raises(OptionError, match="a text must see the last one, but in a `Dream` they do not"):
+        DiffusionDrafter.from_model(model, target, mask_token_id=MASK)
+
+
+def test_attention_that_reads_no_masks_is_refused() -> None:
+    model = make_model()
+    model.config._attn_implementation = "flash_attention_2"
+
+    with pytest.raises(
+        OptionError, match=r"must take masks, as \('sdpa', 'eager'\) do, but it is 'flash_attention_2'"
+    ):
+        DiffusionDrafter.from_model(model, make_target(), mask_token_id=MASK)
+
+
+def test_a_forward_of_another_form_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"`Mdlm\.forward` must take `timesteps`, `sample_mode`, but it lacks `sample_mode`"
+    ):
+        wrapped("mdlm", make_target(), call="sampled", attention="block_causal", block_size=4)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (make_tokenizer(90, "<|mask|>", **{"<|mask|>": 92}), make_tokenizer(90)),  # free in the target
+        (make_tokenizer(90, "<|mask|>", **{"<|mask|>": 92}), make_tokenizer(90, "<|mask|>", **{"<|mask|>": 92})),
+        (make_tokenizer(90, "<|mask|>", **{"<|mask|>": MASK}), make_tokenizer(90)),  # behind the target's rows
+    ],
+)
+def test_the_mask_is_that_of_the_tokenizer(ours: Any, theirs: Any) -> None:
+    drafter = DiffusionDrafter.from_model(
+        make_model(), make_target(), tokenizer=ours, target_tokenizer=theirs, block_size=4
+    )
+
+    assert drafter.config.mask_token_id == ours.mask_token_id
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_token_id": 40}, "below 97, the ids that both share, and the target brings no tokenizer"),
+        (
+            {"mask_token_id": 92, "tokenizer": make_tokenizer(90, tool=92), "target_tokenizer": make_tokenizer(95)},
+            "id 92 is 'tool' in the draft model and 'word92' in the target",
+        ),
+        (
+            {
+                "tokenizer": make_tokenizer(90, "<|mask|>", **{"<|mask|>": 92}),
+                "target_tokenizer": make_tokenizer(90, tool=92),
+            },
+            "id 92 is '<|mask|>' in the draft model and 'tool' in the target",
+        ),
+        (
+            {"mask_token_id": 33, "tokenizer": make_tokenizer(90), "target_tokenizer": make_tokenizer(90)},
+            "id 33, 'word33' in the diffusion model, is 'word33' there",
+        ),
+        (
+            {
+                "mask_token_id": 91,
+                "tokenizer": make_tokenizer(90, "<|mask|>", **{"<|mask|>": 92}),
+                "target_tokenizer": make_tokenizer(90),
+            },
+            r"must be '<\|mask\|>', token 92 .* but `mask_token_id` is 91, there None. Pass `mask_token_id=92`",
+        ),
+    ],
+)
+def test_a_mask_that_is_a_word_of_the_target_is_refused(options: dict[str, Any], message: str) -> None:
+    pattern = message if ".*" in message else message.replace("<|mask|>", r"<\|mask\|>")
+    with pytest.raises(DrafterMismatchError, match=pattern):
+        DiffusionDrafter.from_model(make_model(vocab_size=VOCAB_SIZE), make_target(), **options)
+
+
+def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted() -> None:
+    target = make_target(seed=7).double()
+
+    model = make_model(vocab_size=VOCAB_SIZE)
+
+    drafter = DiffusionDrafter.from_model(model, target, mask_token_id=40, mask_is_text=True, block_size=5)
+    by_preset = DiffusionDrafter.from_model(model, target, mask_token_id=40, preset="diffullama")
+
+    for made in (drafter, by_preset):
+        pair = runs.both(target, made)
+        pair.assert_equal()
+        assert pair.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs the id of its mask, but neither"),
+        (
+            {"preset": "dreams", "mask_token_id": MASK},
+            r"`preset` must be one of \['a2d_bd3lm', .*, but it is 'dreams'",
+        ),
+        ({"preset": "diffugpt_medium"}, "needs the id of its mask"),
+    ],
+)
+def test_a_mask_that_nobody_names_and_an_unknown_preset_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        DiffusionDrafter.from_model(make_model(), make_target(), **options)
+
+
+def test_a_block_larger_than_the_models_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match="`block_size` must be at most 4, the block that the model was trained for, but it is 8"
+    ):
+        wrapped("sdar", make_target(), block_size=8)
+    with pytest.raises(
+        OptionError, match="`num_draft_tokens` must be at most 4, the block that the model was trained to fill in"
+    ):
+        wrapped("sdar", make_target(), num_draft_tokens=6)
+
+
+def test_another_vocabulary_is_refused() -> None:
+    with pytest.raises(DrafterMismatchError, match="must be compared, but the draft model brings no tokenizer"):
+        DiffusionDrafter.from_model(make_model(vocab_size=VOCAB_SIZE + 5), make_target(), mask_token_id=VOCAB_SIZE)
+
+
+def test_remote_code_runs_where_it_is_trusted_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    model = make_model("diffullama")
+    model.config.auto_map = {
+        "AutoConfig": "configuration_own.OwnConfig",
+        "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+    }
+    model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "llama"', '"model_type": "own"'))
+    (tmp_path / "configuration_own.py").write_text(
+        "from transformers import LlamaConfig\n\n\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+    )
+    (tmp_path / "modeling_own.py").write_text(
+        "from transformers import LlamaForCausalLM\n\nfrom .configuration_own import OwnConfig\n\n\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    target = make_target(seed=7).double()
+    options = {"target": target, "mask_token_id": MASK, "block_size": 5}
+
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        DiffusionDrafter.from_pretrained(tmp_path, **options, trust_remote_code=False)
+
+    drafter = DiffusionDrafter.from_pretrained(tmp_path, **options, trust_remote_code=True)
+    pair = runs.both(target, drafter)
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
+    with pytest.raises(
+        OptionError, match="A drafter is saved without code, but `OwnForCausalLM` came with code of its own"
+    ):
+        drafter.save_pretrained(tmp_path / "drafter")
