@@ -1,23 +1,14 @@
 """What benchmarks have in common that run arms prompt by prompt: resume, sum up, say where figures come from, print."""
 
 import argparse
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.provenance import provenance
-
-
-def with_options(drafter: Any, options: SpeculationConfig) -> Any:
-    """A drafter of the same weights with other options."""
-    arm = copy.copy(drafter)
-    arm.generation_config = options
-    return arm
 
 
 def run_and_save(

@@ -16,6 +16,7 @@ from transformers import (
 
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel, check_is_drafter, readable
+from ..drafters.contract import check_contract
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
@@ -57,25 +58,32 @@ def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
         return AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 
 
-def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
+def load_drafter(name: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> DrafterModel:
     """A drafter of the kind that its config names, in the target's type and on its device.
+
+    What differs from the target it was made for is told in the log when it is used; with `tokenizer` the chat template, too.
 
     Raises:
         [`CheckpointError`]: the config names no drafter of this package.
     """
     with readable(name):
         kind = check_is_drafter(name, DRAFTERS)
-    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
-    return drafter.to(target.device)
+    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
+    if tokenizer is not None:
+        drafter.check_target(target)  # sizes first
+        check_contract(drafter, target, tokenizer)
+    return drafter
 
 
-def load_assistant(names: list[str], target: PreTrainedModel) -> DrafterModel | DrafterPool:
+def load_assistant(
+    names: list[str], target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> DrafterModel | DrafterPool:
     """A drafter, or several of which the tuner asks one in each step.
 
     Raises:
         [`CheckpointError`]: a config names no drafter of this package.
     """
-    drafters = [load_drafter(name, target) for name in names]
+    drafters = [load_drafter(name, target, tokenizer) for name in names]
     return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
 
 
@@ -124,6 +132,11 @@ def load_tree(name: str) -> DraftTree:
 
 def save_tree(folder: Path, tree: dict[str, list[int]]) -> None:
     """Make a static tree the drafter's own: it goes into its `config.json`."""
+    save_fields(folder, {"draft_tree": tree})
+
+
+def save_fields(folder: Path, fields: dict[str, Any]) -> None:
+    """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
     path = folder / "config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), "draft_tree": tree}
+    config = {**json.loads(path.read_text(encoding="utf-8")), **fields}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..core.tree import DraftTree
+from ..drafters.contract import sign
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
@@ -45,7 +46,8 @@ class DrafterTrainer(Trainer):
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
 
-    A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
+    The drafter's config keeps which target it was trained for, chat template included where `processing_class` is its tokenizer. A
+    loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
@@ -60,6 +62,7 @@ class DrafterTrainer(Trainer):
         objective = objective_of(model)
         self.features = objective.read_target(model, target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
+        sign(model.config, target, self.processing_class)
         self.model_accepts_loss_kwargs = False
         target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         self.objective: Objective = objective(model, self.features, self.args)
