@@ -24,6 +24,7 @@ from transformers_falcon_spec.evaluation.doctor.examination import Case, examine
 from transformers_falcon_spec.evaluation.doctor.files import file_faults, why_unreadable
 from transformers_falcon_spec.evaluation.doctor.measurement import own_prompts, verdict_of
 from transformers_falcon_spec.evaluation.doctor.promise import Promise, promise_of
+from transformers_falcon_spec.evaluation.doctor.surroundings import reading, template
 from transformers_falcon_spec.evaluation.doctor.verdicts import NAMES, Report
 
 ROOT = Path(__file__).parents[2]
@@ -44,10 +45,10 @@ def deaf(
 
 
 def examined(
-    target: Any, tokenizer: Any, drafter: Any, promise: Promise | None = None, num_prompts: int = 1
+    target: Any, tokenizer: Any, drafter: Any, promise: Promise | None = None, max_new_tokens: int = 12
 ) -> Report:
     report = Report("target", "drafter")
-    examine(Case(target, tokenizer, drafter, own_prompts()[:num_prompts], 16, promise), report)
+    examine(Case(target, tokenizer, drafter, own_prompts()[:1], max_new_tokens, promise), report)
     return report
 
 
@@ -88,10 +89,6 @@ def change_attention(target: Any, tokenizer: Any) -> tuple[Any, Any]:
     return target, tokenizer
 
 
-def change_positions(target: Any, tokenizer: Any) -> tuple[Any, Any]:
-    return make_target("bloom"), tokenizer
-
-
 @pytest.mark.tuned
 @pytest.mark.parametrize(
     ("change", "fault", "told"),
@@ -127,28 +124,24 @@ def test_a_target_that_cannot_work_ends_the_examination(changes: dict[str, Any])
 
 
 def test_a_target_that_reads_masks_but_no_trees_has_no_mask_bug() -> None:
-    target = make_target("bloom")
+    section, verdicts, can_verify = reading(make_target("bloom"))
 
-    report = examined(target, make_tokenizer(), make_drafter(target))
-
-    assert "no trees" in names_of(report)
-    assert report.sections["reading"]["reads_masks"] in (True, None)
+    assert [verdict.name for verdict in verdicts] == ["no trees"]
+    assert (section["form"], can_verify) == ("paths", True)
+    assert section["reads_masks"] is not False
 
 
 def test_a_template_that_marks_too_little_is_told() -> None:
-    target = make_target()
-    thin = MARKED_TEMPLATE.replace(
-        "message['role'] == 'assistant'", "message['role'] == 'assistant' and loop.index > 3"
-    )
+    thin = MARKED_TEMPLATE.replace("== 'assistant'", "== 'assistant' and loop.index > 3")
 
-    marked, unmarked, thinly = (
-        examined(target, make_tokenizer(template), make_drafter(target))
-        for template in (MARKED_TEMPLATE, PLAIN_TEMPLATE, thin)
-    )
+    found = {
+        name: template(make_tokenizer(text))
+        for name, text in (("marked", MARKED_TEMPLATE), ("unmarked", PLAIN_TEMPLATE), ("thin", thin), ("none", None))
+    }
 
-    assert "template mask" not in names_of(marked) + names_of(unmarked)
-    assert "template mask" in names_of(thinly)
-    assert thinly.sections["template"]["marked_runs"] < thinly.sections["template"]["turns"] == 3
+    named = {name: [verdict.name for verdict in verdicts] for name, (_, verdicts) in found.items()}
+    assert named == {"marked": [], "unmarked": [], "thin": ["template mask"], "none": []}
+    assert found["thin"][0]["marked_runs"] < found["thin"][0]["turns"] == 3
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +198,7 @@ def test_acceptance_below_the_promise_is_told_unless_something_else_explains_it(
     acceptance, costs = report.sections["acceptance"], report.sections["costs"]
     assert acceptance["is_low"]
     assert names_of(report) == ["low acceptance"]
-    assert "training.json` promises" in report.verdicts[0].text or "training.json promises" in report.verdicts[0].text
+    assert "training.json promises 2.6" in report.verdicts[0].text
     assert verdict_of(acceptance, costs, ["other dtype"]) is None
 
 

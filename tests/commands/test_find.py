@@ -58,8 +58,9 @@ class Handler(BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         wanted = parse_qs(split.query).get("filter", [])
         found = [model for model in MODELS if set(wanted) <= set(model["tags"])]
-        body = json.dumps(found).encode()
-        self.send_response(200 if split.path == "/api/models" else 404)
+        is_known = split.path == "/api/models"
+        body = json.dumps(found if is_known else {"error": "Not here"}).encode()
+        self.send_response(200 if is_known else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -121,6 +122,7 @@ def test_a_target_without_drafters_says_so(hub: str, capsys: pytest.CaptureFixtu
 def test_without_the_hub_the_message_says_what_to_look_at(
     is_offline: bool, address: str, message: str, hub: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)  # between retries
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     monkeypatch.setattr(constants, "ENDPOINT", address.format(hub=hub))
 

@@ -93,7 +93,7 @@ class Fingerprint:
         for name, weights, rows in parts:
             reason = next(filter(None, map(_why_unreadable, weights)), None if weights else "there are none")
             if reason is None:
-                values = torch.cat([_row(weight, place) for weight in weights for place in rows])
+                values = torch.cat([_row(weight, place) for weight in weights if weight is not None for place in rows])
                 found.prints[name] = Print.of(values)
             else:
                 found.skipped[name] = reason

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # `HTTPError` is that of `httpx` or `httpx2`, by version
     HFValidationError,
-    HTTPError,  # type: ignore[attr-defined]  # that of `httpx` or `httpx2`, by version; `HfHubHTTPError` is one
+    HTTPError,
     OfflineModeIsEnabled,
 )
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ..drafters.eagle import EagleConfig
 from ..drafters.falcon import FalconSpecConfig

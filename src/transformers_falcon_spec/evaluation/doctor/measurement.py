@@ -113,7 +113,8 @@ class Measurement:
     def costs(self) -> Section:
         """Seconds of a step and of its parts, by size, and what it costs in plain steps."""
         whole, usual = self.row(WHOLE), self.row(USUAL)
-        tuning = next((run["speculation"]["tuning"] for run in reversed(self.runs) if run["arm"] == USUAL), {})
+        tuned = [run["speculation"]["tuning"] for run in self.runs if run["arm"] == USUAL]
+        tuning: dict[str, Any] = tuned[-1] if tuned else {}
         section: Section = {
             "plain_seconds": whole.get("plain_seconds_per_step"),
             "draft_seconds": whole["draft_seconds_per_step"],
@@ -133,10 +134,12 @@ def _least_cost(section: Section) -> float | None:
     plain = section["plain_seconds"]
     if plain is None:
         return None
-    reads = [seconds for size, seconds in section["read_seconds_by_nodes"].items() if float(size) > 1]
-    drafts = list(section["draft_seconds_by_passes"].values())
-    found = [section["step_cost"]] + ([(min(reads) + min(drafts)) / plain] if reads and drafts else [])
-    return min(found)
+    reads = {float(size): seconds for size, seconds in section["read_seconds_by_nodes"].items()}
+    drafts, sizes = list(section["draft_seconds_by_passes"].values()), sorted(size for size in reads if size > 1)
+    if 1.0 not in reads or not sizes or not drafts:  # nothing was tuned
+        return section["step_cost"]
+    more = max(reads[sizes[0]] - reads[1.0], 0.0) + min(drafts)
+    return min(section["step_cost"], 1 + more / plain)
 
 
 def verdict_of(acceptance: Section, costs: Section, explained_by: Sequence[str]) -> Verdict | None:

@@ -69,7 +69,10 @@ class Report:
         if not acceptance:
             return "Drafting does not work: " + "; ".join(verdict.name for verdict in self.verdicts) + "."
         length, speedup = acceptance["acceptance_length"], costs["speedup"]
-        found = f"{length:.2f} tokens a step, {speedup:.2f} times as fast as the target alone"
+        speed = "texts too short to time" if speedup is None else f"{speedup:.2f} times as fast as the target alone"
+        found = f"{length:.2f} tokens a step, {speed}"
+        if not self.verdicts and speedup is not None and speedup < 1:
+            return f"No fault is found, but it does not pay: {found}. Longer texts give the tuner more time to learn what does."
         if not self.verdicts:
             return f"Nothing is wrong: {found}."
         return f"{found[0].upper()}{found[1:]}. What is wrong: " + "; ".join(v.name for v in self.verdicts) + "."
