@@ -16,7 +16,7 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.contract import TargetContract, check_contract, mismatches, sign
-from transformers_falcon_spec.drafters.fingerprint import Fingerprint
+from transformers_falcon_spec.drafters.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.shapes import Shape
@@ -176,16 +176,44 @@ def test_a_quantised_target_is_told_from_its_config_and_its_weights_are_left_alo
     assert Fingerprint.of(target).skipped == {"layers": "it is quantised"}
 
 
-def test_offloaded_weights_are_not_loaded_to_be_looked_at() -> None:
+def offloaded(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to("meta")
+
+
+def gathered_elsewhere(weight: torch.Tensor) -> torch.Tensor:
+    return weight.new_empty(0, weight.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("hide", "reason"),
+    [(offloaded, "it is offloaded"), (gathered_elsewhere, "it is sharded over processes")],
+)
+def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any, reason: str) -> None:
     target = make_target()
     drafter = make_drafter(target)
-    target.model.layers.to("meta")
+    for module in target.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(hide(module.weight.detach()))
 
     contract = TargetContract.of(target)
 
-    assert contract.skipped == {"layers": "it is offloaded"}
+    assert contract.skipped == {"layers": reason}
     assert contract.weights.keys() == {"embeddings", "head"}
     assert names(drafter, target) == []  # what can be seen is the same
+
+
+def test_where_nothing_can_be_seen_the_revision_tells() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    drafter.config.target_contract["revision"] = target.config._commit_hash = "a" * 40
+    target.to("meta")
+    assert names(drafter, target) == []
+
+    target.config._commit_hash = "b" * 40
+
+    (found,) = mismatches(drafter.config, target)
+    assert found.name == "other target"
+    assert f"another revision ({'b' * 40})" in found.text
 
 
 def test_an_adapter_is_told_and_what_lies_under_it_is_still_known() -> None:
@@ -248,6 +276,22 @@ def test_a_sample_that_is_none_is_refused_in_words() -> None:
 
     with pytest.raises(CheckpointError, match="must be hexadecimal, but it is 'zz'"):
         drafter.check_target(target)
+
+
+@pytest.mark.parametrize(("part", "rows"), [("embeddings", TABLE_ROWS), ("layers", LAYER_ROWS)])
+def test_prints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, rows: tuple[float, ...]) -> None:
+    target = make_target(num_hidden_layers=1)
+    layers = [weight for name, weight in target.model.named_parameters() if "layers" in name and weight.dim() > 1]
+    whole = {"embeddings": [target.get_input_embeddings().weight], "layers": layers}[part]
+
+    values = [
+        value
+        for weight in whole
+        for share in rows
+        for value in weight.float()[int(share * len(weight))].tolist()[:256]
+    ]
+
+    assert Fingerprint.of(target).prints[part] == Print.of(torch.tensor(values))
 
 
 def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:

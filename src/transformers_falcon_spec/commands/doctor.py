@@ -104,4 +104,4 @@ def _text(value: Any) -> str:
         return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items()) or "-"
     if isinstance(value, list | tuple):
         return " ".join(map(_text, value)) or "-"
-    return str({True: "yes", False: "no"}[value] if isinstance(value, bool) else "-" if value is None else value)
+    return str({True: "yes", False: "no"}[value] if isinstance(value, bool) else "-" if value in (None, "") else value)

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, DrafterMismatchError
-from . import fingerprint
-from .fingerprint import ADAPTERS, Fingerprint, Print
+from .fingerprint import ADAPTERS, PACKED, Fingerprint, Print
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +207,11 @@ def _other_weights(signed: TargetContract, given: TargetContract, names: tuple[s
         what = f"{names[0]} is another model than {names[1]}, which this drafter was made for ({', '.join(both)}). {_EXACT}"
         return Mismatch(OTHER_TARGET, f"{what}, but expect that hardly any draft is kept.", _TRAIN_ON)
     parts = [part for part in signed.weights if part in given.weights]
+    if not parts and None not in (signed.revision, given.revision) and signed.revision != given.revision:
+        what = f"{names[0]} is of another revision ({given.revision}) than this drafter was made for ({signed.revision}), and its weights"
+        return Mismatch(
+            OTHER_TARGET, f"{what} cannot be looked at. {_EXACT}, but drafts may be kept less often.", _TRAIN_ON
+        )
     like = {part: signed.weights[part].likeness(given.weights[part]) for part in parts}
     is_rounding = signed.dtype != given.dtype and "different" not in like.values()
     differing = [part for part in parts if like[part] != "same"]
@@ -267,4 +271,4 @@ def _quantization(target: PreTrainedModel, found: Fingerprint) -> str | None:
     if config is not None:
         method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
         return str(getattr(method, "value", method))
-    return "in place" if fingerprint.QUANTISED in found.skipped.values() else None
+    return "in place" if PACKED in found.skipped.values() else None

@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 from ..generation.parts import decoder_of
 
 ADAPTERS = "adapters"
-QUANTISED = "it is quantised"
+PACKED = "it is quantised"
 Likeness = Literal["same", "rounded", "different"]
 
 NUM_WEIGHTS = 16  # of the layers, from the first to the last
@@ -138,7 +138,7 @@ def _why_unreadable(weight: Tensor | None) -> str | None:
     reasons = {
         "it is offloaded": weight.device.type == "meta",
         "it is sharded over processes": hasattr(weight, "device_mesh") or weight.numel() == 0,
-        QUANTISED: not weight.is_floating_point() or type(weight.data) is not Tensor,
+        PACKED: not weight.is_floating_point() or type(weight.data) is not Tensor,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
