@@ -269,6 +269,7 @@ def _quantization(target: PreTrainedModel, found: Fingerprint) -> str | None:
     """How a target is quantised: as its config says, else as its weights look."""
     config: Any = getattr(target.config, "quantization_config", None)
     if config is not None:
-        method = config.get("quant_method") if isinstance(config, dict) else config.quant_method
+        stored = config if isinstance(config, dict) else vars(config)
+        method = stored.get("quant_method") or type(config).__name__
         return str(getattr(method, "value", method))
     return "in place" if PACKED in found.skipped.values() else None
