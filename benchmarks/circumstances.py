@@ -21,9 +21,9 @@ from transformers import logging
 from benchmarks.batches import padded
 from benchmarks.budgets import add_pair, load_pair
 from benchmarks.choose_tree import shape_options
-from benchmarks.running import with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.decoding import decoding_options
+from transformers_falcon_spec.evaluation.methods import with_options
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
 from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import bootstrap

@@ -14,10 +14,10 @@ from transformers import logging
 
 from benchmarks.budgets import add_pair, load_pair
 from benchmarks.choose_tree import shape_options
-from benchmarks.running import with_options
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters import grown_tree
 from transformers_falcon_spec.evaluation.decoding import decoding_options
+from transformers_falcon_spec.evaluation.methods import with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.timed import timed_generate

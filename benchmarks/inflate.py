@@ -27,6 +27,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, logging
 
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
+from transformers_falcon_spec.drafters.contract import TargetContract
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.shapes import SHAPES, Shape
@@ -67,6 +68,13 @@ def write_card(output: Path, card: dict[str, Any]) -> None:
     )
 
 
+def name_target(config: Any, folder: Path, contract: dict[str, Any] | None) -> None:
+    """Tell the config of an inflated drafter its inflated target; draft models of their own have no such fields."""
+    for name, value in (("target_name_or_path", str(folder)), ("target_contract", contract)):
+        if hasattr(config, name):
+            setattr(config, name, value)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Inflate a target and its drafters into a folder each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,16 +95,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise OptionError(f"Drafters must have names of their own, other than `target`, but they are {args.drafters}.")
     if args.output.exists() and any(args.output.iterdir()):
         raise OptionError(f"`{args.output}` must be empty or new, but it holds files. Choose another folder.")
-    counts = {}
+    counts, contract = {}, None
     for name, folder in folders.items():
         if name == "target":
             large = inflate(target, shape, dtype=DTYPES[args.dtype])
+            contract = TargetContract.of(large, tokenizer).to_json()
             tokenizer.save_pretrained(args.output / name)
         else:
             drafter = load_small_drafter(folder, target)
             large = inflate_drafter(drafter, target, shape, dtype=DTYPES[args.dtype])
-            if hasattr(large.config, "target_name_or_path"):
-                large.config.target_name_or_path = str(args.output / "target")
+            name_target(large.config, args.output / "target", contract)
         large.save_pretrained(args.output / name)
         counts[name] = large.num_parameters()
         del large  # one at a time in memory

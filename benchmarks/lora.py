@@ -18,12 +18,11 @@ from typing import Any
 from transformers import AutoConfig, DataCollatorForSeq2Seq, Trainer, TrainingArguments, set_seed
 
 from benchmarks.orders import Conversation, conversations
-from benchmarks.running import with_options
 from transformers_falcon_spec import SpeculationConfig, cli
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.errors import FalconSpecError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.methods import with_drafter
+from transformers_falcon_spec.evaluation.methods import with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.provenance import provenance

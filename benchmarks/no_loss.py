@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import logging
 
-from benchmarks.running import run_and_save, with_options
+from benchmarks.running import run_and_save
 from transformers_falcon_spec import FalconSpecDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.methods import Method, with_drafter
+from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
 
 HERE = Path(__file__).parent

@@ -1,29 +1,16 @@
 """What benchmarks have in common that run arms prompt by prompt: resume, sum up, say where figures come from, print."""
 
 import argparse
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, summarize
 from transformers_falcon_spec.provenance import provenance
 
 Runs = list[dict[str, Any]]
-
-
-def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
-    """A drafter of the same weights with other options, and other `fields` of its config."""
-    arm = copy.copy(drafter)
-    arm.generation_config = options
-    if fields:
-        arm.config = copy.copy(drafter.config)
-        for name, value in fields.items():
-            setattr(arm.config, name, value)
-    return arm
 
 
 def by_arm(records: Runs) -> dict[str, dict[str, Runs]]:

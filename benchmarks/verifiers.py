@@ -11,10 +11,10 @@ from pathlib import Path
 
 from transformers import logging
 
-from benchmarks.running import run_and_save, with_options
+from benchmarks.running import run_and_save
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.methods import with_drafter
+from transformers_falcon_spec.evaluation.methods import with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.generation.options import VERIFIERS
 

@@ -67,6 +67,13 @@ COMMANDS = {
     "convert": Command(
         "convert", ("commands.convert:ConvertCommand",), "make a drafter from a checkpoint of other software"
     ),
+    "contract": Command(
+        "contract", ("commands.contract:ContractCommand",), "write into a drafter which target it is for"
+    ),
+    "find": Command("find", ("commands.find:FindCommand",), "list published drafters for a target"),
+    "doctor": Command(
+        "doctor", ("commands.doctor:DoctorCommand",), "say why drafts are not kept, or why it is not faster"
+    ),
 }
 
 

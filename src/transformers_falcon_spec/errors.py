@@ -13,6 +13,7 @@ FalconSpecError
 ├── ParityError             a text with a drafter that is not the target's own
 ├── BenchmarkError          a method that failed in a benchmark which the others finished
 │   └── ProcessKilledError  a method whose process was ended by a signal
+├── HubError                the Hub cannot be reached, or refuses
 ├── SandboxError            a machine on which programs cannot be run within limits
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
@@ -66,6 +67,10 @@ class BenchmarkError(FalconSpecError, RuntimeError):
 
 class ProcessKilledError(BenchmarkError):
     """A signal ended the process in which a method ran; it must not run in the process that measures the others."""
+
+
+class HubError(FalconSpecError, OSError):
+    """The Hugging Face Hub cannot be reached, or it refuses."""
 
 
 class SandboxError(FalconSpecError, RuntimeError):

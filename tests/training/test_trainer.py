@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import EvalPrediction
 
+from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, example_batch, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
+from transformers_falcon_spec.drafters.contract import mismatches
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.objectives import Outcome
@@ -263,6 +265,23 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DrafterMismatchError, match="Load the target it was trained for: `x/right`"):
         DrafterTrainer(target=make_target(**SMALL), model=drafter, args=args)
+
+
+def test_a_drafter_remembers_the_target_it_was_trained_for_last_and_its_template(tmp_path: Path) -> None:
+    first, other = make_target(**SMALL), make_target(**SMALL, seed=5)
+    drafter, args = make_drafter(first), DrafterTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+
+    DrafterTrainer(target=other, model=drafter, args=args, processing_class=make_tokenizer())
+
+    found = {
+        name: [m.name for m in mismatches(drafter.config, target, make_tokenizer(template))]
+        for name, target, template in (
+            ("first", first, PLAIN_TEMPLATE),
+            ("other", other, PLAIN_TEMPLATE),
+            ("template", other, MARKED_TEMPLATE),
+        )
+    }
+    assert found == {"first": ["other target"], "other": [], "template": ["wrong template"]}
 
 
 def test_a_batch_without_anything_to_draft_is_refused_in_words(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def run(command: GenerateCommand) -> None:
     """Write every prompt's text; compare if asked."""
     logging.set_verbosity_error()
     target, tokenizer = load_target(command.target, command.dtype, command.device)
-    drafter = load_assistant(command.drafter, target)
+    drafter = load_assistant(command.drafter, target, tokenizer)
     prompts = [Prompt("command", str(i), (("user", text),)) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit)
     console = Console()

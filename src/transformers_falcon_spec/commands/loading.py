@@ -20,6 +20,7 @@ from transformers.utils.hub import cached_file
 from ..core.tree import DraftTree
 from ..drafters.adapters import base_of_adapter
 from ..drafters.base import DrafterModel, check_is_drafter, readable
+from ..drafters.contract import check_contract
 from ..drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
@@ -78,10 +79,12 @@ def _tokenizer(name: str) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(name if has_own else base)
 
 
-def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
+def load_drafter(name: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> DrafterModel:
     """A drafter of the kind that its config names, maybe by its adapter, in the target's type and on its device.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers.
+
+    What differs from the target it was made for is told in the log when it is used; with `tokenizer` the chat template, too.
 
     Raises:
         [`CheckpointError`]: the config names no drafter of this package.
@@ -91,8 +94,11 @@ def load_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
         return _layer_parallel(name, target)
     with readable(name):
         kind = check_is_drafter(name, DRAFTERS)
-    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval()
-    return drafter.to(target.device)
+    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
+    if tokenizer is not None:
+        drafter.check_target(target)  # sizes first
+        check_contract(drafter, target, tokenizer)
+    return drafter
 
 
 def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
@@ -128,13 +134,15 @@ def load_trainable(name: str) -> PreTrainedModel:
     return drafter
 
 
-def load_assistant(names: list[str], target: PreTrainedModel) -> DrafterModel | DrafterPool:
+def load_assistant(
+    names: list[str], target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> DrafterModel | DrafterPool:
     """A drafter, or several of which the tuner asks one in each step.
 
     Raises:
         [`CheckpointError`]: a config names no drafter of this package.
     """
-    drafters = [load_drafter(name, target) for name in names]
+    drafters = [load_drafter(name, target, tokenizer) for name in names]
     return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
 
 
@@ -183,6 +191,11 @@ def load_tree(name: str) -> DraftTree:
 
 def save_tree(folder: Path, tree: dict[str, list[int]]) -> None:
     """Make a static tree the drafter's own: it goes into its `config.json`."""
+    save_fields(folder, {"draft_tree": tree})
+
+
+def save_fields(folder: Path, fields: dict[str, Any]) -> None:
+    """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
     path = folder / "config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), "draft_tree": tree}
+    config = {**json.loads(path.read_text(encoding="utf-8")), **fields}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

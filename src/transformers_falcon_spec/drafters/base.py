@@ -20,6 +20,7 @@ from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width
 from .adapters import base_of_adapter, options_of_base, put_adapter
+from .contract import FIELD, TargetContract, check_contract
 from .option_files import hub_options, read_options
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -32,6 +33,11 @@ def target_fields(target: PreTrainedModel) -> dict[str, Any]:
     fields["vocab_size"] = config.vocab_size
     fields["target_name_or_path"] = target.config._name_or_path
     return fields
+
+
+def contract_fields(target: PreTrainedModel) -> dict[str, Any]:
+    """The same with the contract, for drafters that learn from one target."""
+    return {**target_fields(target), FIELD: TargetContract.of(target).to_json()}
 
 
 def check_fields(config_class: type, options: dict[str, Any]) -> None:
@@ -128,8 +134,11 @@ class DrafterModel(PreTrainedModel):
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target of another shape or on another device; another dtype is fine, the drafter computes in its own.
 
+        What else differs from the target that it was made for is told once, in the log.
+
         Raises:
-            [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for.
+            [`DrafterMismatchError`]: a size or the special ids of `model` are not what the drafter was made for.
+            [`CheckpointError`]: the contract in its config cannot be read.
             [`GenerationError`]: the drafter is on another device than `model`.
             [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the target's
                 context, or that have more nodes than the decoding loop reads.
@@ -142,6 +151,7 @@ class DrafterModel(PreTrainedModel):
                     f"gives {given}. Load the target it was trained for: `{self.config.target_name_or_path}`."
                 )
         _check_device(self.device, model)
+        check_contract(self, model)
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         """Refuse trees of which only a part could ever be drafted."""

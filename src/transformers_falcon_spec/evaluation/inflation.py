@@ -104,6 +104,7 @@ def inflate_drafter(
     changes: dict[str, Any] = {}
     if isinstance(drafter, DrafterModel):
         depth = small.num_hidden_layers if shape.num_hidden_layers > small.num_hidden_layers else None
+        changes["target_contract"] = None  # that of the large target, which only the caller has
         changes["feature_layers"] = [_feature_layer(layer, depth) for layer in drafter.feature_layers]
     own = small.of_drafter(config)
     layout = Layout(own, own.along(small, shape), config.pad_token_id or 0)

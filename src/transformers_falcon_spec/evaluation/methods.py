@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.import_utils import is_sklearn_available
 
 from ..drafters.base import DrafterModel
+from ..generation.options import SpeculationConfig
 from ..generation.seam import without_seam
 from ..provenance import weights_fingerprint
 
@@ -120,6 +121,17 @@ def with_drafter(name: str, drafter: DrafterModel) -> Method:
         num_nodes=drafter.num_nodes,
         block_size=drafter.block_size,
     )
+
+
+def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
+    """A drafter of the same weights with other options, and other `fields` of its config."""
+    arm = copy.copy(drafter)
+    arm.generation_config = options
+    if fields:
+        arm.config = copy.copy(drafter.config)
+        for name, value in fields.items():
+            setattr(arm.config, name, value)
+    return arm
 
 
 def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:

@@ -51,6 +51,22 @@ def probe(model: PreTrainedModel) -> Capability:
 
 
 @torch.no_grad()
+def reads_masks(model: PreTrainedModel) -> bool:
+    """Whether the attention looks at masks at all: a node's logits must change with its parent, at the same position.
+
+    Raises:
+        Whatever a model raises that cannot read trees.
+    """
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    ids = ((torch.arange(10, device=model.device) * 7 + 3) % vocab_size)[None]
+    readings = []
+    for parent in (1, 2):
+        tree = _on(DraftTree.from_lists([-1, 0, 0, parent]), model.device)
+        readings.append(_prefilled(model, ids[:, :6]).read(ids[:, 6:], tree).logits.float()[:, -1])
+    return not torch.allclose(readings[0], readings[1], rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
 def _probe(model: PreTrainedModel) -> Capability:
     if model._is_stateful:  # a state that happens to forget quickly would pass
         raise TargetError(f"{_refusal(model)} It keeps a recurrent state, which cannot take back rejected drafts.")

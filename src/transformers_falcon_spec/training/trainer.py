@@ -18,6 +18,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
+from ..drafters.contract import sign
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
@@ -58,7 +59,8 @@ class DrafterTrainer(Trainer):
     target alone. See [`real_acceptance`] and [`decoding_copy`] for what is counted and with which trees. With FSDP or DeepSpeed,
     where no process holds the whole drafter, these metrics are left out, with a warning.
 
-    A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
+    The drafter's config keeps which target it was trained for, chat template included where `processing_class` is its tokenizer. A
+    loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
@@ -74,6 +76,7 @@ class DrafterTrainer(Trainer):
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
+        sign(self.drafter.config, target, self.processing_class)
         self.model_accepts_loss_kwargs = False
         target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         self.objective: Objective = objective(self.drafter, self.features, self.args)

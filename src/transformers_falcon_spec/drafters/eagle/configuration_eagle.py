@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import embedding_width, feature_width, head_width
-from ..base import target_fields
+from ..base import contract_fields
 from ..confidence import GrowingConfig
 
 VERSIONS = (1, 3)
@@ -42,6 +42,7 @@ class EagleConfig(GrowingConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.contract.TargetContract`]. None checks sizes alone.
 
     Example:
 
@@ -69,6 +70,7 @@ class EagleConfig(GrowingConfig):
     embedding_size: int | None = None
     draft_tree: dict[str, Any] | None = None
     target_name_or_path: str | None = None
+    target_contract: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
@@ -160,7 +162,7 @@ class EagleConfig(GrowingConfig):
             "embedding_size": embedding_width(target),
             "feature_layers": layers,
             "feature_size": feature_width(target, layers),
-            **target_fields(target),
+            **contract_fields(target),
         }
         return cls(**{**sizes, **options})
 

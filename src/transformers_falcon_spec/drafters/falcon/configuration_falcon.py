@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import embedding_width, feature_width, head_width
-from ..base import check_fields, target_fields
+from ..base import check_fields, contract_fields
 from ..confidence import GrowingConfig
 
 RECURRENCES = ("sequence", "token")
@@ -45,6 +45,7 @@ class FalconSpecConfig(GrowingConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts a chain of one block.
         confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.contract.TargetContract`]. None checks sizes alone.
 
     Example:
 
@@ -71,6 +72,7 @@ class FalconSpecConfig(GrowingConfig):
     embedding_size: int | None = None
     draft_tree: dict[str, Any] | None = None
     target_name_or_path: str | None = None
+    target_contract: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the widths that follow from others."""
@@ -122,6 +124,6 @@ class FalconSpecConfig(GrowingConfig):
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
             "embedding_size": embedding_width(target),
             "feature_size": feature_width(target, layers),
-            **target_fields(target),
+            **contract_fields(target),
         }
         return cls(**{**sizes, **options})

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import head_width
-from ..base import check_fields, target_fields
+from ..base import check_fields, contract_fields
 
 
 @strict
@@ -26,6 +26,7 @@ class MedusaConfig(PreTrainedConfig):
             `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads whose every rank is right half as
             often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.contract.TargetContract`]. None checks sizes alone.
 
     Example:
 
@@ -48,6 +49,7 @@ class MedusaConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     target_name_or_path: str | None = None
+    target_contract: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Refuse options out of range."""
@@ -66,4 +68,4 @@ class MedusaConfig(PreTrainedConfig):
             [`OptionError`]: an option that is no field.
         """
         check_fields(cls, options)
-        return cls(**{"hidden_size": head_width(target), **target_fields(target), **options})
+        return cls(**{"hidden_size": head_width(target), **contract_fields(target), **options})

@@ -1,0 +1,55 @@
+"""`falcon-spec contract`: write into a drafter's config which target it is for, so that another one is told when it is used.
+
+Training does this by itself; this command is for drafters that were converted, or made before contracts. It believes you that
+`--target` is the right one. Only `config.json` of the drafter's folder changes.
+
+Example:
+  falcon-spec contract --target models/reference-target --drafter models/falcon-reference
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import logging
+
+from ..drafters.contract import FIELD, TargetContract
+from ..errors import OptionError
+from .loading import load_drafter, load_target, save_fields
+
+
+@dataclass
+class ContractCommand:
+    """Which drafter is for which target."""
+
+    target: str = field(metadata={"help": "Folder or Hub name of the target the drafter was trained for."})
+    drafter: str = field(metadata={"help": "Folder of the drafter."})
+    dtype: str = field(default="auto", metadata={"help": "Type in which it was: auto, float32, bfloat16 or float16."})
+    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+
+
+def run(command: ContractCommand) -> None:
+    """Check the sizes, sign, and show what was written.
+
+    Raises:
+        [`OptionError`]: the drafter is no folder, or learns nothing of a target.
+        [`DrafterMismatchError`]: its sizes are not the target's.
+    """
+    logging.set_verbosity_error()
+    if not Path(command.drafter).is_dir():
+        raise OptionError(
+            f"`drafter` must be a folder to write into, but `{command.drafter}` is none. Download it first."
+        )
+    target, tokenizer = load_target(command.target, command.dtype, command.device)
+    drafter = load_drafter(command.drafter, target)
+    if not hasattr(drafter.config, FIELD):
+        raise OptionError(
+            f"A contract is for drafters that learned from one target, but a `{type(drafter).__name__}` works with any. It needs none."
+        )
+    setattr(drafter.config, FIELD, None)  # the old one does not matter any more
+    drafter.check_target(target)
+    contract = TargetContract.of(target, tokenizer)
+    save_fields(Path(command.drafter), {FIELD: contract.to_json(), "target_name_or_path": command.target})
+    parts = ", ".join(contract.weights) or "none"
+    print(f"`{command.drafter}` is for `{command.target}` in {contract.dtype}; weights known: {parts}.")
+    for part, reason in contract.skipped.items():
+        print(f"{part}: not looked at, {reason}.")

@@ -1,0 +1,50 @@
+"""`falcon-spec find`: list the drafters that people published on the Hub for a target.
+
+A card names its target as `base_model`; acceptance lengths are what the card says, from the lowest to the highest set of prompts.
+Whether a drafter fits the target at hand is told when it is used, and by `falcon-spec doctor`.
+
+Example:
+  falcon-spec find --target Qwen/Qwen3-0.6B
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from ..hub.find import PublishedDrafter, find_drafters
+
+
+@dataclass
+class FindCommand:
+    """Which target, and in which form."""
+
+    target: str = field(metadata={"help": "Name of the target on the Hub."})
+    json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
+
+
+def run(command: FindCommand) -> None:
+    """Ask, and print.
+
+    Raises:
+        [`HubError`]: the Hub cannot be reached.
+    """
+    found = find_drafters(command.target)
+    if command.json:
+        print(json.dumps([asdict(drafter) for drafter in found], indent=1))
+        return
+    if not found:
+        print(f"No drafter on the Hub names `{command.target}` as its base model. Train one: `falcon-spec train`.")
+        return
+    table = Table("drafter", "method", "downloads", "acceptance length")
+    for drafter in found:
+        table.add_row(drafter.repo_id, drafter.method, str(drafter.downloads), _lengths(drafter))
+    Console().print(table)
+
+
+def _lengths(drafter: PublishedDrafter) -> str:
+    if not drafter.acceptance:
+        return "-"
+    low, high = min(drafter.acceptance), max(drafter.acceptance)
+    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"

@@ -1,0 +1,67 @@
+"""Why weights cannot be loaded: files that are cut short, pointers in their place, or files that are missing."""
+
+import json
+import struct
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from .verdicts import BROKEN, TRUNCATED, Verdict
+
+_POINTER = b"version https://git-lfs"
+_LENGTH = 8  # bytes that say how long the header is
+
+
+def why_unreadable(name: str, error: Exception) -> Verdict:
+    """The verdict for a checkpoint that loading refused with `error`."""
+    folder = folder_of(name)
+    faults = [] if folder is None else file_faults(folder)
+    if faults:
+        remedy = "Fetch the files again; `git lfs pull` fetches what a pointer stands for."
+        return Verdict(TRUNCATED, f"The weights of `{name}` are not whole: {'; '.join(faults)}.", remedy)
+    return Verdict(
+        BROKEN, f"`{name}` cannot be loaded: {error}", "Take another checkpoint, or convert it if it is foreign."
+    )
+
+
+def file_faults(folder: Path) -> list[str]:
+    """What is wrong with the safetensors files of a folder; their headers say how long they must be."""
+    found = [fault for path in sorted(folder.glob("*.safetensors")) if (fault := _fault(path)) is not None]
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError):
+            found.append(f"`{index.name}` is no index")
+            continue
+        found += [f"`{shard}` is missing" for shard in sorted(shards) if not (folder / shard).is_file()]
+    return found
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with one file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_LENGTH + len(_POINTER))
+        if start.startswith(_POINTER):
+            return f"`{path.name}` is a pointer of Git LFS"
+        if len(start) < _LENGTH:
+            return f"`{path.name}` has {size} bytes and no header"
+        (length,) = struct.unpack("<Q", start[:_LENGTH])
+        if size < _LENGTH + length:
+            return f"`{path.name}` ends after {size} bytes, within a header of {length}"
+        file.seek(_LENGTH)
+        header = json.loads(file.read(length))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    expected = _LENGTH + length + max(ends, default=0)
+    return f"`{path.name}` must have {expected} bytes, but it has {size}" if size < expected else None
+
+
+def folder_of(name: str) -> Path | None:
+    """Where the files are; None if they are not on this machine."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (OSError, HFValidationError):
+        return None

@@ -1,0 +1,77 @@
+"""What a drafter promises: the acceptance in a results file of `falcon-spec bench`, else the accuracy in its training record."""
+
+import json
+from dataclasses import dataclass, field
+from itertools import accumulate, count, takewhile
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+from ...drafters.base import DrafterModel
+from ...errors import OptionError
+from ...provenance import weights_fingerprint
+from ..speed_results import is_whole, read_result
+from .files import folder_of
+
+RECORD = "training.json"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What to expect of a drafter that works as it should.
+
+    Args:
+        source (`str`): The file that says so.
+        acceptance_length (`float`): Tokens of a step, bonus token included: the best set of prompts, or a chain of best guesses.
+        lowest (`dict[str, float]`): By set of prompts the lower end of the interval of that; empty for a training record.
+        by_depth (`list[float]`): Share of steps that keep each depth among those that kept the one before; of the first set.
+        prompts (`list[str]`): Prompt files that it was measured on, those of them that are here.
+    """
+
+    source: str
+    acceptance_length: float
+    lowest: dict[str, float] = field(default_factory=dict)
+    by_depth: list[float] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+
+
+def promise_of(name: str, drafter: DrafterModel, results: str | None) -> Promise | None:
+    """That of a drafter called `name`; None where nothing says anything.
+
+    Raises:
+        [`OptionError`]: `results` holds no greedy runs of the drafter.
+    """
+    if results is not None:
+        return _of_results(Path(results), name, drafter)
+    folder = folder_of(name)
+    path = folder / RECORD if folder is not None else None
+    return _of_record(path) if path is not None and path.is_file() else None
+
+
+def _of_results(path: Path, name: str, drafter: DrafterModel) -> Promise:
+    result, weights = read_result(path), weights_fingerprint(drafter)
+    arms = {method["arm"] for method in result["methods"] if method.get("weights") == weights}
+    arms = arms or {name.rstrip("/").rpartition("/")[2]}
+    rows = [row for row in result["rows"] if row["arm"] in arms and row["decoding"] == "greedy" and is_whole(row)]
+    if not rows:
+        raise OptionError(
+            f"`results` must hold greedy runs of the drafter, but `{path}` has none of {sorted(arms)}. Measure some: `falcon-spec bench`."
+        )
+    return Promise(
+        source=str(path),
+        acceptance_length=max(row["acceptance_length_pooled"] for row in rows),
+        lowest={row["set"]: row["acceptance_length_pooled_interval"][0] for row in rows},
+        by_depth=rows[0]["acceptance_by_depth"],
+        prompts=[file for file in result["provenance"].get("prompts", []) if Path(file).is_file()],
+    )
+
+
+def _of_record(path: Path) -> Promise | None:
+    """How often the best guess was right at each place of a block, on held-out answers: a floor for trees, which have more guesses."""
+    curve: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")).get("curve", [])
+    judged = [entry for entry in curve if "eval_accuracy_at_1" in entry]
+    if not judged:
+        return None
+    names = takewhile(judged[-1].__contains__, (f"eval_accuracy_at_{place}" for place in count(1)))
+    shares = [float(judged[-1][name]) for name in names]
+    return Promise(source=str(path), acceptance_length=1 + sum(accumulate(shares, mul)), by_depth=shares)

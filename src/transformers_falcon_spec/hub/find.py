@@ -1,0 +1,94 @@
+"""Drafters that people published for a target: asked of the Hub, by the target's name in their cards."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import HfApi, ModelInfo
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # `HTTPError` is that of `httpx` or `httpx2`, by version
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from ..drafters.eagle import EagleConfig
+from ..drafters.falcon import FalconSpecConfig
+from ..drafters.medusa import MedusaConfig
+from ..errors import HubError, OptionError
+
+METHODS = {  # by `model_type`, which the Hub reads from each config; lookahead has no weights to publish
+    EagleConfig.model_type: "Eagle",
+    FalconSpecConfig.model_type: "Falcon",
+    MedusaConfig.model_type: "Medusa",
+}
+_ACCEPTANCE = ("acceptance_length", "acceptance length")  # in the type or the name of a metric on a card
+
+
+@dataclass(frozen=True)
+class PublishedDrafter:
+    """A drafter on the Hub.
+
+    Args:
+        repo_id (`str`): Its name, for `from_pretrained`.
+        method (`str`): What kind of drafter it is.
+        downloads (`int`): In the last 30 days.
+        acceptance (`tuple[float, ...]`): The acceptance lengths on its card, one for each set of prompts; empty where there are none.
+    """
+
+    repo_id: str
+    method: str
+    downloads: int
+    acceptance: tuple[float, ...] = ()
+
+
+def find_drafters(target: str, endpoint: str | None = None) -> list[PublishedDrafter]:
+    """The drafters of this package whose card names `target` as their base model, most downloaded first.
+
+    Args:
+        target (`str`): Name of the target on the Hub.
+        endpoint (`str`, *optional*): Address of the Hub; else `HF_ENDPOINT`, else the public one.
+
+    Raises:
+        [`OptionError`]: `target` is no name on the Hub.
+        [`HubError`]: the Hub cannot be reached, or it refuses.
+    """
+    try:
+        validate_repo_id(target)
+    except HFValidationError as error:
+        raise OptionError(
+            f"`target` must be a name on the Hub, such as `Qwen/Qwen3-0.6B`, but it is {target!r}: {error}"
+        ) from error
+    api = HfApi(endpoint=endpoint)
+    try:
+        found = list(_drafters(api.list_models(filter=f"base_model:{target}", cardData=True, fetch_config=True)))
+    except OfflineModeIsEnabled as error:
+        raise HubError(
+            "Finding drafters needs the Hub, but `HF_HUB_OFFLINE` is set. Unset it for this command: `HF_HUB_OFFLINE=0`."
+        ) from error
+    except HTTPError as error:
+        raise HubError(
+            f"Finding drafters needs the Hub at {api.endpoint}, but it does not answer as it should: {type(error).__name__}: {error}. "
+            "Look at the network and at `HF_ENDPOINT`; drafters that are on this machine work without it."
+        ) from error
+    return sorted(found, key=lambda drafter: (-drafter.downloads, drafter.repo_id))
+
+
+def _drafters(models: Any) -> Iterator[PublishedDrafter]:
+    """Those of the models that are drafters; fine-tuned and quantised targets name their base model, too."""
+    for model in models:
+        kinds = {(model.config or {}).get("model_type"), *(model.tags or ())}
+        method = next((name for kind, name in METHODS.items() if kind in kinds), None)
+        if method is not None:
+            yield PublishedDrafter(model.id, method, model.downloads or 0, _acceptance(model))
+
+
+def _acceptance(model: ModelInfo) -> tuple[float, ...]:
+    """What the card's `model-index` says; cards are written by hand as well, so that what is no number is passed over."""
+    results: Any = getattr(model.card_data, "eval_results", None) or []
+    values = [
+        result.metric_value
+        for result in results
+        if any(word in f"{result.metric_type} {result.metric_name}".lower() for word in _ACCEPTANCE)
+    ]
+    return tuple(float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))

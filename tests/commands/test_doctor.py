@@ -1,0 +1,327 @@
+"""The doctor finds each planted fault by name, says nothing of a pair that is well, and every verdict is documented."""
+
+import copy
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers.masking_utils import sdpa_mask
+
+from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer, save_target
+from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec.cli import main
+from transformers_falcon_spec.drafters.contract import sign
+from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
+from transformers_falcon_spec.errors import CheckpointError, OptionError
+from transformers_falcon_spec.evaluation.doctor.examination import Case, examine
+from transformers_falcon_spec.evaluation.doctor.files import file_faults, why_unreadable
+from transformers_falcon_spec.evaluation.doctor.measurement import own_prompts, verdict_of
+from transformers_falcon_spec.evaluation.doctor.promise import Promise, promise_of
+from transformers_falcon_spec.evaluation.doctor.surroundings import reading, template
+from transformers_falcon_spec.evaluation.doctor.verdicts import NAMES, Report
+
+ROOT = Path(__file__).parents[2]
+PAIR = {"target": str(ROOT / "models" / "reference-target"), "drafter": str(ROOT / "models" / "falcon-reference")}
+RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
+MEASURED = {"low acceptance", "slow machine"}  # untrained drafters have these as well
+
+
+def deaf(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: Any = None, **_: Any
+) -> tuple[Any, None]:
+    """Attention over all that came before in the cache, whatever the mask says."""
+    num_new, num_seen = query.shape[-2], key.shape[-2]
+    causal = torch.ones(num_new, num_seen, dtype=torch.bool).tril(num_seen - num_new)
+    states = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=causal, scale=scaling, enable_gqa=True
+    )
+    return states.transpose(1, 2).contiguous(), None
+
+
+def examined(
+    target: Any, tokenizer: Any, drafter: Any, promise: Promise | None = None, max_new_tokens: int = 12
+) -> Report:
+    report = Report("target", "drafter")
+    examine(Case(target, tokenizer, drafter, own_prompts()[:1], max_new_tokens, promise), report)
+    return report
+
+
+def names_of(report: Report) -> list[str]:
+    return [verdict.name for verdict in report.verdicts]
+
+
+def signed_pair(**changes: Any) -> tuple[Any, Any, Any]:
+    """A tiny target, its tokenizer and a drafter that knows both."""
+    target, tokenizer = make_target(**changes), make_tokenizer()
+    drafter = make_drafter(target)
+    sign(drafter.config, target, tokenizer)
+    return target, tokenizer, drafter
+
+
+def change_nothing(target: Any, tokenizer: Any) -> tuple[Any, Any]:
+    return target, tokenizer
+
+
+def change_template(target: Any, tokenizer: Any) -> tuple[Any, Any]:
+    return target, make_tokenizer(MARKED_TEMPLATE)
+
+
+def change_dtype(target: Any, tokenizer: Any) -> tuple[Any, Any]:
+    return target.bfloat16(), tokenizer
+
+
+def change_weights(target: Any, tokenizer: Any) -> tuple[Any, Any]:
+    with torch.no_grad():
+        target.model.layers[1].mlp.up_proj.weight.mul_(1.01)
+    return target, tokenizer
+
+
+def change_attention(target: Any, tokenizer: Any) -> tuple[Any, Any]:
+    AttentionInterface.register("deaf", deaf)
+    AttentionMaskInterface.register("deaf", sdpa_mask)
+    target.set_attn_implementation("deaf")
+    return target, tokenizer
+
+
+@pytest.mark.tuned
+@pytest.mark.parametrize(
+    ("change", "fault", "told"),
+    [
+        (change_nothing, [], ""),
+        (change_template, ["wrong template"], "chat template of"),
+        (change_dtype, ["other dtype"], "computes in bfloat16, and this drafter was made for it in float32"),
+        (change_weights, ["other target"], "its layers differ"),
+        (change_attention, ["mask bug"], "`deaf`) ignores masks"),
+    ],
+)
+def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: list[str], told: str) -> None:
+    target, tokenizer, drafter = signed_pair()
+    target, tokenizer = change(target, tokenizer)
+
+    report = examined(target, tokenizer, drafter.to(target.dtype))
+
+    assert [name for name in names_of(report) if name not in MEASURED] == fault
+    assert told in "".join(verdict.text for verdict in report.verdicts)
+    assert list(report.sections) == ["contract", "reading", "template", "acceptance", "costs"]
+    assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": 32, "intermediate_size": 48}, {"eos_token_id": 9}])
+def test_a_target_that_cannot_work_ends_the_examination(changes: dict[str, Any]) -> None:
+    _, tokenizer, drafter = signed_pair()
+
+    report = examined(make_target(**changes), tokenizer, drafter)
+
+    assert names_of(report)[0] == "other target"
+    assert "acceptance" not in report.sections
+    assert report.conclusion.startswith("Drafting does not work: other target")
+
+
+def test_a_target_that_reads_masks_but_no_trees_has_no_mask_bug() -> None:
+    section, verdicts, can_verify = reading(make_target("bloom"))
+
+    assert [verdict.name for verdict in verdicts] == ["no trees"]
+    assert (section["form"], can_verify) == ("paths", True)
+    assert section["reads_masks"] is not False
+
+
+def test_a_template_that_marks_too_little_is_told() -> None:
+    thin = MARKED_TEMPLATE.replace("== 'assistant'", "== 'assistant' and loop.index > 3")
+
+    found = {
+        name: template(make_tokenizer(text))
+        for name, text in (("marked", MARKED_TEMPLATE), ("unmarked", PLAIN_TEMPLATE), ("thin", thin), ("none", None))
+    }
+
+    named = {name: [verdict.name for verdict in verdicts] for name, (_, verdicts) in found.items()}
+    assert named == {"marked": [], "unmarked": [], "thin": ["template mask"], "none": []}
+    assert found["thin"][0]["marked_runs"] < found["thin"][0]["turns"] == 3
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any, Any]:
+    target = AutoModelForCausalLM.from_pretrained(PAIR["target"]).eval()
+    drafter = FalconSpecDrafter.from_pretrained(PAIR["drafter"]).eval()
+    return target, AutoTokenizer.from_pretrained(PAIR["target"]), drafter
+
+
+@pytest.mark.tuned
+def test_the_embedded_pair_is_well(pair: Any) -> None:
+    promise = promise_of(PAIR["drafter"], pair[2], str(RESULTS))
+
+    report = examined(*pair, promise, max_new_tokens=32)
+
+    assert names_of(report) == []
+    assert report.conclusion.startswith(("Nothing is wrong: ", "No fault is found, "))  # the clock decides
+    assert report.sections["acceptance"]["acceptance_length"] > 1.5
+    assert len(report.sections["costs"]["read_seconds_by_nodes"]) > 1
+
+
+@pytest.mark.tuned
+def test_a_slow_drafter_cannot_pay(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, propose = pair[0], FalconCandidateGenerator.propose
+    start = time.perf_counter()
+    target.generate(torch.tensor([[1, 5, 7]]), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    plain_seconds = (time.perf_counter() - start) / 8
+
+    def slow(self: Any, budget: Any) -> Any:
+        time.sleep(6 * plain_seconds)
+        return propose(self, budget)
+
+    monkeypatch.setattr(FalconCandidateGenerator, "propose", slow)
+
+    report = examined(*pair, promise_of(PAIR["drafter"], pair[2], None), max_new_tokens=8)
+
+    (verdict,) = report.verdicts
+    assert verdict.name == "slow machine"
+    assert re.search(r"drafting takes \d+\.\d ms of a step", verdict.text)
+
+
+def test_acceptance_below_the_promise_is_told_unless_something_else_explains_it(pair: Any) -> None:
+    target, tokenizer, drafter = pair
+    forgetful = copy.deepcopy(drafter)
+    with torch.no_grad():
+        for name, weight in forgetful.named_parameters():
+            if name.startswith(("layers", "transition", "recurrence")):
+                weight.zero_()
+
+    report = examined(target, tokenizer, forgetful, promise_of(PAIR["drafter"], drafter, None))
+
+    acceptance, costs = report.sections["acceptance"], report.sections["costs"]
+    assert acceptance["is_low"]
+    assert names_of(report) == ["low acceptance"]
+    assert "training.json promises 2.6" in report.verdicts[0].text
+    assert verdict_of(acceptance, costs, ["other dtype"]) is None
+
+
+def test_without_results_the_training_record_promises_a_chain_of_best_guesses(pair: Any) -> None:
+    curve = json.loads((Path(PAIR["drafter"]) / "training.json").read_text())["curve"]
+    first, second, third = (curve[-1][f"eval_accuracy_at_{place}"] for place in (1, 2, 3))
+
+    promise = promise_of(PAIR["drafter"], pair[2], None)
+
+    assert promise.by_depth == [first, second, third]
+    assert promise.acceptance_length == pytest.approx(1 + first + first * second + first * second * third)
+
+
+def test_results_without_runs_of_the_drafter_are_refused(pair: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"must hold greedy runs of the drafter, but .* has none of \['other'\]"):
+        promise_of("people/other", make_drafter(make_target()), str(RESULTS))
+
+
+def test_results_are_held_against_runs_on_the_same_prompts(pair: Any) -> None:
+    promise = promise_of(PAIR["drafter"], pair[2], str(RESULTS))
+
+    rows = [row for row in json.loads(RESULTS.read_text())["rows"] if row["decoding"] == "greedy"]
+    assert promise.lowest == {row["set"]: row["acceptance_length_pooled_interval"][0] for row in rows}
+    assert promise.acceptance_length == max(row["acceptance_length_pooled"] for row in rows)
+    assert "benchmarks/prompts/gsm8k.jsonl" in promise.prompts
+
+
+COSTS = {
+    "plain_seconds": 0.010,
+    "draft_seconds": 0.005,
+    "verify_seconds": 0.030,
+    "least_cost": 3.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("length", "promised", "least_cost", "expected"),
+    [
+        (3.0, 3.3, 1.9, None),
+        (3.0, None, 1.9, None),
+        (1.2, 3.3, 1.9, "low acceptance"),
+        (1.2, None, 1.9, "low acceptance"),
+        (1.2, 3.3, 3.5, "slow machine"),
+        (3.0, None, 3.5, "slow machine"),
+        (1.2, 3.3, None, None),
+    ],
+)
+def test_too_little_kept_and_too_dear_are_told_apart(
+    length: float, promised: float | None, least_cost: float | None, expected: str | None
+) -> None:
+    acceptance = {"acceptance_length": length, "is_low": False, "promised_by": "training.json"}
+    acceptance |= {} if promised is None else {"promised_length": promised}
+
+    verdict = verdict_of(acceptance, COSTS | {"least_cost": least_cost}, [])
+
+    assert (verdict and verdict.name) == expected
+    if expected == "slow machine":
+        assert "reading a draft takes 30.0 ms, 3.0 times a single token" in verdict.text
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (cut, r"`model.safetensors` must have \d+ bytes, but it has \d+"),
+        (lambda path: path.write_bytes(path.read_bytes()[:40]), "ends after 40 bytes, within a header of"),
+        (lambda path: path.write_bytes(b"abc"), "has 3 bytes and no header"),
+        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "is a pointer of Git LFS"),
+    ],
+)
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_truncated_weights_are_found_by_name(
+    part: str, spoil: Any, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_target(tmp_path / "target")
+    make_drafter(make_target()).save_pretrained(tmp_path / "drafter")
+    spoil(tmp_path / part / "model.safetensors")
+    folders = ["--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "drafter")]
+
+    assert main(["doctor", *folders, "--json"]) == 0
+
+    report = json.loads(capsys.readouterr().out)
+    (verdict,) = report["verdicts"]
+    assert verdict["name"] == "truncated weights"
+    assert re.search(fault, verdict["text"])
+    assert "environment" in report
+
+
+def test_a_missing_shard_counts_as_truncated_and_whole_files_do_not(tmp_path: Path) -> None:
+    make_drafter(make_target()).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert file_faults(tmp_path) == []
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[0]
+    shard.unlink()
+
+    assert file_faults(tmp_path) == [f"`{shard.name}` is missing"]
+
+
+def test_a_checkpoint_that_is_whole_but_none_is_broken(tmp_path: Path) -> None:
+    assert why_unreadable(str(tmp_path), CheckpointError("no drafter")).name == "broken checkpoint"
+
+
+@pytest.mark.tuned
+def test_the_command_shows_every_section_and_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_target(tmp_path / "target")
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    make_drafter(target).save_pretrained(tmp_path / "drafter")
+    folders = ["--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "drafter")]
+
+    assert main(["doctor", *folders, "--limit", "1", "--max_new_tokens", "8"]) == 0
+
+    shown = capsys.readouterr().out
+    for title in ("environment", "contract", "reading", "template", "acceptance", "costs", "verdict"):
+        assert re.search(rf"^{title} ", shown, flags=re.MULTILINE)
+    assert re.search(r"^threads +\d+$", shown, flags=re.MULTILINE)
+    assert "LOW ACCEPTANCE: " in shown or "SLOW MACHINE: " in shown
+
+
+def test_every_verdict_has_a_section_of_its_name_and_every_section_a_verdict() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    section = page.partition("## The doctor's verdicts\n")[2].partition("\n## ")[0]
+
+    headings = [heading.lower() for heading in re.findall(r"^### (.+)$", section, flags=re.MULTILINE)]
+
+    assert sorted(headings) == sorted(NAMES)

@@ -1,0 +1,332 @@
+"""The contract: what a drafter's config keeps of its target, and what is said when another one is at hand."""
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
+from transformers_falcon_spec.cli import main
+from transformers_falcon_spec.drafters.contract import TargetContract, check_contract, mismatches, sign
+from transformers_falcon_spec.drafters.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
+from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
+from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
+from transformers_falcon_spec.evaluation.shapes import Shape
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@pytest.fixture(autouse=True)
+def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers_falcon_spec.drafters.contract._TOLD", set())
+
+
+def names(drafter: Any, target: Any, tokenizer: Any = None) -> list[str]:
+    return [mismatch.name for mismatch in mismatches(drafter.config, target, tokenizer)]
+
+
+def fine_tuned(target: Any, part: str = "layers.0", by: float = 1e-3) -> Any:
+    """A copy whose weights of one part are a little different."""
+    changed = copy.deepcopy(target)
+    with torch.no_grad():
+        for name, weight in changed.named_parameters():
+            if part in name and weight.dim() > 1:
+                weight.mul_(1 + by)
+    return changed
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_the_target_itself_is_met_in_silence_wherever_it_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = make_target()
+    target.save_pretrained(tmp_path / "moved")
+    make_drafter(target).save_pretrained(tmp_path / "drafter")
+    moved = AutoModelForCausalLM.from_pretrained(tmp_path / "moved").eval()
+    drafter = FalconSpecDrafter.from_pretrained(tmp_path / "drafter")
+
+    moved.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4, do_sample=False)
+
+    assert drafter.config.target_contract["weights"].keys() == {"embeddings", "head", "layers"}
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("layers.0", "its layers differ (embeddings and head are the same), as after"),
+        ("layers.1", "its layers differ (embeddings and head are the same), as after"),
+        ("embed_tokens", "its embeddings differ (head and layers are the same), as after"),
+        ("lm_head", "its head differ (embeddings and layers are the same), as after"),
+        ("weight", "its embeddings and head and layers differ, as after"),
+    ],
+)
+def test_a_fine_tuned_target_is_told_with_the_parts_that_differ(part: str, told: str) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+
+    (found,) = mismatches(drafter.config, fine_tuned(target, part, by=0.05))
+
+    assert (found.name, found.is_fatal) == ("other target", False)
+    assert told in found.text
+    assert "The text stays the target's own, but expect fewer drafts" in found.text
+
+
+def test_what_differs_is_told_once_for_a_pair_and_the_text_is_the_targets(caplog: pytest.LogCaptureFixture) -> None:
+    target = make_target()
+    drafter, other = make_drafter(target), fine_tuned(target)
+
+    for _ in range(3):
+        text = other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4, do_sample=False)
+    told = warnings_of(caplog)
+    check_contract(copy.copy(drafter), fine_tuned(target, "layers.1"))
+    drafter.config._name_or_path = "people/drafter"
+    check_contract(copy.copy(drafter), other)
+
+    assert text.equal(other.generate(make_prompt(), max_new_tokens=4, do_sample=False))
+    assert len(told) == 1
+    assert "layers differ" in told[0]
+    assert len(warnings_of(caplog)) == 2  # a copy does not repeat its words, another drafter does
+
+
+@pytest.mark.parametrize("made_in", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("used_in", [torch.float32, torch.bfloat16, torch.float16])
+def test_another_dtype_is_told_as_that_and_not_as_other_weights(made_in: Any, used_in: Any) -> None:
+    target = make_target()
+    drafter = make_drafter(copy.deepcopy(target).to(made_in))
+
+    found = mismatches(drafter.config, copy.deepcopy(target).to(used_in))
+
+    assert [mismatch.name for mismatch in found] == ["other dtype"] * (made_in != used_in)
+    assert all(str(made_in) in mismatch.remedy for mismatch in found)
+
+
+def test_other_weights_are_seen_through_another_dtype() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+
+    assert names(drafter, fine_tuned(target, "layers.1", by=0.05).bfloat16()) == ["other target", "other dtype"]
+
+
+def test_another_model_of_the_same_widths_is_told_with_what_differs() -> None:
+    drafter = make_drafter(make_target(num_hidden_layers=2))
+
+    (found,) = mismatches(drafter.config, make_target(num_hidden_layers=3))
+
+    assert found.name == "other target"
+    assert "num_hidden_layers 3 instead of 2" in found.text
+    assert "hardly any draft is kept" in found.text
+
+
+@pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
+def test_other_special_ids_are_refused_until_the_contract_is_taken_away(field: str) -> None:
+    target = make_target(**{field: 5})
+    drafter, other = make_drafter(target), make_target(**{field: [6, 7] if field == "eos_token_id" else 6})
+
+    with pytest.raises(DrafterMismatchError, match=rf"expects `{field}` to be 5, but the target .* has 6"):
+        other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
+
+    drafter.config.target_contract = None
+    drafter.check_target(other)
+
+
+def test_one_end_token_in_common_is_enough_and_padding_does_not_matter() -> None:
+    drafter = make_drafter(make_target(eos_token_id=[2, 5], pad_token_id=0))
+
+    assert names(drafter, make_target(eos_token_id=[5, 7], pad_token_id=3)) == []
+
+
+def test_the_chat_template_is_compared_where_both_are_known() -> None:
+    target, tokenizer = make_target(), make_tokenizer()
+    drafter = make_drafter(target)
+    assert names(drafter, target, make_tokenizer(MARKED_TEMPLATE)) == []  # none was at hand when it was made
+
+    sign(drafter.config, target, tokenizer)
+
+    assert names(drafter, target) == names(drafter, target, tokenizer) == []
+    assert names(drafter, target, make_tokenizer(MARKED_TEMPLATE)) == ["wrong template"]
+    assert names(drafter, target, make_tokenizer(None)) == ["wrong template"]
+
+
+def test_a_quantised_target_is_told_from_its_config_and_its_weights_are_left_alone() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    for module in target.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(module.weight.to(torch.int8), requires_grad=False)
+    by_weights = mismatches(drafter.config, target)
+    target.config.quantization_config = {"quant_method": "bitsandbytes"}
+
+    (by_config,) = mismatches(drafter.config, target)
+
+    assert [mismatch.name for mismatch in by_weights] == ["quantised target"]
+    assert by_config.name == "quantised target"
+    assert "quantised (bitsandbytes)" in by_config.text
+    assert Fingerprint.of(target).skipped == {"layers": "it is quantised"}
+
+
+def offloaded(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to("meta")
+
+
+def gathered_elsewhere(weight: torch.Tensor) -> torch.Tensor:
+    return weight.new_empty(0, weight.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("hide", "reason"),
+    [(offloaded, "it is offloaded"), (gathered_elsewhere, "it is sharded over processes")],
+)
+def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any, reason: str) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    for module in target.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(hide(module.weight.detach()))
+
+    contract = TargetContract.of(target)
+
+    assert contract.skipped == {"layers": reason}
+    assert contract.weights.keys() == {"embeddings", "head"}
+    assert names(drafter, target) == []  # what can be seen is the same
+
+
+def test_where_nothing_can_be_seen_the_revision_tells() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    drafter.config.target_contract["revision"] = target.config._commit_hash = "a" * 40
+    target.to("meta")
+    assert names(drafter, target) == []
+
+    target.config._commit_hash = "b" * 40
+
+    (found,) = mismatches(drafter.config, target)
+    assert found.name == "other target"
+    assert f"another revision ({'b' * 40})" in found.text
+
+
+def test_an_adapter_is_told_and_what_lies_under_it_is_still_known() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    before = Fingerprint.of(target).prints
+    adapted = get_peft_model(target, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+
+    assert {part: found for part, found in Fingerprint.of(target).prints.items() if part in before} == before
+    assert names(drafter, target) == ["other target"]
+    with adapted.disable_adapter():
+        assert names(drafter, target) == []
+
+    sign(drafter.config, target)
+
+    assert names(drafter, target) == []
+    with torch.no_grad():
+        target.model.layers[0].self_attn.q_proj.lora_B["default"].weight.add_(1.0)
+    assert names(drafter, target) == ["other target"]
+
+
+def test_drafters_without_a_contract_and_those_for_any_target_say_nothing() -> None:
+    target = make_target()
+    drafter = make_drafter(target, target_contract=None)
+    other = fine_tuned(target)
+
+    assert names(drafter, other) == names(LookaheadDrafter.from_target(target), other) == []
+
+
+def test_an_inflated_pair_is_met_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    sizes = (4 * target.config.hidden_size, target.config.num_hidden_layers + 1, target.config.vocab_size)
+    shape = Shape.of(target.config).widened(*sizes)
+    large_target, large = inflate(target, shape), inflate_drafter(drafter, target, shape)
+
+    large_target.generate(make_prompt(), assistant_model=large, max_new_tokens=4, do_sample=False)
+
+    assert drafter.config.target_contract is not None
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(
+    "contract", [{"dtype": "float32"}, {"weights": {"head": 3}}, {"weights": {}, "shape": {}, "dtype": "", "x": 1}]
+)
+def test_a_contract_that_cannot_be_read_is_refused_in_words(contract: Any) -> None:
+    target = make_target()
+    drafter = make_drafter(target, target_contract=contract)
+
+    with pytest.raises(
+        CheckpointError, match="`target_contract` of a drafter's config must be as `falcon-spec contract`"
+    ):
+        drafter.check_target(target)
+
+
+def test_a_sample_that_is_none_is_refused_in_words() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    drafter.config.target_contract["weights"]["layers"] = {"digest": "", "sample": "zz"}
+
+    with pytest.raises(CheckpointError, match="must be hexadecimal, but it is 'zz'"):
+        drafter.check_target(target)
+
+
+@pytest.mark.parametrize(("part", "rows"), [("embeddings", TABLE_ROWS), ("layers", LAYER_ROWS)])
+def test_prints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, rows: tuple[float, ...]) -> None:
+    target = make_target(num_hidden_layers=1)
+    layers = [weight for name, weight in target.model.named_parameters() if "layers" in name and weight.dim() > 1]
+    whole = {"embeddings": [target.get_input_embeddings().weight], "layers": layers}[part]
+
+    values = [
+        value
+        for weight in whole
+        for share in rows
+        for value in weight.float()[int(share * len(weight))].tolist()[:256]
+    ]
+
+    assert Fingerprint.of(target).prints[part] == Print.of(torch.tensor(values))
+
+
+def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
+    target = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target").eval()
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "reference-target")
+    drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
+
+    assert drafter.config.target_contract == TargetContract.of(target, tokenizer).to_json()
+    assert names(drafter, target, tokenizer) == []
+
+
+def test_the_command_signs_a_drafter_and_changes_nothing_but_its_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, drafter = save_target(tmp_path / "target"), tmp_path / "drafter"
+    target = AutoModelForCausalLM.from_pretrained(folder)
+    make_drafter(target, target_contract=None).save_pretrained(drafter)
+    files = {path.name: path.read_bytes() for path in drafter.iterdir()}
+
+    status = main(["contract", "--target", str(folder), "--drafter", str(drafter)])
+
+    changed = {path.name for path in drafter.iterdir() if files.get(path.name) != path.read_bytes()}
+    signed = FalconSpecDrafter.from_pretrained(drafter)
+    assert (status, changed) == (0, {"config.json"})
+    assert json.loads((drafter / "config.json").read_text())["target_name_or_path"] == str(folder)
+    assert names(signed, target, make_tokenizer()) == []
+    assert names(signed, fine_tuned(target), make_tokenizer(MARKED_TEMPLATE)) == ["other target", "wrong template"]
+    assert "weights known: embeddings, head, layers" in capsys.readouterr().out
+
+
+def test_the_command_refuses_drafters_that_need_no_contract(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_target(tmp_path / "target")
+    LookaheadDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder)).save_pretrained(tmp_path / "drafter")
+
+    assert main(["contract", "--target", str(folder), "--drafter", str(tmp_path / "drafter")]) == 1
+    assert "works with any. It needs none." in capsys.readouterr().err
