@@ -27,6 +27,13 @@ def make_medusa(target: Any, **options: Any) -> Any:
     return MedusaDrafter.from_target(target, **options).to(target.dtype).eval()
 
 
+def make_diffusion(target: Any) -> Any:
+    """A fresh diffusion drafter for `target`, in its type."""
+    from transformers_falcon_spec import DiffusionDrafter  # noqa: PLC0415  see the head of this file
+
+    return DiffusionDrafter.from_target(target, num_hidden_layers=1).to(target.dtype).eval()
+
+
 NEWEST = {"block_size": 3, "recurrence": "token", "shortcut": True, "newest_row": True, "transition_rank": 8}
 KINDS: dict[str, Callable[[Any], Any]] = {
     "falcon": lambda target: make_drafter(target, block_size=2),
@@ -34,6 +41,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "eagle-1": make_eagle,
     "eagle-3": lambda target: make_eagle(target, version=3, feature_layers=(1, -1)),
     "medusa": lambda target: make_medusa(target, num_heads=2, has_lm_heads=False),
+    "diffusion": make_diffusion,
     "medusa, heads of its own": lambda target: make_medusa(target, num_heads=2),
 }
 

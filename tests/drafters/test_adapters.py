@@ -16,7 +16,7 @@ from tests.adapters import KINDS, adapted, saved_drafter
 from tests.chat import save_target
 from tests.doubles import InformedDrafter
 from tests.tiny import make_target
-from transformers_falcon_spec import DrafterPool, DraftTree, LookaheadDrafter, SpeculationConfig
+from transformers_falcon_spec import DrafterPool, DraftTree, LayerParallelDrafter, LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DRAFTERS, load_drafter, load_target, load_trainable, read_config
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.errors import CheckpointError, GenerationError, OptionError
@@ -82,6 +82,10 @@ def outputs(drafter: Any, kind: str) -> Tensor:
     size, width = drafter.feature_size, make_target().config.hidden_size
     if kind.startswith("medusa"):
         return drafter(torch.randn(2, 5, 2, size, generator=generator))
+    if kind == "diffusion":
+        seen = torch.ones(2, 5, 5, dtype=torch.bool).tril()
+        places = torch.arange(5).expand(2, -1)
+        return drafter(token_ids=places, positions=places, allowed=seen, kept=seen[:, -1])
     inputs = (torch.randn(2, 5, width, generator=generator), torch.randn(2, 5, size, generator=generator))
     if kind.startswith("eagle"):
         return drafter(*inputs).states
@@ -268,5 +272,8 @@ def test_a_target_is_loaded_by_its_adapter(has_tokenizer: bool, tmp_path: Path) 
 def test_every_kind_of_drafter_with_weights_is_tried() -> None:
     tried = {type(make(make_target())) for make in KINDS.values()}
 
-    assert tried == set(DRAFTERS.values()) - {LookaheadDrafter}
+    assert tried == set(DRAFTERS.values()) - {
+        LookaheadDrafter,
+        LayerParallelDrafter,
+    }  # an adapter of that is its language model's
     assert all(issubclass(kind, DrafterModel) for kind in tried)

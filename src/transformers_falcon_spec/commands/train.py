@@ -70,7 +70,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = drafter_to_train(command, lora, target, data["train"])
     recipe = recipe_for(command, drafter)
-    recipe.apply(args, given, drafter.config.get_text_config().hidden_size)
+    recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     if command.dry_run:
         uses_cache = command.cache_features is not None
         rows = packed(command, data["train"], args.seed)

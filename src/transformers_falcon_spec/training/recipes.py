@@ -32,14 +32,14 @@ class Recipe:
     drafter_config: Mapping[str, Any] = field(default_factory=dict)
     measured_width: int | None = None
 
-    def settings(self, width: int) -> dict[str, Any]:
+    def settings(self, width: int | None) -> dict[str, Any]:
         """Its training options for a drafter of this width."""
         found = dict(self.training)
-        if self.measured_width is not None:
+        if self.measured_width is not None and width is not None:
             found["learning_rate"] *= (self.measured_width / width) ** 0.5
         return found
 
-    def apply(self, args: DrafterTrainingArguments, given: Collection[str], width: int) -> None:
+    def apply(self, args: DrafterTrainingArguments, given: Collection[str], width: int | None) -> None:
         """Write its training options into `args`, but for those whose names were `given` to the user's own wish."""
         for name, value in self.settings(width).items():
             if name not in given:

@@ -208,3 +208,12 @@ def test_a_model_of_its_own_call_is_refused() -> None:
 def test_a_share_of_annealing_out_of_range_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"`anneal_share` must lie in 0\.\.1, but it is 1\.5"):
         trainer_of(tmp_path, anneal_share=1.5)
+
+
+def test_rows_of_several_conversations_are_refused(tmp_path: Path) -> None:
+    trainer, batch = trainer_of(tmp_path), example_batch(2)
+    places = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])
+    batch["position_ids"] = places.where(places < 3, places - 3)
+
+    with pytest.raises(OptionError, match="--packing"):
+        trainer.compute_loss(trainer.model, batch)
