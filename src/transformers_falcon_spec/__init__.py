@@ -21,6 +21,7 @@ from .errors import (
     OptionError,
     ParityError,
     ProcessKilledError,
+    PublishError,
     SandboxError,
     SeamError,
     TargetError,
@@ -30,6 +31,7 @@ from .generation.candidates import Draft, TreeCandidateGenerator
 from .generation.options import SpeculationConfig
 from .generation.output import collect_speculation
 from .generation.seam import attach, disable, enable
+from .hub import let_drafters_publish
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "OptionError",
     "ParityError",
     "ProcessKilledError",
+    "PublishError",
     "SandboxError",
     "SeamError",
     "SpeculationConfig",
@@ -68,3 +71,4 @@ __all__ = [
 ]
 
 enable()
+let_drafters_publish()

@@ -53,6 +53,9 @@ COMMANDS = {
     "convert": Command(
         "convert", ("commands.convert:ConvertCommand",), "make a drafter from a checkpoint of other software"
     ),
+    "publish": Command(
+        "publish", ("commands.publish:PublishCommand",), "put a drafter on the Hub, with card and recipe"
+    ),
 }
 
 

@@ -13,6 +13,7 @@ FalconSpecError
 ├── BenchmarkError          a method that failed in a benchmark which the others finished
 │   └── ProcessKilledError  a method whose process was ended by a signal
 ├── SandboxError            a machine on which programs cannot be run within limits
+├── PublishError            an upload that must not be made, that broke off, or that the Hub refused
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
 ```
@@ -65,6 +66,10 @@ class ProcessKilledError(BenchmarkError):
 
 class SandboxError(FalconSpecError, RuntimeError):
     """The sandbox does not work on this machine; no program was judged."""
+
+
+class PublishError(FalconSpecError, RuntimeError):
+    """A publication must not be made, broke off, or was refused by the Hub."""
 
 
 class ConversationError(FalconSpecError, ValueError):

@@ -1,15 +1,17 @@
 """Where `target.generate(..., assistant_model=drafter)` finds the loop: two wrapped functions of Transformers.
 
-`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only, and inside
-`without_seam` a model's `generate` is Transformers' own.
+`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only, `attached` for one
+call of it, and inside `without_seam` a model's `generate` is Transformers' own.
 Assistants that are not drafters of this package go to the original functions, untouched.
 """
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
@@ -25,6 +27,10 @@ _NEEDED = {
     _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
 }
 _IS_WRAPPED = "_is_falcon_spec_seam"
+_LOCK = threading.Lock()
+_STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = (
+    WeakKeyDictionary()
+)  # their class, and calls inside `attached`
 
 
 def enable() -> None:
@@ -79,6 +85,28 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+@contextmanager
+def attached(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, this one model takes the package's drafters; after the last of the calls that overlap it is what it was.
+
+    Raises:
+        [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
+    """
+    with _LOCK:
+        stock, num_calls = _STOCK.get(model, (type(model), 0))
+        attach(model)
+        _STOCK[model] = stock, num_calls + 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            stock, num_calls = _STOCK.pop(model)
+            if num_calls > 1:
+                _STOCK[model] = stock, num_calls - 1
+            else:
+                model.__class__ = stock
+
+
 def _originals(owner: type) -> dict[str, Callable[..., Any]]:
     """Both functions of `owner` without our wrapping; checked before either is wrapped."""
     functions = {name: _checked(owner, name) for name in (_LOOP, _CHECK)}
@@ -104,7 +132,7 @@ def _checked(owner: type, name: str) -> Callable[..., Any]:
     return function
 
 
-def _is_ours(assistant: Any) -> TypeGuard[Drafter]:
+def is_drafter(assistant: Any) -> TypeGuard[Drafter]:
     """Whether an assistant, maybe wrapped by PEFT, is a drafter of this package."""
     return callable(getattr(assistant, "candidate_generator", None))
 
@@ -112,7 +140,7 @@ def _is_ours(assistant: Any) -> TypeGuard[Drafter]:
 def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _assisted_decoding(self: PreTrainedModel, *args: Any, assistant_model: Any = None, **kwargs: Any) -> Any:
-        if not _is_ours(assistant_model):
+        if not is_drafter(assistant_model):
             return original(self, *args, assistant_model=assistant_model, **kwargs)
         return speculative_decoding(self, *args, drafter=assistant_model, **kwargs)
 
@@ -126,7 +154,7 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
         self: PreTrainedModel, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
     ) -> None:
         drafter = generation_mode_kwargs.get("assistant_model")
-        if _is_ours(drafter):
+        if is_drafter(drafter):
             _check_mode(self, generation_config, generation_mode_kwargs)
             drafter.check_target(self)
         original(self, generation_mode, generation_config, generation_mode_kwargs)
