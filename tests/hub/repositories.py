@@ -40,6 +40,11 @@ class Hub:
     truncated: set[str] = field(default_factory=set)  # paths of which only half is sent
     url: str = ""
 
+    @property
+    def content_url(self) -> str:
+        """Large contents lie on another host, as on the Hub: clients do not send their token there."""
+        return self.url.replace("127.0.0.1", "localhost")
+
     def blob(self, oid: str) -> Path:
         """Where a content lies."""
         return self.folder / "blobs" / oid
@@ -112,7 +117,7 @@ def create(hub: Hub, sent: bytes, user: str) -> Answer:
         raise HubError(403, f"You don't have the rights to create a model under the namespace {owner}")
     repo = f"{owner}/{body['name']}"
     if repo in hub.repos():
-        raise HubError(409, "You already created this model repo")
+        return 409, {"error": "You already created this model repo", "url": f"{hub.url}/{repo}"}, {}
     first = hashlib.sha1(repo.encode()).hexdigest()
     state = {"private": body.get("visibility") == "private" or bool(body.get("private")), "refs": {"main": first}}
     hub.save(repo, {**state, "commits": {first: {"files": {}, "title": "initial commit"}}})
@@ -175,7 +180,7 @@ def resolve(hub: Hub, query: Query, user: str | None, repo: str, revision: str, 
         raise error
     if entry["lfs"]:
         linked = {"X-Linked-Etag": f'"{entry["oid"]}"', "X-Linked-Size": str(entry["size"])}
-        return 302, b"", {**headers, **linked, "Location": f"{hub.url}/cdn/{entry['oid']}/{path}"}
+        return 302, b"", {**headers, **linked, "Location": f"{hub.content_url}/cdn/{entry['oid']}/{path}"}
     return 200, hub.blob(entry["oid"]).read_bytes(), {**headers, "ETag": f'"{entry["oid"]}"'}
 
 

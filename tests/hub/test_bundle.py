@@ -32,7 +32,9 @@ def test_the_recipe_imports_what_it_requires_and_the_standard_library(kind: type
 
     recipe = tmp_path / "custom_generate"
     imported = {name for path in recipe.glob("*.py") for name in get_imports(path)}
-    required = {line.partition(">")[0].replace("-", "_") for line in (recipe / "requirements.txt").read_text().splitlines()}
+    required = {
+        line.partition(">")[0].replace("-", "_") for line in (recipe / "requirements.txt").read_text().splitlines()
+    }
 
     assert required == NEEDED
     assert {name for name in imported if name not in sys.stdlib_module_names} <= NEEDED

@@ -53,7 +53,7 @@ print(json.dumps(dict(
     accepted=out.speculation.num_accepted,
     is_kept=generate.__self__._drafters[target] is drafter,
     is_restored=len(set(kinds)) == 1,
-    revision=drafter.config._commit_hash,
+    target=drafter.config.target_name_or_path,
     module=type(drafter).__module__,
     given=given.tolist(),
     refusal=refusal,
@@ -82,11 +82,13 @@ def test_the_recipe_writes_what_the_package_writes(
     assert told["accepted"] > 0
     assert told["is_kept"]
     assert told["is_restored"]
-    assert told["revision"] == commit
+    assert told["target"] == "someone/target"  # not that of the later commit
     assert commit in told["module"]
     assert "trust_remote_code=True" in told["refusal"]
     with capsys.disabled():
-        sys.stdout.write(f" [recipe, sampling: {told['seconds'][2] / told['seconds'][3]:.2f} x the speed of the target alone]")
+        sys.stdout.write(
+            f" [recipe, sampling: {told['seconds'][2] / told['seconds'][3]:.2f} x the speed of the target alone]"
+        )
 
 
 def test_the_place_of_a_module_tells_repository_and_commit() -> None:

@@ -170,7 +170,7 @@ class DrafterModel(PreTrainedModel):
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override]
         """Publish it: weights, config, recipe, card and provenance. The options are those of `hub.publish.push`.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -22,6 +22,7 @@ from .figures import Figures, eval_results
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 RELATION = "adapter"  # of the four that the Hub knows, the one for weights of no use without their target
+_TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
 METHODS = {
     "dflash_spec": "DFlash",
     "eagle_spec": "Eagle",
@@ -106,7 +107,7 @@ def render_card(
     }
     try:
         text = environment.from_string(template.read_text(encoding="utf-8")).render(facts)
-    except (TemplateError, OSError) as error:
+    except (TemplateError, TypeError, ValueError, OSError) as error:
         raise PublishError(
             f"`{template}` must be a template that needs only what it is given, but {type(error).__name__}: {error}. Cards run no code."
         ) from error
@@ -156,15 +157,24 @@ def _target_facts(drafter: DrafterModel) -> dict[str, Any]:
 
 
 def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of `training.json` what a reader wants: all but the curve, and its last evaluation."""
+    """Of `training.json` what a reader wants: all but the curve, and its last evaluation.
+
+    Raises:
+        [`PublishError`]: it is none of `falcon-spec train`.
+    """
     if training is None:
         return None
-    curve = training.get("curve", [])
-    last = next((row for row in reversed(curve) if "eval_loss" in row), {})
+    missing = [name for name in (*_TRAINING, "curve") if name not in training]
+    if missing:
+        raise PublishError(
+            f"`training.json` must be that of `falcon-spec train`, but it lacks {', '.join(f'`{name}`' for name in missing)}. Take the "
+            "file out, or train again."
+        )
+    curve = training["curve"]
+    last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
-    steps = max((row.get("step", 0) for row in curve), default=None)
-    names = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
-    return {**{name: training.get(name) for name in names}, "steps": steps, "accuracy": accuracy}
+    steps = max((row["step"] for row in curve), default=0)
+    return {**{name: training[name] for name in _TRAINING}, "steps": steps, "accuracy": accuracy}
 
 
 def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> list[str]:

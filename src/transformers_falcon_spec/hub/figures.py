@@ -87,8 +87,8 @@ def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
         EvalResult(
             task_type="text-generation",
             task_name=f"speculative decoding, {row['decoding']}",
-            dataset_type=DATASETS.get(row["set"], row["set"]),
-            dataset_name=SET_NAMES.get(row["set"], row["set"]),
+            dataset_type=DATASETS.get(row["set"], str(row["set"])),
+            dataset_name=SET_NAMES.get(row["set"], str(row["set"])),
             metric_type=key,
             metric_name=f"{name}, {row['decoding']}",
             metric_value=row[key],

@@ -14,11 +14,8 @@ from ..errors import OptionError, PublishError
 from .bundle import FOLDER
 from .staging import FIGURES, TRAINING, Publication, check_no_tokens, stage
 
-NETWORK_ERRORS = (
-    HfHubHTTPError.__bases__[0],
-    OSError,
-    RuntimeError,
-)  # the first: any failed request, whatever sends them
+_FAILED_REQUEST = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, whichever huggingface_hub has
+NETWORK_ERRORS: tuple[Any, ...] = (_FAILED_REQUEST, OSError, RuntimeError)
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING]
 
 

@@ -51,7 +51,7 @@ class Recipe:
                 "the drafter of the recipe, or leave out `custom_generate`."
             )
         with attached(model):
-            return model.generate(inputs, assistant_model=drafter, **arguments)
+            return model.generate(inputs, assistant_model=drafter, **arguments)  # type: ignore[operator]  # of a mixin
 
     def _drafter_for(self, model: PreTrainedModel, hub: dict[str, Any]) -> DrafterModel:
         """The drafter in the type and on the device of `model`: loaded once for each model, and kept as long as it."""
