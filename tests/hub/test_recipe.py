@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.generation.utils import GenerationMixin
 
 from tests.hub.clients import ROOT, run_client
 from tests.hub.conftest import TOKEN
@@ -15,13 +16,14 @@ from tests.tiny import make_target
 from transformers_falcon_spec import FalconSpecDrafter, GenerationError
 from transformers_falcon_spec.generation.seam import attached
 from transformers_falcon_spec.hub.publish import publish
-from transformers_falcon_spec.hub.recipe import origin
+from transformers_falcon_spec.hub.recipe import Recipe, origin
 from transformers_falcon_spec.hub.staging import Publication
 
 REPO = "someone/falcon-reference-0.1"
 TARGET = ROOT / "models/reference-target"
+SHORT = [[5, 6, 7, 5, 6, 7, 5, 6]]
 PROMPT = [[1, 300, 301, 302, 310, 320, 300, 301]]
-SETTINGS = [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}]
+SETTINGS = [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}, {"do_sample": False}]
 _SCRIPT = """
 import json, time, torch
 from transformers import AutoModel, AutoModelForCausalLM
@@ -77,7 +79,7 @@ def test_the_recipe_writes_what_the_package_writes(
     facts = {"target": TARGET, "prompt": PROMPT, "repo": REPO, "commit": commit, "settings": SETTINGS}
     told = run_client(_SCRIPT.format(**facts), tmp_path / "home", hub.url, HF_TOKEN=TOKEN)
 
-    assert told["texts"] == [expected[0], expected[0], expected[1], expected[1]]
+    assert told["texts"] == [text for text in expected for _ in ("alone", "recipe")]
     assert told["given"] == expected[0]
     assert told["accepted"] > 0
     assert told["is_kept"]
@@ -85,10 +87,38 @@ def test_the_recipe_writes_what_the_package_writes(
     assert told["target"] == "someone/target"  # not that of the later commit
     assert commit in told["module"]
     assert "trust_remote_code=True" in told["refusal"]
+    ratios = [alone / recipe for alone, recipe in zip(told["seconds"][2::2], told["seconds"][3::2], strict=True)]
     with capsys.disabled():
-        sys.stdout.write(
-            f" [recipe, sampling: {told['seconds'][2] / told['seconds'][3]:.2f} x the speed of the target alone]"
-        )
+        sys.stdout.write(f" [recipe over the target alone: sampling {ratios[0]:.2f}x, greedy {ratios[1]:.2f}x]")
+
+
+def test_the_recipe_beside_the_package_leaves_its_seam_alone(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    target = make_target()
+    drafter = FalconSpecDrafter.from_target(target)
+    drafter.push_to_hub(REPO, target="someone/target")
+    stock, seam = type(target), GenerationMixin._assisted_decoding
+    options = {"max_new_tokens": 8, "pad_token_id": 0, "return_dict_in_generate": True}
+
+    plain = target.generate(torch.tensor(SHORT), **options)
+    recipe = target.generate(torch.tensor(SHORT), **options, custom_generate=REPO, trust_remote_code=True)
+    package = target.generate(torch.tensor(SHORT), **options, assistant_model=drafter)
+
+    assert recipe.sequences.tolist() == package.sequences.tolist() == plain.sequences.tolist()
+    assert type(recipe.speculation).__module__.endswith(".custom_generate.core_stats")
+    assert type(package.speculation).__module__ == "transformers_falcon_spec.core.stats"
+    assert type(target) is stock
+    assert GenerationMixin._assisted_decoding is seam
+
+
+def test_a_recipe_takes_no_stock_assistant() -> None:
+    target = make_target()
+
+    with pytest.raises(GenerationError, match="`assistant_model` is a `LlamaForCausalLM`"):
+        Recipe(FalconSpecDrafter, "").generate(torch.tensor(SHORT), model=target, assistant_model=target)
 
 
 def test_the_place_of_a_module_tells_repository_and_commit() -> None:

@@ -38,7 +38,7 @@ class PublishCommand:
 def run(command: PublishCommand) -> None:
     """Publish."""
     about = About.read(Path(command.about)) if command.about else None
-    publication = Publication(tuple(map(Path, command.results)), about, command.target)
+    publication = Publication(command.results, about, command.target)
     folder = Path(command.drafter)
     commit = publish(folder, command.repo, publication, private=command.private or None, revision=command.revision)
     print(f"{command.repo} holds the drafter of {command.drafter}. Pin it:")

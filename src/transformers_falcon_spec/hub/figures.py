@@ -43,14 +43,14 @@ class Figures:
     rows: tuple[Row, ...]
 
 
-def read_figures(paths: Iterable[Path], drafter: DrafterModel) -> list[Figures]:
+def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Figures]:
     """The figures of `drafter` in each file.
 
     Raises:
         [`OptionError`]: a file is none of `falcon-spec bench`.
         [`PublishError`]: a file holds nothing of these weights and settings, or not all of its runs.
     """
-    return [_figures(path, read_result(path), drafter) for path in paths]
+    return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
 
 def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:

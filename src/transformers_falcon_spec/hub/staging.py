@@ -37,13 +37,13 @@ class Publication:
     """What is published beside the files of a drafter's folder.
 
     Args:
-        results (`Sequence[Path]`, *optional*): Results files of `falcon-spec bench` that measured this drafter.
+        results (`Sequence[str | Path]`, *optional*): Results files of `falcon-spec bench` that measured this drafter.
         about (`About`, *optional*): Licences and notes.
         target (`str`, *optional*): The Hub name of the target; None takes it from the drafter's config.
         template (`Path`, *optional*): Another template of the card.
     """
 
-    results: Sequence[Path] = ()
+    results: Sequence[str | Path] = ()
     about: About | None = None
     target: str | None = None
     template: Path = TEMPLATE
