@@ -247,6 +247,8 @@ def refs(hub: Hub, query: Query, user: str | None, repo: str) -> Answer:
 def branch(hub: Hub, body: bytes, user: str, repo: str, name: str) -> Answer:
     """`POST /api/models/REPO/branch/NAME`."""
     state = hub.load(repo, user)
+    if unquote(name) in state["refs"]:
+        return 409, {"error": f"Reference already exists: {name}"}, {}
     state["refs"][unquote(name)] = commit_of(state, json.loads(body or b"{}").get("startingPoint", "main"))
     hub.save(repo, state)
     return 200, {}, {}

@@ -120,6 +120,15 @@ def test_the_metadata_says_the_same_as_the_files(name: str) -> None:
     )
 
 
+def test_what_the_drafter_remembers_of_its_target_stands_on_the_card() -> None:
+    drafter = LookaheadDrafter.from_target(make_target())
+    drafter.config.target_contract = {"revision": "abc123", "dtype": "bfloat16", "template": "258015e0815376ab"}
+
+    card = render_card(drafter, "a/b", "a/target")
+
+    assert "made for revision abc123 of it in bfloat16, with the chat template of digest 258015e0815376ab" in card
+
+
 def test_eval_results_are_read_back_as_they_were() -> None:
     drafter = AutoModel.from_pretrained(ROOT / "models/falcon-reference")
     entries = eval_entries(read_figures([RESULTS_FOLDER / "speed.json"], drafter))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi, get_token
+from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.utils import logging as hub_logging
 
 from tests.hub.clients import ROOT
@@ -65,7 +65,9 @@ def test_a_drafter_is_found_by_its_target(hub: Hub, folder: Path) -> None:
     found = [model.id for model in HfApi().list_models(filter=[f"base_model:{TARGET}", "speculative-decoding"])]
     others = list(HfApi().list_models(filter=["base_model:someone/other", "speculative-decoding"]))
 
+    card = ModelCard.load(REPO)
     assert found == [REPO]
+    assert card.data.base_model == TARGET
     assert others == []
 
 
@@ -87,14 +89,15 @@ def test_a_pinned_revision_stays_what_it_was(hub: Hub, folder: Path) -> None:
     first = publish(folder, REPO, Publication(target=TARGET))
     make_drafter(recurrence="token").save_pretrained(folder)
     second = publish(folder, REPO, Publication(target=TARGET))
-    publish(folder, REPO, Publication(target=TARGET), revision="trial")
+    trials = [publish(folder, REPO, Publication(target=name), revision="trial") for name in (TARGET, "someone/other")]
 
     recurrences = {
         name: FalconSpecDrafter.from_pretrained(REPO, revision=name).config.recurrence for name in (first, second)
     }
 
     assert recurrences == {first: "sequence", second: "token"}
-    assert {branch.name for branch in HfApi().list_repo_refs(REPO).branches} == {"main", "trial"}
+    tips = {branch.name: branch.target_commit for branch in HfApi().list_repo_refs(REPO).branches}
+    assert tips == {"main": second, "trial": trials[-1]}
 
 
 def test_files_of_an_earlier_publication_do_not_stay(hub: Hub, folder: Path) -> None:

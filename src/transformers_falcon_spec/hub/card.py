@@ -98,6 +98,7 @@ def render_card(
         "drafter_class": type(drafter).__name__,
         "num_parameters": drafter.num_parameters(),
         "target_facts": _target_facts(drafter),
+        "contract": getattr(drafter.config, "target_contract", None),
         "figures": [
             {"name": each.name, "origin": each.origin, "dtype": each.dtype, "rows": each.rows} for each in figures
         ],
