@@ -88,6 +88,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/falcon-spec report --results $(RESULTS)
 	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
+	@$(BIN)/python tools/hub_cards.py
 
 docs: $(READY) ## Build the documentation into site/.
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'

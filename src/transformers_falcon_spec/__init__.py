@@ -24,6 +24,7 @@ from .errors import (
     OptionError,
     ParityError,
     ProcessKilledError,
+    PublishError,
     RankError,
     SandboxError,
     SeamError,
@@ -34,6 +35,7 @@ from .generation.candidates import Draft, TreeCandidateGenerator
 from .generation.options import SpeculationConfig
 from .generation.output import collect_speculation
 from .generation.seam import attach, disable, enable
+from .hub import let_drafters_publish
 
 __version__ = "0.1.0"
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "OptionError",
     "ParityError",
     "ProcessKilledError",
+    "PublishError",
     "RankError",
     "SandboxError",
     "SeamError",
@@ -78,3 +81,4 @@ __all__ = [
 ]
 
 enable()
+let_drafters_publish()

@@ -74,6 +74,9 @@ COMMANDS = {
     "doctor": Command(
         "doctor", ("commands.doctor:DoctorCommand",), "say why drafts are not kept, or why it is not faster"
     ),
+    "publish": Command(
+        "publish", ("commands.publish:PublishCommand",), "put a drafter on the Hub, with card and recipe"
+    ),
 }
 
 

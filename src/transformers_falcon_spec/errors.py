@@ -15,6 +15,7 @@ FalconSpecError
 │   └── ProcessKilledError  a method whose process was ended by a signal
 ├── HubError                the Hub cannot be reached, or refuses
 ├── SandboxError            a machine on which programs cannot be run within limits
+├── PublishError            an upload that must not be made, that broke off, or that the Hub refused
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
 ```
@@ -75,6 +76,10 @@ class HubError(FalconSpecError, OSError):
 
 class SandboxError(FalconSpecError, RuntimeError):
     """The sandbox does not work on this machine; no program was judged."""
+
+
+class PublishError(FalconSpecError, RuntimeError):
+    """A publication must not be made, broke off, or was refused by the Hub."""
 
 
 class ConversationError(FalconSpecError, ValueError):

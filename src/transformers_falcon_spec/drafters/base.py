@@ -1,6 +1,6 @@
 """What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
 from ..core.tree import DraftTree
-from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError
+from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PublishError
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
@@ -22,6 +22,7 @@ from ..generation.parts import embedding_width, feature_width
 from .adapters import base_of_adapter, options_of_base, put_adapter
 from .contract import FIELD, TargetContract, check_contract
 from .option_files import hub_options, read_options
+from .weights import check_download, check_finite
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -57,6 +58,7 @@ class DrafterModel(PreTrainedModel):
     generation_config: SpeculationConfig
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
+    publisher: ClassVar[Callable[..., str] | None] = None  # the layer above, which knows the Hub, puts itself here
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -182,13 +184,25 @@ class DrafterModel(PreTrainedModel):
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
 
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override]
+        """Publish it: weights, config, recipe, card and provenance. The options are those of `hub.publish.push`.
+
+        Raises:
+            [`PublishError`]: the drafter came with a recipe, without the package; the upload broke off or was refused.
+        """
+        if self.publisher is None:
+            raise PublishError(
+                "A recipe has no `push_to_hub`. Install `transformers_falcon_spec`, and load the drafter with it."
+            )
+        return self.publisher(repo_id, **options)
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Load a drafter, or an adapter with the drafter that it names; arguments as for `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: a checkpoint of other software; files that cannot be read; weights are missing, left over, of another
-                shape or not finite.
+            [`CheckpointError`]: a checkpoint of other software; files that cannot be read, or are not what the Hub says; weights are
+                missing, left over, of another shape or not finite.
         """
         with readable(pretrained_model_name_or_path):
             return cls._checked(pretrained_model_name_or_path, *args, **kwargs)
@@ -203,7 +217,10 @@ class DrafterModel(PreTrainedModel):
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
-        loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
+        try:
+            loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
+        finally:  # weights that came broken fail in many ways
+            check_download(pretrained_model_name_or_path, **hub_options(kwargs))
         model, info = loaded
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
         wrong = {kind: sorted(map(str, info[kind])) for kind in kinds if info[kind]}
@@ -250,24 +267,6 @@ def readable(name_or_path: Any) -> Iterator[None]:
             f"`{name_or_path}` must hold files that can be read, but they cannot: {' '.join(str(error).split())[:300]}. Fetch or "
             "save it again; a file cut short, or one that would run code, is never read."
         ) from error
-
-
-def check_finite(model: PreTrainedModel, name_or_path: Any) -> None:
-    """Refuse weights with NaN or infinity.
-
-    Raises:
-        [`CheckpointError`]: there are some.
-    """
-    wrong = [
-        name
-        for name, weight in model.named_parameters()
-        if weight.device.type != "meta" and not weight.isfinite().all()
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"`{name_or_path}` must hold finite weights, but {len(wrong)} hold NaN or infinity, the first of them `{wrong[0]}`. Take "
-            "an earlier checkpoint of the training."
-        )
 
 
 def _check_device(device: torch.device, target: PreTrainedModel) -> None:

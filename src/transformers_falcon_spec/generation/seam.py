@@ -1,15 +1,17 @@
 """Where `target.generate(..., assistant_model=drafter)` finds the loop: two wrapped functions of Transformers.
 
-`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only, and inside
-`without_seam` a model's `generate` is Transformers' own.
+`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only, `attached` for one
+call of it, and inside `without_seam` a model's `generate` is Transformers' own.
 Assistants that are not drafters of this package go to the original functions, untouched.
 """
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
@@ -26,6 +28,10 @@ _NEEDED = {
     _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
 }
 _IS_WRAPPED = "_is_falcon_spec_seam"
+_LOCK = threading.Lock()
+_STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = (
+    WeakKeyDictionary()
+)  # their class, and calls inside `attached`
 
 
 def enable() -> None:
@@ -80,6 +86,28 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+@contextmanager
+def attached(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, this one model takes the package's drafters; after the last of the calls that overlap it is what it was.
+
+    Raises:
+        [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
+    """
+    with _LOCK:
+        stock, num_calls = _STOCK.get(model, (type(model), 0))
+        attach(model)
+        _STOCK[model] = stock, num_calls + 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            stock, num_calls = _STOCK.pop(model)
+            if num_calls > 1:
+                _STOCK[model] = stock, num_calls - 1
+            else:
+                model.__class__ = stock
+
+
 def _originals(owner: type) -> dict[str, Callable[..., Any]]:
     """Both functions of `owner` without our wrapping; checked before either is wrapped."""
     functions = {name: _checked(owner, name) for name in (_LOOP, _CHECK)}
@@ -105,7 +133,7 @@ def _checked(owner: type, name: str) -> Callable[..., Any]:
     return function
 
 
-def _drafter_of(assistant: Any) -> Drafter | None:
+def drafter_of(assistant: Any) -> Drafter | None:
     """The drafter of this package that an assistant is, maybe inside a `PeftModel`; None for any other assistant."""
     drafter = unwrapped(assistant)
     return drafter if callable(getattr(drafter, "candidate_generator", None)) else None
@@ -114,7 +142,7 @@ def _drafter_of(assistant: Any) -> Drafter | None:
 def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _assisted_decoding(self: PreTrainedModel, *args: Any, assistant_model: Any = None, **kwargs: Any) -> Any:
-        drafter = _drafter_of(assistant_model)
+        drafter = drafter_of(assistant_model)
         if drafter is None:
             return original(self, *args, assistant_model=assistant_model, **kwargs)
         return speculative_decoding(self, *args, drafter=drafter, **kwargs)
@@ -129,7 +157,7 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
         self: PreTrainedModel, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
     ) -> None:
         assistant = generation_mode_kwargs.get("assistant_model")
-        drafter = _drafter_of(assistant)
+        drafter = drafter_of(assistant)
         if drafter is not None:
             _check_mode(self, generation_config, generation_mode_kwargs)
             check_drafter_adapter(assistant)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...errors import CheckpointError, DrafterMismatchError, OptionError
 from ...generation.candidates import TargetView
@@ -106,8 +106,8 @@ class LookaheadDrafter(DrafterModel):
         """Without weights: stock loading, told that it has them all."""
         config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
         if config is None:
-            config, kwargs = AutoConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
-        if not isinstance(config, LookaheadConfig):
+            config, kwargs = LookaheadConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
+        if config.model_type != LookaheadConfig.model_type:
             raise CheckpointError(
                 f"`{name_or_path}` must hold the options of a Lookahead drafter, `model_type` "
                 f"`{LookaheadConfig.model_type}`, but its `model_type` is `{config.model_type}`."

@@ -1,0 +1,216 @@
+"""A drafter's card: its template filled from config, provenance and results files. No figure is typed.
+
+Templates run in a sandbox: they may look at what they are given, and cannot reach Python through it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..drafters.base import DrafterModel
+from ..errors import PublishError
+from ..evaluation.tables import SET_NAMES
+from .figures import Figures, eval_results
+
+TEMPLATE = Path(__file__).parent / "templates" / "card.md"
+RELATION = "adapter"  # of the four that the Hub knows, the one for weights of no use without their target
+_TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
+METHODS = {
+    "dflash_spec": "DFlash",
+    "eagle_spec": "Eagle",
+    "falcon_spec": "Falcon",
+    "lookahead_spec": "Lookahead",
+    "medusa_spec": "Medusa",
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """What no file of a drafter says, and a person must.
+
+    Args:
+        license (`str`, *optional*): Licence of the drafter, as the Hub spells it.
+        data (`list[dict]`, *optional*): What it learned from: `name` and `licence` of each source.
+        notes (`list[str]`, *optional*): More of what is not established, or is known to be wrong.
+    """
+
+    license: str | None = None
+    data: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "About":
+        """From a JSON file.
+
+        Raises:
+            [`PublishError`]: it cannot be read, or says something else.
+        """
+        try:
+            about = cls(**json.loads(path.read_text(encoding="utf-8")))
+            if any(set(source) != {"name", "licence"} for source in about.data):
+                raise ValueError("each of `data` must have `name` and `licence`")
+            return about
+        except (OSError, TypeError, ValueError, AttributeError) as error:
+            known = ", ".join(f"`{each.name}`" for each in fields(cls))
+            raise PublishError(f"`{path}` must be a JSON object of {known}, but {error}.") from error
+
+
+def render_card(
+    drafter: DrafterModel,
+    repo_id: str,
+    target: str,
+    *,
+    figures: Sequence[Figures] = (),
+    training: Mapping[str, Any] | None = None,
+    about: About | None = None,
+    template: Path = TEMPLATE,
+) -> str:
+    """The text of `README.md` for a drafter.
+
+    Args:
+        drafter (`DrafterModel`): The drafter.
+        repo_id (`str`): Where it is published.
+        target (`str`): The Hub name of its target.
+        figures (`Sequence[Figures]`, *optional*): What was measured of it.
+        training (`Mapping`, *optional*): Its `training.json`.
+        about (`About`, *optional*): Licences and notes.
+        template (`Path`, *optional*): Another template.
+
+    Raises:
+        [`PublishError`]: a template that cannot be filled, or that tries to run code.
+    """
+    about = about or About()
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"interval": _interval, "set_name": lambda name: SET_NAMES.get(name, name)}
+    facts = {
+        "metadata": _metadata(drafter, repo_id, target, figures, about),
+        "repo_id": repo_id,
+        "target": target,
+        "method": METHODS.get(drafter.config.model_type, drafter.config.model_type),
+        "drafter_class": type(drafter).__name__,
+        "num_parameters": drafter.num_parameters(),
+        "target_facts": _target_facts(drafter),
+        "contract": getattr(drafter.config, "target_contract", None),
+        "figures": [
+            {"name": each.name, "origin": each.origin, "dtype": each.dtype, "rows": each.rows} for each in figures
+        ],
+        "training": _training_facts(training),
+        "about": {"license": about.license, "data": about.data},
+        "gaps": [*_gaps(figures, training), *about.notes],
+    }
+    try:
+        text = environment.from_string(template.read_text(encoding="utf-8")).render(facts)
+    except (TemplateError, TypeError, ValueError, OSError) as error:
+        raise PublishError(
+            f"`{template}` must be a template that needs only what it is given, but {type(error).__name__}: {error}. Cards run no code."
+        ) from error
+    return str(ModelCard(text).content)  # metadata that is no YAML is refused here
+
+
+def check_target_name(name: str | None) -> str:
+    """The Hub name of a target.
+
+    Raises:
+        [`PublishError`]: it is none, or a folder of this machine.
+    """
+    try:
+        validate_repo_id(name or "")
+        is_name = not Path(name or "").exists()
+    except HFValidationError:
+        is_name = False
+    if name is None or not is_name:
+        raise PublishError(
+            f"The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's config says {name!r}. "
+            "Name it: `--target OWNER/NAME`."
+        )
+    return name
+
+
+def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequence[Figures], about: About) -> str:
+    """The YAML between the first two `---` of a card."""
+    results = eval_results(figures)
+    data = ModelCardData(
+        base_model=target,
+        base_model_relation=RELATION,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=about.license,
+        tags=["speculative-decoding", "falcon-spec", "custom_generate", drafter.config.model_type],
+        model_name=repo_id.rpartition("/")[2],
+        eval_results=results or None,
+    )
+    return str(data.to_yaml())
+
+
+def _target_facts(drafter: DrafterModel) -> dict[str, Any]:
+    """What the drafter's config says of the model it was made for."""
+    config = drafter.config
+    names = ("vocab_size", "feature_size", "feature_layers", "embedding_size")
+    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
+
+
+def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of `training.json` what a reader wants: all but the curve, and its last evaluation.
+
+    Raises:
+        [`PublishError`]: it is none of `falcon-spec train`.
+    """
+    if training is None:
+        return None
+    missing = [name for name in (*_TRAINING, "curve") if name not in training]
+    if missing:
+        raise PublishError(
+            f"`training.json` must be that of `falcon-spec train`, but it lacks {', '.join(f'`{name}`' for name in missing)}. Take the "
+            "file out, or train again."
+        )
+    curve = training["curve"]
+    last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
+    accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
+    steps = max((row["step"] for row in curve), default=0)
+    return {**{name: training[name] for name in _TRAINING}, "steps": steps, "accuracy": accuracy}
+
+
+def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> list[str]:
+    """What a reader may not conclude, as far as the files tell."""
+    if not figures:
+        return ["Nothing was measured of these weights: no figure of speed or acceptance is given."]
+    gaps = []
+    for name, what in (
+        ("revision", "the target's revision"),
+        ("template", "a hash of the chat template"),
+        ("thinking", "whether the target was thinking"),
+    ):
+        files = [each.name for each in figures if each.origin.get(name) is None]
+        if files:
+            gaps.append(f"{', '.join(f'`{file}`' for file in files)} does not record {what}.")
+    devices = sorted({each.origin["device"] for each in figures})
+    gaps.append(
+        f"Speed was measured on {' and '.join(devices)}; on other machines it is another one, acceptance is not."
+    )
+    decodings = sorted({row["decoding"] for each in figures for row in each.rows})
+    gaps.append(
+        f"Ways of decoding other than {' and '.join(decodings)}, batches, other types and fine-tuned targets were not measured here."
+    )
+    if training is not None:
+        gaps.append("It is one training run with one seed: how much another would differ is not known.")
+    if any(row.get("num_compared") for each in figures for row in each.rows):
+        gaps.append(
+            "That texts are the target's own follows from how they are written; the comparison is a check of as many texts as stated."
+        )
+    return gaps
+
+
+def _interval(row: Mapping[str, Any], key: str) -> str:
+    """A rate with its 95 % interval."""
+    if key not in row:
+        return "-"
+    low, high = row[f"{key}_interval"]
+    return f"{row[key]:.2f} ({low:.2f} to {high:.2f})"

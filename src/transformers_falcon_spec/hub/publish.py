@@ -1,0 +1,105 @@
+"""Publishing a drafter on the Hub: staged whole, then sent in one commit. What the Hub already has is not sent again."""
+
+import shutil
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from ..drafters.base import DrafterModel
+from ..errors import OptionError, PublishError
+from .bundle import FOLDER
+from .staging import FIGURES, TRAINING, Publication, check_no_tokens, stage
+
+_FAILED_REQUEST = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, whichever huggingface_hub has
+NETWORK_ERRORS: tuple[Any, ...] = (_FAILED_REQUEST, OSError, RuntimeError)
+_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING]
+
+
+def publish(
+    folder: Path,
+    repo_id: str,
+    publication: Publication,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+) -> str:
+    """Publish the drafter in a folder; returns the id of the commit, to be pinned with `revision=`.
+
+    Args:
+        folder (`Path`): Where the drafter was saved.
+        repo_id (`str`): `OWNER/NAME`; it is made if it does not exist.
+        publication (`Publication`): Results, licences and the target's name.
+        private (`bool`, *optional*): Whether a new repository is private.
+        revision (`str`, *optional*): A branch to commit to, made if it does not exist.
+        token (`str`, *optional*): An access token; None takes that of `hf auth login`.
+
+    Raises:
+        [`CheckpointError`]: `folder` holds no whole drafter, or its weights are pickles.
+        [`PublishError`]: what would be published must not be; the upload broke off or was refused.
+    """
+    with tempfile.TemporaryDirectory() as staged:
+        stage(folder, repo_id, Path(staged), publication)
+        check_no_tokens(Path(staged), token)
+        api = HfApi(token=token, library_name=__package__.partition(".")[0])
+        try:
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=staged,
+                revision=revision,
+                commit_message=f"Publish {repo_id.rpartition('/')[2]}",
+                delete_patterns=_REPLACED,
+            )
+        except (*NETWORK_ERRORS, HFValidationError) as error:
+            cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+            raise PublishError(
+                f"The Hub must take `{repo_id}` whole, but {' '.join(str(cause).split())[:300] or type(cause).__name__}. Nothing of it "
+                "is visible there. Run the same again: what already arrived is not sent twice."
+            ) from error
+    return str(commit.oid)
+
+
+def push(
+    drafter: DrafterModel,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    max_shard_size: int | str = "5GB",
+    **published: Any,
+) -> str:
+    """`drafter.push_to_hub`: publish a drafter as it is now; returns the id of the commit.
+
+    `training.json` comes from the folder that the drafter was loaded from.
+
+    Args:
+        drafter (`DrafterModel`): The drafter.
+        repo_id (`str`): `OWNER/NAME`; it is made if it does not exist.
+        private (`bool`, *optional*): Whether a new repository is private.
+        revision (`str`, *optional*): A branch to commit to, made if it does not exist.
+        token (`str`, *optional*): An access token; None takes that of `hf auth login`.
+        max_shard_size (`int` or `str`, *optional*): That of `save_pretrained`.
+        **published: Fields of [`Publication`].
+
+    Raises:
+        [`OptionError`]: an unknown option.
+        [`PublishError`]: what would be published must not be; the upload broke off or was refused.
+    """
+    unknown = sorted(set(published) - {field.name for field in fields(Publication)})
+    if unknown:
+        raise OptionError(f"`push_to_hub` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+    source = Path(drafter.config._name_or_path or "") / TRAINING
+    with tempfile.TemporaryDirectory() as saved:
+        drafter.save_pretrained(saved, max_shard_size=max_shard_size)
+        if source.is_file():
+            shutil.copyfile(source, Path(saved) / TRAINING)
+        publication = Publication(**published)
+        return publish(Path(saved), repo_id, publication, private=private, revision=revision, token=token)

@@ -1,0 +1,126 @@
+"""The files of a publication, gathered in one folder: weights as safetensors, config, options, provenance, recipe, card and figures.
+
+Only files of known names travel. Pickles do not, and nothing that holds an access token does.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import eval_result_entries_to_yaml, get_token
+from transformers import AutoModel
+
+from ..drafters.base import DrafterModel, readable
+from ..errors import CheckpointError, PublishError
+from .bundle import auto_map, write_recipe
+from .card import TEMPLATE, About, check_target_name, render_card
+from .figures import eval_entries, read_figures
+
+TRAINING = "training.json"
+FIGURES = ".eval_results/speculative_decoding.yaml"
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
+_TOKENS = (
+    re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
+    re.compile(r"\bapi_org_[A-Za-z0-9]{30,}"),
+    re.compile(r"://[^/\s:@]+:[^/\s@]+@"),
+)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is published beside the files of a drafter's folder.
+
+    Args:
+        results (`Sequence[str | Path]`, *optional*): Results files of `falcon-spec bench` that measured this drafter.
+        about (`About`, *optional*): Licences and notes.
+        target (`str`, *optional*): The Hub name of the target; None takes it from the drafter's config.
+        template (`Path`, *optional*): Another template of the card.
+    """
+
+    results: Sequence[str | Path] = ()
+    about: About | None = None
+    target: str | None = None
+    template: Path = TEMPLATE
+
+
+def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> None:
+    """Write all that is published of the drafter in `folder` into the empty folder `into`.
+
+    Raises:
+        [`CheckpointError`]: `folder` holds no whole drafter, or its weights are pickles.
+        [`PublishError`]: the target has no name, or results are of another drafter.
+    """
+    drafter = load_whole(folder)
+    target = check_target_name(publication.target or drafter.config.target_name_or_path)
+    figures = read_figures(publication.results, drafter)
+    training = json.loads((folder / TRAINING).read_text(encoding="utf-8")) if (folder / TRAINING).is_file() else None
+    for path in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+        shutil.copyfile(path, into / path.name)
+    for name in ("generation_config.json", TRAINING, "conversion.json"):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, into / name)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    changes = {"target_name_or_path": target, "auto_map": auto_map(type(drafter))}
+    (into / "config.json").write_text(
+        json.dumps({**config, **changes}, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
+    write_recipe(type(drafter), into)
+    facts: dict[str, Any] = {"training": training, "about": publication.about, "template": publication.template}
+    (into / "README.md").write_text(render_card(drafter, repo_id, target, figures=figures, **facts), encoding="utf-8")
+    if entries := eval_entries(figures):
+        (into / FIGURES).parent.mkdir()
+        (into / FIGURES).write_text(
+            yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8"
+        )
+
+
+def load_whole(folder: Path) -> DrafterModel:
+    """The drafter in a folder, read as its users will read it.
+
+    Raises:
+        [`CheckpointError`]: there is none, its weights are pickles, or it is no drafter of this package.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"`{folder}` must be the folder of a drafter, but it has no `config.json`.")
+    pickles = sorted(
+        path.name for pattern in _PICKLES for path in folder.glob(pattern) if path.name != "training_args.bin"
+    )
+    if pickles and not list(folder.glob(_WEIGHTS[0])):
+        raise CheckpointError(
+            f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can run code where they "
+            "are read. Convert them: `falcon-spec convert`."
+        )
+    with readable(folder):
+        try:
+            drafter = AutoModel.from_pretrained(folder)
+        except ValueError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"`{folder}` must hold a drafter of this package, but {error}") from error
+    if not isinstance(drafter, DrafterModel):
+        raise CheckpointError(
+            f"`{folder}` must hold a drafter of this package, but it holds a `{type(drafter).__name__}`."
+        )
+    return drafter
+
+
+def check_no_tokens(folder: Path, token: str | None = None) -> None:
+    """Refuse files with what looks like an access token, or is `token` or that of `hf auth login`; the message names the file alone.
+
+    Raises:
+        [`PublishError`]: one holds one.
+    """
+    in_use = {each for each in (token, get_token()) if each}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"):
+        text = path.read_text(encoding="utf-8")
+        if any(each in text for each in in_use) or any(pattern.search(text) for pattern in _TOKENS):
+            raise PublishError(
+                f"What is published must hold no access token, but `{path.relative_to(folder)}` would hold one. Take it out of the file "
+                "that it came from, and revoke it: whoever could read that file has it."
+            )

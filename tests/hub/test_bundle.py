@@ -1,0 +1,104 @@
+"""The recipe as files: whole, flat, and made of nothing but what it may need."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.dynamic_module_utils import get_imports, get_relative_import_files
+
+from tests.hub.clients import run_client
+from transformers_falcon_spec import CheckpointError, EagleDrafter, FalconSpecDrafter, LookaheadDrafter, MedusaDrafter
+from transformers_falcon_spec.hub.bundle import auto_map, flattened, write_recipe
+
+KINDS = [EagleDrafter, FalconSpecDrafter, LookaheadDrafter, MedusaDrafter]
+NEEDED = {"huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_follows_the_imports_to_every_module(kind: type, tmp_path: Path) -> None:
+    write_recipe(kind, tmp_path)
+
+    recipe = tmp_path / "custom_generate"
+    followed = {Path(name) for name in get_relative_import_files(recipe / "generate.py")}
+    written = set(recipe.glob("*.py"))
+
+    assert followed | {recipe / "generate.py"} == written
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recipe_imports_what_it_requires_and_the_standard_library(kind: type, tmp_path: Path) -> None:
+    write_recipe(kind, tmp_path)
+
+    recipe = tmp_path / "custom_generate"
+    imported = {name for path in recipe.glob("*.py") for name in get_imports(path)}
+    required = {
+        line.partition(">")[0].replace("-", "_") for line in (recipe / "requirements.txt").read_text().splitlines()
+    }
+
+    assert required == NEEDED
+    assert {name for name in imported if name not in sys.stdlib_module_names} <= NEEDED
+
+
+def test_lines_other_than_imports_stay_as_they_are() -> None:
+    source = Path(__file__).parents[2] / "src/transformers_falcon_spec/generation/target.py"
+
+    original, flat = source.read_text().splitlines(), flattened("generation.target").splitlines()[1:]
+    changed = [(before, after) for before, after in zip(original, flat, strict=True) if before != after]
+
+    assert len(original) == len(flat)
+    assert ("from . import cache as cache_file", "from . import generation_cache as cache_file") in changed
+    assert all(after.startswith("from .") for _, after in changed)
+
+
+def test_a_class_of_other_software_has_no_recipe() -> None:
+    with pytest.raises(CheckpointError, match=r"comes from `transformers.models.llama"):
+        write_recipe(LlamaForCausalLM, Path())
+
+
+def test_each_kind_loads_and_writes_from_its_recipe_alone(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+    )
+    target = LlamaForCausalLM(config).eval()
+    target.save_pretrained(tmp_path / "target")
+    for kind in KINDS:
+        drafter = kind.from_target(target)
+        drafter.config.auto_map = auto_map(kind)
+        drafter.save_pretrained(tmp_path / kind.__name__)
+        write_recipe(kind, tmp_path / kind.__name__)
+
+    told = run_client(_SCRIPT.format(folder=tmp_path, kinds=[kind.__name__ for kind in KINDS]), tmp_path / "home")
+
+    for kind in KINDS:
+        assert told[kind.__name__]["is_the_same"], kind
+        assert told[kind.__name__]["num_steps"] > 0
+        assert told[kind.__name__]["refusal"].startswith("A recipe takes its drafter from the Hub")
+
+
+_SCRIPT = """
+import json
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
+inputs = dict(input_ids=torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), attention_mask=torch.ones(1, 8, dtype=torch.long))
+options = dict(max_new_tokens=12, pad_token_id=0, return_dict_in_generate=True)
+told = {{}}
+for kind in {kinds}:
+    folder = f"{folder}/{{kind}}"
+    drafter = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    plain = target.generate(**inputs, **options)
+    recipe = dict(custom_generate=folder, trust_remote_code=True)
+    out = target.generate(**inputs, **options, **recipe, assistant_model=drafter)
+    try:
+        target.generate(**inputs, **recipe)
+    except ValueError as error:
+        refusal = str(error)
+    told[kind] = dict(
+        is_the_same=out.sequences.tolist() == plain.sequences.tolist(),
+        num_steps=out.speculation.num_steps,
+        refusal=refusal,
+    )
+print(json.dumps(told))
+"""

@@ -1,0 +1,194 @@
+"""Cards: every figure comes from a file, what is not known is said, and a template cannot run code."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
+from transformers import AutoModel
+
+from tests.hub.clients import ROOT
+from tests.tiny import make_target
+from tools.hub_cards import RESULTS, render
+from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter, PublishError
+from transformers_falcon_spec.evaluation.tables import SET_NAMES
+from transformers_falcon_spec.hub.card import TEMPLATE, About, render_card
+from transformers_falcon_spec.hub.figures import eval_entries, read_figures
+
+RESULTS_FOLDER = ROOT / "benchmarks/results"
+NUMBER = re.compile(r"\d+(?:\.\d+)*")
+FIGURES = re.compile(rf"^\| (?:{'|'.join(SET_NAMES.values())}) \|.*$", re.MULTILINE)
+ATTACKS = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ figures.append.__self__.__class__.__base__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ ('%s' | format).__class__ }}",
+    "{% set _ = gaps.append('all is established') %}",
+    "{% include '/etc/passwd' %}",
+]
+
+
+def leaves(value: Any) -> list[Any]:
+    """Every number and string in a JSON value."""
+    if isinstance(value, dict):
+        return [leaf for inner in value.values() for leaf in leaves(inner)]
+    return [leaf for inner in value for leaf in leaves(inner)] if isinstance(value, list) else [value]
+
+
+def untraced(card: str, evidence: list[Any]) -> list[str]:
+    """Numbers of a card, its table of figures apart, that neither template nor any value of `evidence` holds, as cards round them."""
+    known = set(NUMBER.findall(re.sub(r"\{[{%].*?[%}]\}", "", TEMPLATE.read_text(encoding="utf-8"))))
+    for leaf in leaves(evidence):
+        if isinstance(leaf, str):
+            known |= set(NUMBER.findall(leaf))
+            known |= set(NUMBER.findall(leaf[:12])) | set(NUMBER.findall(leaf[:10]))
+        elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            known |= {str(leaf), f"{leaf:.2f}", f"{leaf:.3f}", f"{leaf:.0f}", f"{100 * leaf:.0f}", f"{leaf / 1e6:.2f}"}
+    body = FIGURES.sub("", card.split("\n---\n", 1)[1])
+    return [number for number in NUMBER.findall(body) if number not in known]
+
+
+def evidence_of(name: str) -> list[Any]:
+    """The files behind a card, without the rows of its table of figures. Of training only the last row of the curve."""
+    folder = ROOT / "models" / name
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    training = folder / "training.json"
+    record = json.loads(training.read_text(encoding="utf-8")) if training.is_file() else {"curve": []}
+    origins = [json.loads((RESULTS_FOLDER / file).read_text(encoding="utf-8"))["provenance"] for file in RESULTS[name]]
+    about = json.loads((ROOT / "hub_cards" / f"{name}.json").read_text(encoding="utf-8"))
+    parameters = AutoModel.from_pretrained(folder).num_parameters()
+    return [config, {**record, "curve": record["curve"][-1:]}, origins, about, parameters]
+
+
+def own_rows(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """File and row of each figure of the drafter `models/NAME`, found by its folder."""
+    found = []
+    for file in RESULTS[name]:
+        result = json.loads((RESULTS_FOLDER / file).read_text(encoding="utf-8"))
+        arms = {method["arm"] for method in result["methods"] if method["source"] == f"models/{name}"}
+        found += [(file, row) for row in result["rows"] if row["arm"] in arms]
+    return found
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_cards_are_what_the_files_give(name: str) -> None:
+    assert (ROOT / "hub_cards" / f"{name}.md").read_text(encoding="utf-8") == render(name)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_figure_stands_in_a_results_file(name: str) -> None:
+    card = (ROOT / "hub_cards" / f"{name}.md").read_text(encoding="utf-8")
+    table = FIGURES.findall(card)
+    expected = []
+    for file, row in own_rows(name):
+        rates = []
+        for key in ("speedup", "acceptance_length_pooled"):
+            low, high = row[f"{key}_interval"]
+            rates.append(f"{row[key]:.2f} ({low:.2f} to {high:.2f})")
+        texts = f"{row['num_identical']}/{row['num_compared']}"
+        repeated = f"{100 * row['repetition_rate']:.0f} %"
+        cells = [SET_NAMES[row["set"]], row["decoding"], *rates, repeated, texts, str(row["num_prompts"]), f"`{file}`"]
+        expected.append(f"| {' | '.join(cells)} |")
+
+    assert table == expected
+    assert len(table) == 6
+    assert untraced(card, evidence_of(name)) == []
+
+
+def test_a_typed_figure_is_found() -> None:
+    card = (ROOT / "hub_cards/falcon-reference.md").read_text(encoding="utf-8")
+
+    assert untraced(card.replace("8000 steps", "8100 steps"), evidence_of("falcon-reference")) == ["8100"]
+    assert untraced(card.replace("0.747", "0.847"), evidence_of("falcon-reference")) == ["0.847"]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_metadata_says_the_same_as_the_files(name: str) -> None:
+    card = ModelCard.load(ROOT / "hub_cards" / f"{name}.md")
+    given = [(r.metric_name, r.dataset_name, r.metric_value) for r in card.data.eval_results]
+
+    assert card.data.base_model == "models/reference-target"
+    assert card.data["base_model_relation"] == "adapter"
+    assert "speculative-decoding" in card.data.tags
+    assert sorted(given) == sorted(
+        (f"{what}, {row['decoding']}", SET_NAMES[row["set"]], row[key])
+        for _, row in own_rows(name)
+        for key, what in (("acceptance_length_pooled", "acceptance length"), ("speedup", "speed-up"))
+    )
+
+
+def test_what_the_drafter_remembers_of_its_target_stands_on_the_card() -> None:
+    drafter = LookaheadDrafter.from_target(make_target())
+    drafter.config.target_contract = {"revision": "abc123", "dtype": "bfloat16", "template": "258015e0815376ab"}
+
+    card = render_card(drafter, "a/b", "a/target")
+
+    assert "made for revision abc123 of it in bfloat16, with the chat template of digest 258015e0815376ab" in card
+
+
+def test_eval_results_are_read_back_as_they_were() -> None:
+    drafter = AutoModel.from_pretrained(ROOT / "models/falcon-reference")
+    entries = eval_entries(read_figures([RESULTS_FOLDER / "speed.json"], drafter))
+
+    read = parse_eval_result_entries(yaml.safe_load(yaml.safe_dump(eval_result_entries_to_yaml(entries))))
+
+    assert read == entries
+    assert len(entries) == 12
+    assert {(each.dataset_id, each.task_id) for each in entries} >= {("openai/gsm8k", "speedup/greedy")}
+
+
+def test_figures_of_another_drafter_are_refused(tmp_path: Path) -> None:
+    other = FalconSpecDrafter.from_target(make_target())
+    with pytest.raises(PublishError, match="but 0 of its 2 methods have its weights and settings"):
+        read_figures([RESULTS_FOLDER / "speed.json"], other)
+
+    lookahead = LookaheadDrafter.from_pretrained(ROOT / "models/lookahead")
+    lookahead.config.window_size += 1
+    with pytest.raises(PublishError, match="but 0 of its"):
+        read_figures([RESULTS_FOLDER / "rivals.json"], lookahead)
+
+
+def test_figures_of_a_benchmark_that_broke_off_are_refused(tmp_path: Path) -> None:
+    result = json.loads((RESULTS_FOLDER / "speed.json").read_text(encoding="utf-8"))
+    result["rows"][0]["num_runs"] -= 1
+    (tmp_path / "speed.json").write_text(json.dumps(result), encoding="utf-8")
+
+    with pytest.raises(PublishError, match="must hold all runs"):
+        read_figures([tmp_path / "speed.json"], AutoModel.from_pretrained(ROOT / "models/falcon-reference"))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_template_that_tries_to_run_code_is_refused(attack: str, tmp_path: Path) -> None:
+    template = tmp_path / "card.md"
+    template.write_text(f"---\n{{{{ metadata }}}}\n---\n{attack}\n", encoding="utf-8")
+
+    with pytest.raises(PublishError, match="Cards run no code"):
+        render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", template=template)
+
+
+def test_a_card_without_figures_says_so() -> None:
+    card = render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target")
+
+    assert "Nothing was measured of these weights" in card
+    assert "Licence of the drafter: not stated." in card
+    assert "model-index" not in card
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"licence": "mit"}', '{"data": [{"name": "x"}]}', '{"data": ["x"]}'], ids=range(5)
+)
+def test_what_is_said_about_a_drafter_must_be_known_words(content: str, tmp_path: Path) -> None:
+    (tmp_path / "about.json").write_text(content, encoding="utf-8")
+
+    with pytest.raises(PublishError, match="must be a JSON object of `license`, `data`, `notes`"):
+        About.read(tmp_path / "about.json")
+
+
+def test_training_of_other_software_is_refused() -> None:
+    with pytest.raises(
+        PublishError, match=r"`training.json` must be that of `falcon-spec train`, but it lacks `command`"
+    ):
+        render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", training={})

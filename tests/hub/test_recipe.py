@@ -1,0 +1,162 @@
+"""A recipe from the Hub, on a machine that has Transformers and not this package: the same text, from one pinned commit."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation.utils import GenerationMixin
+
+from tests.hub.clients import ROOT, run_client
+from tests.hub.conftest import TOKEN
+from tests.hub.repositories import Hub
+from tests.tiny import make_target
+from transformers_falcon_spec import FalconSpecDrafter, GenerationError
+from transformers_falcon_spec.generation.seam import attached
+from transformers_falcon_spec.hub.publish import publish
+from transformers_falcon_spec.hub.recipe import Recipe, origin
+from transformers_falcon_spec.hub.staging import Publication
+
+REPO = "someone/falcon-reference-0.1"
+TARGET = ROOT / "models/reference-target"
+SHORT = [[5, 6, 7, 5, 6, 7, 5, 6]]
+PROMPT = [[1, 300, 301, 302, 310, 320, 300, 301]]
+SETTINGS = [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}, {"do_sample": False}]
+_SCRIPT = """
+import json, time, torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+target = AutoModelForCausalLM.from_pretrained("{target}").eval()
+inputs = dict(input_ids=torch.tensor({prompt}), attention_mask=torch.ones(1, len({prompt}[0]), dtype=torch.long))
+recipe = dict(custom_generate="{repo}", trust_remote_code=True, revision="{commit}")
+texts, seconds, kinds = [], [], [type(target)]
+for options in {settings}:
+    for arguments in ({{}}, recipe):
+        torch.manual_seed(0)
+        start = time.perf_counter()
+        out = target.generate(**inputs, **options, **arguments, max_new_tokens=64, return_dict_in_generate=True)
+        seconds.append(time.perf_counter() - start)
+        texts.append(out.sequences.tolist())
+        kinds.append(type(target))
+generate = target.load_custom_generate("{repo}", trust_remote_code=True, revision="{commit}")
+drafter = generate.__self__._drafters[target]
+target.generate(**inputs, **recipe, max_new_tokens=4)
+try:
+    target.generate(**inputs, custom_generate="{repo}", trust_remote_code=False)
+except ValueError as error:
+    refusal = str(error)
+alone = AutoModel.from_pretrained("{repo}", trust_remote_code=True, revision="{commit}")
+given = target.generate(**inputs, **recipe, assistant_model=alone.eval(), max_new_tokens=64)
+print(json.dumps(dict(
+    texts=texts,
+    seconds=seconds,
+    accepted=out.speculation.num_accepted,
+    is_kept=generate.__self__._drafters[target] is drafter,
+    is_restored=len(set(kinds)) == 1,
+    target=drafter.config.target_name_or_path,
+    module=type(drafter).__module__,
+    given=given.tolist(),
+    refusal=refusal,
+)))
+"""
+
+
+def test_the_recipe_writes_what_the_package_writes(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit = publish(ROOT / "models/falcon-reference", REPO, Publication(target="someone/target"), private=True)
+    publish(ROOT / "models/falcon-reference", REPO, Publication(target="someone/other"))
+    target = AutoModelForCausalLM.from_pretrained(TARGET).eval()
+    drafter = FalconSpecDrafter.from_pretrained(ROOT / "models/falcon-reference").eval()
+    inputs = {"input_ids": torch.tensor(PROMPT), "attention_mask": torch.ones(1, len(PROMPT[0]), dtype=torch.long)}
+    expected = []
+    for options in SETTINGS:
+        torch.manual_seed(0)
+        expected.append(target.generate(**inputs, **options, assistant_model=drafter, max_new_tokens=64).tolist())
+
+    facts = {"target": TARGET, "prompt": PROMPT, "repo": REPO, "commit": commit, "settings": SETTINGS}
+    told = run_client(_SCRIPT.format(**facts), tmp_path / "home", hub.url, HF_TOKEN=TOKEN)
+
+    assert told["texts"] == [text for text in expected for _ in ("alone", "recipe")]
+    assert told["given"] == expected[0]
+    assert told["accepted"] > 0
+    assert told["is_kept"]
+    assert told["is_restored"]
+    assert told["target"] == "someone/target"  # not that of the later commit
+    assert commit in told["module"]
+    assert "trust_remote_code=True" in told["refusal"]
+    ratios = [alone / recipe for alone, recipe in zip(told["seconds"][2::2], told["seconds"][3::2], strict=True)]
+    with capsys.disabled():
+        sys.stdout.write(f" [recipe over the target alone: sampling {ratios[0]:.2f}x, greedy {ratios[1]:.2f}x]")
+
+
+def test_the_recipe_beside_the_package_leaves_its_seam_alone(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    target = make_target()
+    drafter = FalconSpecDrafter.from_target(target)
+    drafter.push_to_hub(REPO, target="someone/target")
+    stock, seam = type(target), GenerationMixin._assisted_decoding
+    options = {"max_new_tokens": 8, "pad_token_id": 0, "return_dict_in_generate": True}
+
+    plain = target.generate(torch.tensor(SHORT), **options)
+    recipe = target.generate(torch.tensor(SHORT), **options, custom_generate=REPO, trust_remote_code=True)
+    package = target.generate(torch.tensor(SHORT), **options, assistant_model=drafter)
+
+    assert recipe.sequences.tolist() == package.sequences.tolist() == plain.sequences.tolist()
+    assert type(recipe.speculation).__module__.endswith(".custom_generate.core_stats")
+    assert type(package.speculation).__module__ == "transformers_falcon_spec.core.stats"
+    assert type(target) is stock
+    assert GenerationMixin._assisted_decoding is seam
+
+
+def test_a_recipe_takes_no_stock_assistant() -> None:
+    target = make_target()
+
+    with pytest.raises(GenerationError, match="`assistant_model` is a `LlamaForCausalLM`"):
+        Recipe(FalconSpecDrafter, "").generate(torch.tensor(SHORT), model=target, assistant_model=target)
+
+
+def test_the_place_of_a_module_tells_repository_and_commit() -> None:
+    commit = "0123456789" * 4
+    place = f"/home/me/modules/transformers_modules/some_hyphen_one/_7b_dot_1/{commit}/custom_generate/generate.py"
+
+    assert origin(place) == ("some-one/7b.1", commit)
+    with pytest.raises(GenerationError, match="came from a local folder"):
+        origin("/home/me/modules/transformers_modules/folder/0123456789abcdef/custom_generate/generate.py")
+
+
+def test_a_model_is_what_it_was_after_the_last_of_overlapping_calls() -> None:
+    target = make_target()
+    stock = type(target)
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with attached(target):
+            is_inside.set()
+            may_leave.wait(timeout=30)
+
+    other = threading.Thread(target=call)
+    other.start()
+    is_inside.wait(timeout=30)
+    with attached(target):
+        assert type(target) is not stock
+    assert type(target) is not stock
+    may_leave.set()
+    other.join()
+
+    assert type(target) is stock
+
+
+def test_a_model_is_what_it_was_after_an_error() -> None:
+    target = make_target()
+    stock = type(target)
+
+    with pytest.raises(ZeroDivisionError), attached(target):
+        raise ZeroDivisionError
+
+    assert type(target) is stock
