@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import embedding_width, feature_width, head_width
-from ..base import contract_fields
 from ..confidence import GrowingConfig
+from ..fields import contract_fields
 
 VERSIONS = (1, 3)
 OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

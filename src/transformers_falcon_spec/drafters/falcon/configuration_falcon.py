@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import embedding_width, feature_width, head_width
-from ..base import check_fields, contract_fields
 from ..confidence import GrowingConfig
+from ..fields import check_fields, contract_fields
 
 RECURRENCES = ("sequence", "token")
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.parts import head_width
-from ..base import check_fields, contract_fields
+from ..fields import check_fields, contract_fields
 
 
 @strict
