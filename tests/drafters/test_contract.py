@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.adapters import adapted
 from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
@@ -233,6 +234,18 @@ def test_an_adapter_is_told_and_what_lies_under_it_is_still_known() -> None:
     with torch.no_grad():
         target.model.layers[0].self_attn.q_proj.lora_B["default"].weight.add_(1.0)
     assert names(drafter, target) == ["other target"]
+
+
+def test_an_adapter_of_the_drafter_fits_it_to_another_target(caplog: pytest.LogCaptureFixture) -> None:
+    target = make_target()
+    adapted_drafter = adapted(make_drafter(target)).get_base_model()
+
+    check_contract(adapted_drafter, fine_tuned(target))
+    told = warnings_of(caplog)
+    check_contract(make_drafter(target), fine_tuned(target))
+
+    assert told == []
+    assert len(warnings_of(caplog)) == 1
 
 
 def test_drafters_without_a_contract_and_those_for_any_target_say_nothing() -> None:
