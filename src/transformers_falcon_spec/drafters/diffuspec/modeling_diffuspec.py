@@ -22,9 +22,10 @@ from ...errors import CheckpointError, OptionError
 from ...generation.candidates import TargetView
 from ...generation.parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
-from ..base import DrafterModel, check_finite, readable
+from ..base import DrafterModel, readable
 from ..option_files import hub_options
 from ..vocabulary import shared_vocabulary, tokenizer_of
+from ..weights import check_finite
 from .attention_check import check_attention
 from .calls import CALLS, ModelCall, Reading
 from .candidates import DiffusionCandidateGenerator

@@ -22,10 +22,11 @@ from ...core.masks import additive
 from ...errors import CheckpointError, OptionError
 from ...generation.candidates import TargetView
 from ...generation.ranks import ALONE, Ranks, SpreadRanks
-from ..base import check_finite, readable
+from ..base import readable
 from ..grown_tree import GrowingDrafter
 from ..option_files import hub_options
 from ..vocabulary import shared_vocabulary, tokenizer_of
+from ..weights import check_finite
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
