@@ -31,7 +31,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 target = AutoModelForCausalLM.from_pretrained("{target}").eval()
 inputs = dict(input_ids=torch.tensor({prompt}), attention_mask=torch.ones(1, len({prompt}[0]), dtype=torch.long))
 recipe = dict(custom_generate="{repo}", trust_remote_code=True, revision="{commit}")
-texts, seconds, kinds = [], [], [type(target)]
+texts, seconds, accepted, kinds = [], [], [], [type(target)]
 for options in {settings}:
     for arguments in ({{}}, recipe):
         torch.manual_seed(0)
@@ -40,6 +40,7 @@ for options in {settings}:
         seconds.append(time.perf_counter() - start)
         texts.append(out.sequences.tolist())
         kinds.append(type(target))
+        accepted.append(out.speculation.num_accepted if arguments else 0)
 generate = target.load_custom_generate("{repo}", trust_remote_code=True, revision="{commit}")
 drafter = generate.__self__._drafters[target]
 target.generate(**inputs, **recipe, max_new_tokens=4)
@@ -52,7 +53,7 @@ given = target.generate(**inputs, **recipe, assistant_model=alone.eval(), max_ne
 print(json.dumps(dict(
     texts=texts,
     seconds=seconds,
-    accepted=out.speculation.num_accepted,
+    accepted=sum(accepted),
     is_kept=generate.__self__._drafters[target] is drafter,
     is_restored=len(set(kinds)) == 1,
     target=drafter.config.target_name_or_path,
