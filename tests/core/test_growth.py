@@ -104,7 +104,7 @@ def test_a_certain_child_never_pushes_its_parent_out(log_prob: float) -> None:
 def test_blocks_grow_as_those_of_the_naive_twin(seed: int, is_blind: bool) -> None:
     chance = random.Random(seed)
     size, top_k, num_nodes = chance.randint(2, 3), chance.randint(1, VOCAB), chance.randint(2, 25)
-    num_blocks, depth = max(top_k // size, 1), chance.randint(1, 3 * size)
+    num_blocks, depth = max(top_k // size, 2), chance.randint(1, 3 * size)
     model = RandomModel(seed, is_coarse=False)
     growth = TreeGrowth(torch.tensor([[99]]), torch.tensor([depth]))
     ends = torch.tensor([[0]])
