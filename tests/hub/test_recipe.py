@@ -98,6 +98,8 @@ def test_the_recipe_beside_the_package_leaves_its_seam_alone(
 ) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)  # of another test's folder
     target = make_target()
     drafter = FalconSpecDrafter.from_target(target)
     drafter.push_to_hub(REPO, target="someone/target")

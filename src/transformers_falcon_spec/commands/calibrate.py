@@ -83,9 +83,10 @@ def run(command: CalibrateCommand) -> None:
         raise OptionError(f"`output` must end in `.json`, but it is `{output}`; other files are named after it.")
     if command.passes < 1:
         raise OptionError(f"`passes` must be at least 1, but it is {command.passes}.")
-    if command.save and not Path(command.drafter).is_dir():
+    if command.save and not (Path(command.drafter) / "config.json").is_file():
         raise OptionError(
-            f"`save` writes into the drafter's folder, but `{command.drafter}` is none. Download it first."
+            f"`save` writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is `{command.drafter}`. "
+            "Download it; an adapter is merged and saved first."
         )
     target, tokenizer = load_target(command.target, command.dtype, command.device)
     drafter = load_drafter(command.drafter, target)

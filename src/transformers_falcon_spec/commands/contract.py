@@ -35,9 +35,10 @@ def run(command: ContractCommand) -> None:
         [`DrafterMismatchError`]: its sizes are not the target's.
     """
     logging.set_verbosity_error()
-    if not Path(command.drafter).is_dir():
+    if not (Path(command.drafter) / "config.json").is_file():
         raise OptionError(
-            f"`drafter` must be a folder to write into, but `{command.drafter}` is none. Download it first."
+            f"`drafter` must be a folder with a config.json to write into, but it is `{command.drafter}`. Download it; an adapter is merged "
+            "and saved first."
         )
     target, tokenizer = load_target(command.target, command.dtype, command.device)
     drafter = load_drafter(command.drafter, target)

@@ -20,7 +20,7 @@ from transformers.utils.hub import cached_file
 from ..core.tree import DraftTree
 from ..drafters.adapters import base_of_adapter
 from ..drafters.base import DrafterModel, check_is_drafter, readable
-from ..drafters.contract import check_contract
+from ..drafters.contract import FIELD, check_contract
 from ..drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
@@ -129,6 +129,8 @@ def load_trainable(name: str) -> PreTrainedModel:
         drafter = DRAFTERS.get(kind, stock).from_pretrained(name, dtype=torch.float32)
     with torch.device("meta"):
         fresh = type(drafter)(drafter.config)
+    if hasattr(drafter.config, FIELD):
+        setattr(drafter.config, FIELD, None)  # training signs it for its own target
     for part, weight in fresh.named_parameters():  # loading makes every weight one to be trained
         drafter.get_parameter(part).requires_grad_(weight.requires_grad)
     return drafter

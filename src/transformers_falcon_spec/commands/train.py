@@ -40,7 +40,7 @@ from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config
 from .mask_view import show_masks
-from .train_drafter import check_drafter_options, drafter_to_train, recipe_for
+from .train_drafter import check_drafter_options, check_packing, drafter_to_train, recipe_for
 from .train_options import TrainCommand
 from .training_data import read_training_data
 
@@ -69,6 +69,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = drafter_to_train(command, lora, target, data["train"])
+    check_packing(command, drafter)
     recipe = recipe_for(command, drafter)
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     if command.dry_run:

@@ -10,6 +10,7 @@ from ..errors import OptionError
 from ..training.adapters import LoraOptions, with_lora
 from ..training.dataset import ConversationDataset
 from ..training.draft_vocabulary import most_frequent_tokens
+from ..training.objectives import objective_of
 from ..training.recipes import Recipe, recipe_of
 from .loading import load_trainable
 from .train_options import DEFAULT_METHOD, KINDS, METHODS, TrainCommand, config_fields
@@ -32,6 +33,20 @@ def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
     elif command.method is not None or command.drafter_config:
         raise OptionError(
             "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be left out."
+        )
+
+
+def check_packing(command: TrainCommand, drafter: PreTrainedModel) -> None:
+    """Refuse packed rows before features are read, where the drafter cannot learn from them.
+
+    Raises:
+        [`OptionError`]: it cannot.
+    """
+    bare = unwrap_peft_model(drafter)
+    if command.packing and not objective_of(bare).reads_packed:
+        raise OptionError(
+            f"`--packing` needs a drafter that learns from rows of several conversations, but a `{type(bare).__name__}` does not. "
+            "Leave out `--packing`."
         )
 
 

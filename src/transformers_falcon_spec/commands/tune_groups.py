@@ -149,7 +149,9 @@ def _checked(command: TuneGroupsCommand) -> Path:
 def _link(command: TuneGroupsCommand) -> tuple[Link | None, bool]:
     """The link between devices, and whether this process is the one that goes on."""
     if command.link_latency_us is not None and command.link_gb_per_second is not None:
-        return Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9), True
+        return Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9), int(
+            os.environ.get("RANK", "0")
+        ) == 0
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None, True
     dist.init_process_group()

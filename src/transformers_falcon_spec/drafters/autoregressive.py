@@ -111,13 +111,18 @@ def _copy_weights(target: PreTrainedModel, model: PreTrainedModel, layers: list[
     for (name, theirs), ours in zip(decoder_of(target).named_children(), decoder_of(model).children(), strict=True):
         if isinstance(theirs, nn.ModuleList) and len(theirs) == most:
             for layer, source in zip(getattr(decoder_of(model), name), layers, strict=True):
-                layer.load_state_dict(theirs[source].state_dict())
+                layer.load_state_dict(_own_weights(theirs[source]))
         else:
             shapes = {key: value.shape for key, value in ours.state_dict().items()}
             ours.load_state_dict(
-                {key: _narrowed(value, shapes.get(key), most, layers) for key, value in theirs.state_dict().items()}
+                {key: _narrowed(value, shapes.get(key), most, layers) for key, value in _own_weights(theirs).items()}
             )
-    model.get_output_embeddings().load_state_dict(target.get_output_embeddings().state_dict())
+    model.get_output_embeddings().load_state_dict(_own_weights(target.get_output_embeddings()))
+
+
+def _own_weights(part: nn.Module) -> dict[str, Tensor]:
+    """The weights of a part of the target by their usual names, without what LoRA added: training brings that in."""
+    return {key.replace("base_layer.", ""): value for key, value in part.state_dict().items() if "lora_" not in key}
 
 
 def _narrowed(weight: Tensor, shape: torch.Size | None, num_layers: int, layers: list[int]) -> Tensor:

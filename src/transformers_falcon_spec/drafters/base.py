@@ -19,7 +19,7 @@ from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width
 from .adapters import base_of_adapter, options_of_base, put_adapter
-from .contract import check_contract
+from .contract import FIELD, check_contract
 from .option_files import hub_options, read_options
 from .weights import check_download, check_finite
 
@@ -214,6 +214,10 @@ class DrafterModel(PreTrainedModel):
         model = cls._checked(base, *args, **options_of_base(kwargs))
         info = put_adapter(model, adapter, **hub)
         check_finite(model, adapter)
+        if hasattr(model.config, FIELD):
+            setattr(
+                model.config, FIELD, None
+            )  # it is of the drafter beneath, and the adapter fits that to another target
         model.generation_config = read_options(adapter, **hub) or model.generation_config
         return (model, info) if wants_info else model  # type: ignore[return-value]  # as the stock function does
 

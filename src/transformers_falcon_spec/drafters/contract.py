@@ -50,7 +50,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class TargetContract:
-    """What a drafter's config says of its target beside name, vocabulary and special ids, which are fields of their own.
+    """What a drafter's config says of its target beside name and vocabulary, which are fields of their own.
 
     Args:
         shape (`dict`): Kind, depth and widths.
@@ -58,6 +58,7 @@ class TargetContract:
         quantization (`str`, *optional*): How its weights were quantised; None for plain ones.
         revision (`str`, *optional*): The commit on the Hub; None for a folder.
         template (`str`, *optional*): Digest of its chat template; None where no tokenizer was at hand.
+        ids (`dict[str, list[int]]`): Special ids by name. Those in a drafter's config will not do: the Trainer sets them to the tokenizer's.
         weights (`dict[str, Print]`): Prints of its parts; those that could not be read are missing.
         skipped (`dict[str, str]`): Why; not stored.
     """
@@ -67,6 +68,7 @@ class TargetContract:
     quantization: str | None = None
     revision: str | None = None
     template: str | None = None
+    ids: dict[str, list[int]] = field(default_factory=dict)
     weights: dict[str, Print] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict, compare=False)
 
@@ -94,6 +96,7 @@ class TargetContract:
             quantization=_quantization(target, found),
             revision=getattr(target.config, "_commit_hash", None),
             template=template_digest(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None,
+            ids={name: sorted(_ids(getattr(text, name, None))) for name in _KEY_IDS},
             weights=found.prints,
             skipped=found.skipped,
         )
@@ -148,12 +151,12 @@ def check_contract(drafter: Any, target: PreTrainedModel, tokenizer: Any = None)
     key = (str(target.dtype), str(template), str(getattr(drafter.config, FIELD, None)))
     is_new = key not in known
     if is_new:
-        known[key] = mismatches(drafter.config, target, tokenizer)
+        known[key] = mismatches_of(drafter, target, tokenizer)
     for mismatch in known[key]:
         if mismatch.is_fatal:
             raise DrafterMismatchError(str(mismatch))
         words = (str(drafter.config._name_or_path), str(mismatch))
-        if is_new and words not in _TOLD and not _has_adapter(drafter):
+        if is_new and words not in _TOLD:
             _TOLD.add(words)
             logger.warning("%s", mismatch)
 
@@ -164,6 +167,16 @@ def _has_adapter(drafter: Any) -> bool:
 
 _CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], list[Mismatch]]]] = WeakKeyDictionary()
 _TOLD: set[tuple[str, str]] = set()  # name of a drafter and what was said; copies of it need not say it again
+
+
+def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
+    """What differs for this drafter: of one with an adapter only what is refused, as [`check_contract`] says.
+
+    Raises:
+        [`CheckpointError`]: the contract cannot be read.
+    """
+    found = mismatches(drafter.config, target, tokenizer)
+    return [mismatch for mismatch in found if mismatch.is_fatal or not _has_adapter(drafter)]
 
 
 def mismatches(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
@@ -178,7 +191,7 @@ def mismatches(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> l
     signed, given = TargetContract.from_json(stored), TargetContract.of(target, tokenizer)
     names = (f"`{target.config._name_or_path}`", f"`{config.target_name_or_path}`")
     found = [
-        _other_ids(config, target, names),
+        _other_ids(signed, given, names),
         _other_weights(signed, given, names),
         _adapted(signed, given, names),
         _quantised(signed, given, names),
@@ -188,12 +201,11 @@ def mismatches(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> l
     return [mismatch for mismatch in found if mismatch is not None]
 
 
-def _other_ids(config: Any, target: PreTrainedModel, names: tuple[str, str]) -> Mismatch | None:
-    text = target.config.get_text_config(decoder=True)
+def _other_ids(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
     for name in _KEY_IDS:
-        expected, given = _ids(getattr(config, name, None)), _ids(getattr(text, name, None))
-        if expected and given and not expected & given:
-            what = f"This drafter expects `{name}` to be {_listed(expected)}, but the target {names[0]} has {_listed(given)}."
+        expected, found = set(signed.ids.get(name, ())), set(given.ids[name])
+        if expected and found and not expected & found:
+            what = f"This drafter expects `{name}` to be {_listed(expected)}, but the target {names[0]} has {_listed(found)}."
             remedy = f"Load the target it was trained for: {names[1]}."
             return Mismatch(OTHER_TARGET, what, remedy, is_fatal=True)
     return None

@@ -8,11 +8,11 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from ..errors import DrafterMismatchError
 
 
-def tokenizer_of(name_or_path: Any) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a model's weights; None where there is none, for Transformers would make up an empty one."""
-    if not str(name_or_path) or not get_tokenizer_config(name_or_path):
+    if not str(name_or_path) or not get_tokenizer_config(name_or_path, **hub):
         return None
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path, **hub)
     return tokenizer
 
 

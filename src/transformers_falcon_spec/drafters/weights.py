@@ -1,6 +1,5 @@
 """Weights after reading: finite, and, where they came from the Hub, what the Hub says they are."""
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
+from ..provenance import file_sha256
 
-_CHUNK = 1 << 20  # bytes
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -47,17 +46,9 @@ def check_download(name_or_path: Any, **hub: Any) -> None:
         str(name_or_path), f"{subfolder}/config.json" if subfolder else "config.json", **places
     )
     for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
-        expected, given = path.resolve().name, _sha256(path)
+        expected, given = path.resolve().name, file_sha256(path)
         if _SHA256.fullmatch(expected) and given != expected:
             raise CheckpointError(
                 f"`{path.name}` of `{name_or_path}` must have the checksum {expected}, which the Hub gives, but it has {given}: it was "
                 "changed on its way or on this disk. Fetch it again: `from_pretrained(..., force_download=True)`."
             )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

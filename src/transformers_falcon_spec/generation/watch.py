@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.stats import GenerationStats
+from .adapters import unwrapped
 from .timed import Options, synchronize, timed_generate
 
 
@@ -72,9 +73,9 @@ def watched_stats(
     reads, drafts = _Watch(), _Watch()
     assistant = arguments.get("assistant_model")
     with ExitStack() as hooks:
-        hooks.enter_context(reads.on(target))
+        hooks.enter_context(reads.on(unwrapped(target)))
         if assistant is not None:
-            hooks.enter_context(drafts.on(assistant))
+            hooks.enter_context(drafts.on(unwrapped(assistant)))
         run = timed_generate(target, input_ids, max_new_tokens, options, seed, **arguments)
     stats = _counts(reads, input_ids.shape[1], len(run.new_ids))
     timed = list(zip(drafts.starts, drafts.seconds, strict=True))

@@ -23,10 +23,11 @@ from .figures import Figures, eval_results
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 RELATION = "adapter"  # of the four that the Hub knows, the one for weights of no use without their target
 _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
-METHODS = {
-    "dflash_spec": "DFlash",
+METHODS = {  # by `model_type`, which the Hub reads from each config
+    "diffusion_spec": "DiffuSpec",
     "eagle_spec": "Eagle",
     "falcon_spec": "Falcon",
+    "layer_parallel_spec": "EasySpec",
     "lookahead_spec": "Lookahead",
     "medusa_spec": "Medusa",
 }

@@ -12,16 +12,9 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # `HTTPError
 )
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from ..drafters.eagle import EagleConfig
-from ..drafters.falcon import FalconSpecConfig
-from ..drafters.medusa import MedusaConfig
 from ..errors import HubError, OptionError
+from .card import METHODS
 
-METHODS = {  # by `model_type`, which the Hub reads from each config; lookahead has no weights to publish
-    EagleConfig.model_type: "Eagle",
-    FalconSpecConfig.model_type: "Falcon",
-    MedusaConfig.model_type: "Medusa",
-}
 _ACCEPTANCE = ("acceptance_length", "acceptance length")  # in the type or the name of a metric on a card
 
 

@@ -16,6 +16,7 @@ from huggingface_hub import eval_result_entries_to_yaml, get_token
 from transformers import AutoModel
 
 from ..drafters.base import DrafterModel, readable
+from ..drafters.diffuspec.proxy_files import DESCRIPTION_FILE
 from ..errors import CheckpointError, PublishError
 from .bundle import auto_map, write_recipe
 from .card import TEMPLATE, About, check_target_name, render_card
@@ -62,7 +63,7 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     training = json.loads((folder / TRAINING).read_text(encoding="utf-8")) if (folder / TRAINING).is_file() else None
     for path in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         shutil.copyfile(path, into / path.name)
-    for name in ("generation_config.json", TRAINING, "conversion.json"):
+    for name in ("generation_config.json", TRAINING, "conversion.json", DESCRIPTION_FILE):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, into / name)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -76,7 +76,6 @@ class DrafterTrainer(Trainer):
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
-        sign(self.drafter.config, target, self.processing_class)
         self.model_accepts_loss_kwargs = False
         target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         self.objective: Objective = objective(self.drafter, self.features, self.args)
@@ -108,6 +107,7 @@ class DrafterTrainer(Trainer):
         """The Trainer's own; the weights it ends with are good ones."""
         if self._decodes and self.eval_dataset is not None:
             check_can_decode(self.drafter, self.features.target)
+        sign(self.drafter.config, self.features.target, self.processing_class)
         self.throughput = Throughput(self.args.device)
         with self.throughput.timed("run"):
             result = super().train(*args, **kwargs)

@@ -25,7 +25,7 @@ _SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
 
 @strict
 class DiffusionConfig(PreTrainedConfig):
-    """Configuration of [`DiffusionDrafter`]; defaults of search and draft length are the paper's (arXiv 2510.02358).
+    """Configuration of [`DiffusionDrafter`]; defaults of the search are the paper's (arXiv 2510.02358), the length of drafts is fixed.
 
     Args:
         draft_config (`PreTrainedConfig` or `dict`): Configuration of the diffusion model.
@@ -62,6 +62,7 @@ class DiffusionConfig(PreTrainedConfig):
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
         draft_vocab_size (`int`, *optional*): Ids, from 0 on, that mean the same to both models.
         target_name_or_path (`str`, *optional*): The target that it drafts for.
+        target_contract (`dict`, *optional*): What is known of the target that it was trained for; None for models that others trained.
 
     Raises:
         [`OptionError`]: an option out of range, or at odds with another.
@@ -107,6 +108,7 @@ class DiffusionConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     target_name_or_path: str | None = None
+    target_contract: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""

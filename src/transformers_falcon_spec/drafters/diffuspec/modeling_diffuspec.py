@@ -23,6 +23,7 @@ from ...generation.candidates import TargetView
 from ...generation.parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..base import DrafterModel, readable
+from ..contract import FIELD
 from ..option_files import hub_options
 from ..vocabulary import shared_vocabulary, tokenizer_of
 from ..weights import check_finite
@@ -31,8 +32,7 @@ from .calls import CALLS, ModelCall, Reading
 from .candidates import DiffusionCandidateGenerator
 from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
 from .presets import check_mask, mask_id, preset_of, preset_options
-from .proxy import NgramProxy
-from .proxy_files import COUNTS_FILE, DESCRIPTION_FILE
+from .proxy import NgramProxy, proxy_beside
 
 _OF_WRAPPING = ("preset", "tokenizer", "target_tokenizer", "mask_is_text")
 DEFAULT_BLOCK = 8  # of a fresh drafter
@@ -118,7 +118,7 @@ class DiffusionDrafter(DrafterModel):
         """
         family = preset_of(preset, model.config)
         options = preset_options(family, model.config, options)
-        found = mask_id(model.config, options, tokenizer)
+        found = mask_id(model.config, options, tokenizer, family)
         options["mask_token_id"] = found
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
@@ -161,8 +161,7 @@ class DiffusionDrafter(DrafterModel):
             )
         drafter = super().from_pretrained(name, *args, **kwargs)
         wrapped = drafter[0] if isinstance(drafter, tuple) else drafter  # with `output_loading_info`
-        if any((Path(str(name)) / file).exists() for file in (COUNTS_FILE, DESCRIPTION_FILE)):
-            wrapped.proxy = NgramProxy.load(name)
+        wrapped.proxy = proxy_beside(name, **hub_options(kwargs))
         if target is not None:
             wrapped.to(target.device).check_target(target)
         return drafter
@@ -173,6 +172,7 @@ class DiffusionDrafter(DrafterModel):
     ) -> Self:
         """The diffusion model of that name as a drafter."""
         options = {option: kwargs.pop(option) for option in (*OWN_FIELDS, *_OF_WRAPPING) if option in kwargs}
+        hub = {**hub_options(kwargs), "trust_remote_code": kwargs.get("trust_remote_code", False)}
         known = preset_options(preset_of(options.get("preset"), config), config, {})
         auto_class = options.get("auto_class", known.get("auto_class", DiffusionConfig.auto_class))
         with readable(name):
@@ -185,9 +185,10 @@ class DiffusionDrafter(DrafterModel):
                 "checkpoint."
             )
         check_finite(model, name)
-        for option, where in (("tokenizer", name), ("target_tokenizer", target.config._name_or_path)):
+        theirs = target.config._name_or_path
+        for option, where, how in (("tokenizer", name, hub), ("target_tokenizer", theirs, {})):
             if option not in options:
-                options[option] = tokenizer_of(where)
+                options[option] = tokenizer_of(where, **how)
         drafter = cls.from_model(model, target, **options)
         if "device_map" in kwargs:
             return drafter
@@ -262,14 +263,24 @@ class DiffusionDrafter(DrafterModel):
     @property
     def draft_settings(self) -> dict[str, Any]:
         """What decides its drafts besides weights."""
-        left_out = {"draft_config", "auto_class", "call", "vocab_size", "draft_vocab_size", "target_name_or_path"}
+        left_out = {
+            "draft_config",
+            "auto_class",
+            "call",
+            "vocab_size",
+            "draft_vocab_size",
+            "target_name_or_path",
+            FIELD,
+        }
         settings = {name: getattr(self.config, name) for name in sorted(OWN_FIELDS - left_out)}
         nodes = {"num_tree_nodes": self.generation_config.num_tree_nodes} if self.config.search == "tree" else {}
         return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
 
     def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """The vocabulary that the drafter was made for, beside that of a target; nothing else is shared."""
-        return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
+        given = model.config.get_text_config(decoder=True).vocab_size
+        proxy = {} if self.proxy is None else {"a proxy's vocabulary": (self.proxy.vocab_size, given)}
+        return {"a vocabulary": (self.config.vocab_size, given), **proxy}
 
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator

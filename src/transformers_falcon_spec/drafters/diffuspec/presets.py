@@ -89,7 +89,7 @@ def preset_options(preset: Preset | None, config: PreTrainedConfig, given: Mappi
         return dict(given)
     own = None if preset.block_field is None else getattr(config, preset.block_field, None)
     block_size = preset.block_size if own is None else own
-    found = {**preset.options, "mask_token_id": preset.mask_token_id, "block_size": block_size}
+    found = {**preset.options, "block_size": block_size}
     found = {field: value for field, value in found.items() if value is not None}
     wanted = given.get("block_size")
     if wanted is not None and block_size is not None and wanted > block_size:
@@ -99,7 +99,12 @@ def preset_options(preset: Preset | None, config: PreTrainedConfig, given: Mappi
     return {**found, **given}
 
 
-def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> int:
+def mask_id(
+    config: PreTrainedConfig,
+    options: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None,
+    preset: Preset | None = None,
+) -> int:
     """The id of the mask: as asked for, else that of the tokenizer's own mask token, of the configuration, of the preset.
 
     Raises:
@@ -107,7 +112,8 @@ def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: Pre
         [`DrafterMismatchError`]: the tokenizer says that another token is the mask.
     """
     named = getattr(tokenizer, "mask_token_id", None)
-    candidates = [options.get("mask_token_id"), named, getattr(config, "mask_token_id", None)]
+    of_family = None if preset is None else preset.mask_token_id
+    candidates = [options.get("mask_token_id"), named, getattr(config, "mask_token_id", None), of_family]
     found = next((int(candidate) for candidate in candidates if candidate is not None), None)
     if found is None:
         raise OptionError(

@@ -13,12 +13,15 @@ kept. Searching sorted tensors for all histories of a lattice at once took about
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
+from transformers.utils.hub import cached_file
 
 from ...errors import OptionError
+from ..adapters import base_of_adapter, options_of_base
 from .ngram_counts import Followers, NgramCounts, count_ngrams
-from .proxy_files import read_ngrams, write_ngrams
+from .proxy_files import COUNTS_FILE, DESCRIPTION_FILE, read_ngrams, write_ngrams
 
 LONGEST_ORDER = 3
 LARGEST_VOCAB = 2**21  # three tokens then fit one 64-bit number
@@ -169,3 +172,16 @@ class ContextProxy(NgramProxy):
         raise OptionError(
             f"A fitted proxy can be saved in `{folder}`, but this one belongs to a context. Save the one it came from."
         )
+
+
+def proxy_beside(name_or_path: Any, **hub: Any) -> NgramProxy | None:
+    """The proxy beside a drafter's weights, in a folder or on the Hub; an adapter has that of the drafter beneath."""
+    base = base_of_adapter(name_or_path, **hub)
+    if base is not None:
+        return proxy_beside(base, **options_of_base(hub))
+    files = [
+        cached_file(str(name_or_path), file, _raise_exceptions_for_missing_entries=False, **hub)
+        for file in (COUNTS_FILE, DESCRIPTION_FILE)
+    ]
+    folder = next((Path(file).parent for file in files if file is not None), None)
+    return None if folder is None else NgramProxy.load(folder)

@@ -210,8 +210,14 @@ def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tu
 
 
 def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
-    """What changes when a weight is replaced or written to; in `inference_mode` nobody keeps count of that."""
+    """What changes when a weight is replaced or written to.
+
+    In `inference_mode` nobody keeps count of writes, nor of those to `weight.data`, by which PEFT merges; one value of each weight
+    tells of most of these.
+    """
+    weights = list(model.parameters())
+    values = torch.stack([weight.detach().flatten()[weight.numel() // 2].float() for weight in weights]).tolist()
     return [
-        (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version)
-        for weight in model.parameters()
+        (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version, value)
+        for weight, value in zip(weights, values, strict=True)
     ]

@@ -54,7 +54,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
             min(depth, self._context - read - new) * (new > 0)
             for depth, read, new in zip(budget.depths, self.num_read, num_new, strict=True)
         ]
-        if max(rooms) < 0 or not any(num_new):
+        if all(room < 0 for room, new in zip(rooms, num_new, strict=True) if new):  # as it is where nothing is new
             return None
         ids, _, num_new = self.take_pending(padding_side="left")
         states = self._read(ids.to(self.drafter.device), num_new)

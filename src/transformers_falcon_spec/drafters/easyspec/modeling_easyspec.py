@@ -144,6 +144,7 @@ class LayerParallelDrafter(GrowingDrafter):
         check_family(config)  # before its weights are read
         own = {field.name for field in fields(LayerParallelConfig)} - {field.name for field in fields(type(config))}
         options = {option: kwargs.pop(option) for option in (*own, *_OF_WRAPPING) if option in kwargs}
+        hub = {**hub_options(kwargs), "trust_remote_code": kwargs.get("trust_remote_code", False)}
         with readable(name):
             kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
             loaded: Any = AutoModelForCausalLM.from_pretrained(name, *args, **kwargs)
@@ -154,9 +155,10 @@ class LayerParallelDrafter(GrowingDrafter):
                 "checkpoint."
             )
         check_finite(model, name)
-        for option, where in (("tokenizer", name), ("target_tokenizer", target.config._name_or_path)):
+        theirs = target.config._name_or_path
+        for option, where, how in (("tokenizer", name, hub), ("target_tokenizer", theirs, {})):
             if option not in options:
-                options[option] = tokenizer_of(where)
+                options[option] = tokenizer_of(where, **how)
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
             return drafter

@@ -51,10 +51,18 @@ def _fault(path: Path) -> str | None:
         if size < _LENGTH + length:
             return f"`{path.name}` ends after {size} bytes, within a header of {length}"
         file.seek(_LENGTH)
-        header = json.loads(file.read(length))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    expected = _LENGTH + length + max(ends, default=0)
-    return f"`{path.name}` must have {expected} bytes, but it has {size}" if size < expected else None
+        return _fault_of_header(path.name, file.read(length), size)
+
+
+def _fault_of_header(name: str, header: bytes, size: int) -> str | None:
+    """What is wrong with a file of that size and header."""
+    try:
+        entries = json.loads(header)
+    except ValueError:
+        return f"`{name}` has a header that cannot be read"
+    ends = [entry["data_offsets"][1] for part, entry in entries.items() if part != "__metadata__"]
+    expected = _LENGTH + len(header) + max(ends, default=0)
+    return f"`{name}` must have {expected} bytes, but it has {size}" if size < expected else None
 
 
 def folder_of(name: str) -> Path | None:

@@ -67,11 +67,22 @@ def _of_results(path: Path, name: str, drafter: DrafterModel) -> Promise:
 
 
 def _of_record(path: Path) -> Promise | None:
-    """How often the best guess was right at each place of a block, on held-out answers: a floor for trees, which have more guesses."""
+    """What its last evaluation kept when it decoded; without that how often the best guess was right at each place of a block.
+
+    The latter is a floor for trees, which have more guesses.
+    """
     curve: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")).get("curve", [])
     judged = [entry for entry in curve if "eval_accuracy_at_1" in entry]
     if not judged:
         return None
-    names = takewhile(judged[-1].__contains__, (f"eval_accuracy_at_{place}" for place in count(1)))
-    shares = [float(judged[-1][name]) for name in names]
+    if decoded := _series(judged[-1], "eval_acceptance_at_depth"):
+        return Promise(
+            source=str(path), acceptance_length=float(judged[-1]["eval_acceptance_length"]), by_depth=decoded
+        )
+    shares = _series(judged[-1], "eval_accuracy_at")
     return Promise(source=str(path), acceptance_length=1 + sum(accumulate(shares, mul)), by_depth=shares)
+
+
+def _series(entry: dict[str, Any], name: str) -> list[float]:
+    """The values of `<name>_1`, `<name>_2` and so on."""
+    return [float(entry[key]) for key in takewhile(entry.__contains__, (f"{name}_{place}" for place in count(1)))]

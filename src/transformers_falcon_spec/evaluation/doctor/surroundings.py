@@ -6,7 +6,7 @@ import os
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.base import DrafterModel
-from ...drafters.contract import FIELD, OTHER_TARGET, TargetContract, mismatches
+from ...drafters.contract import FIELD, OTHER_TARGET, TargetContract, mismatches_of
 from ...errors import DrafterMismatchError, TargetError, TrainingError
 from ...generation.probe import probe, reads_masks
 from ...provenance import provenance
@@ -52,7 +52,7 @@ def contract(
         "not_looked_at": given.skipped,
         "dtype": given.dtype,
     }
-    found = mismatches(drafter.config, target, tokenizer)
+    found = mismatches_of(drafter, target, tokenizer)
     verdicts = [Verdict.of(mismatch) for mismatch in found]
     try:
         drafter.check_target(target)

@@ -44,6 +44,7 @@ class Objective(ABC):
 
     num_places: int = 1  # of a draft, each with an accuracy of its own
     has_draft_tree: bool = True  # whether the drafter drafts a static tree, which can be fitted
+    reads_packed: ClassVar[bool] = True  # whether rows may hold several conversations
     generate_options: ClassVar[Mapping[str, Any]] = {}  # what `generate` must be told beside the drafter
 
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:

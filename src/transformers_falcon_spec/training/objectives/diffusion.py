@@ -49,6 +49,7 @@ class DiffusionObjective(Objective):
     """
 
     has_draft_tree = False
+    reads_packed = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
