@@ -116,4 +116,5 @@ def test_names_that_cannot_be_written_are_refused_before_anything_is_loaded(
     assert "`output` must end in `.json`" in capsys.readouterr().err
 
     assert calibrate({**pair, "drafter": "someone/drafter"}, tmp_path / "calibration.json", "--save") == 1
-    assert "`save` writes into the drafter's folder, but `someone/drafter` is none" in capsys.readouterr().err
+    told = "`drafter` must be a folder that holds one, but it is `someone/drafter`"
+    assert told in capsys.readouterr().err

@@ -269,9 +269,12 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_drafter_remembers_the_target_it_was_trained_for_last_and_its_template(tmp_path: Path) -> None:
     first, other = make_target(**SMALL), make_target(**SMALL, seed=5)
-    drafter, args = make_drafter(first), DrafterTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    drafter = make_drafter(first)
+    signed = drafter.config.target_contract
 
-    DrafterTrainer(target=other, model=drafter, args=args, processing_class=make_tokenizer())
+    trainer = make_trainer(tmp_path, make=lambda _: drafter, make_target_of_run=lambda: other, max_steps=1)
+    assert drafter.config.target_contract == signed  # nothing was trained yet
+    trainer.train()
 
     found = {
         name: [m.name for m in mismatches(drafter.config, target, make_tokenizer(template))]
