@@ -14,8 +14,9 @@ from tests.hub.clients import ROOT
 from tests.hub.conftest import TOKEN, point_to
 from tests.hub.repositories import Hub
 from tests.tiny import make_target
-from transformers_falcon_spec import CheckpointError, FalconSpecDrafter, OptionError, PublishError
+from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSpecDrafter, OptionError, PublishError
 from transformers_falcon_spec.cli import main
+from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.hub.publish import publish
 from transformers_falcon_spec.hub.staging import Publication
 
@@ -41,6 +42,18 @@ def folder(tmp_path: Path) -> Path:
     drafter.save_pretrained(tmp_path / "drafter")
     write_training(tmp_path / "drafter", "falcon-spec train")
     return tmp_path / "drafter"
+
+
+def test_a_diffusion_drafter_keeps_its_proxy(hub: Hub, tmp_path: Path) -> None:
+    drafter = DiffusionDrafter.from_target(make_target(), num_hidden_layers=1)
+    drafter.proxy = NgramProxy.fit([[1, 2, 3]], 2, drafter.config.vocab_size)
+    drafter.save_pretrained(tmp_path / "drafter")
+    publish(tmp_path / "drafter", REPO, Publication(target=TARGET))
+
+    loaded = DiffusionDrafter.from_pretrained(REPO)
+
+    assert loaded.proxy is not None
+    assert loaded.proxy.fingerprint == drafter.proxy.fingerprint
 
 
 def test_what_is_published_is_what_loads(hub: Hub, folder: Path) -> None:

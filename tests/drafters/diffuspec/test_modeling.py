@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModel
 
 from tests import runs
+from tests.adapters import adapted
 from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion, make_model
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import (
@@ -116,6 +117,26 @@ def test_settings_tell_proxies_apart() -> None:
         settings.append(drafter.draft_settings)
 
     assert settings[0] != settings[1] != settings[2]
+
+
+def test_a_proxy_of_another_vocabulary_is_refused() -> None:
+    drafter, target = make_diffusion(), make_target()
+    drafter.proxy = NgramProxy.fit([[1, 2, 3]], 2, 10)
+
+    with pytest.raises(DrafterMismatchError, match="a proxy's vocabulary of size 10"):
+        drafter.check_target(target)
+
+
+def test_an_adapter_drafts_with_the_proxy_of_the_drafter_beneath(tmp_path: Path) -> None:
+    base = DiffusionDrafter.from_target(make_target(), num_hidden_layers=1)
+    base.proxy = NgramProxy.fit([[1, 2, 3]], 2, base.config.vocab_size)
+    base.save_pretrained(tmp_path / "base")
+    adapted(DiffusionDrafter.from_pretrained(tmp_path / "base")).save_pretrained(tmp_path / "adapter")
+
+    loaded = DiffusionDrafter.from_pretrained(tmp_path / "adapter")
+
+    assert loaded.proxy is not None
+    assert loaded.proxy.fingerprint == base.proxy.fingerprint
 
 
 def test_a_proxy_that_is_cut_short_is_refused(tmp_path: Path) -> None:

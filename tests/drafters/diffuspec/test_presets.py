@@ -15,7 +15,7 @@ from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
-from transformers_falcon_spec.drafters.diffuspec.presets import PRESETS
+from transformers_falcon_spec.drafters.diffuspec.presets import PRESETS, mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
 
 NAMED = ("diffullama", "a2d_bd3lm")  # no `model_type` tells them from others
@@ -36,6 +36,14 @@ def test_a_family_is_recognised_by_its_configuration_or_name(kind: str) -> None:
     expected = PRESETS[kind].options
     assert {name: getattr(config, name) for name in expected} == dict(expected)
     assert config.block_size == (4 if expected["attention"] == "block_causal" else None)
+
+
+def test_the_mask_is_the_tokenizers_before_that_of_the_preset() -> None:
+    tokenizer = make_tokenizer(VOCAB_SIZE - 1, mask="[MASK]", **{"[MASK]": MASK})
+    config = make_model("sdar").config
+
+    assert mask_id(config, {}, tokenizer, PRESETS["sdar"]) == MASK != PRESETS["sdar"].mask_token_id
+    assert mask_id(config, {}, None, PRESETS["sdar"]) == PRESETS["sdar"].mask_token_id
 
 
 @pytest.mark.parametrize("kind", KINDS)
