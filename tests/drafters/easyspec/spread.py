@@ -160,6 +160,8 @@ def main(folder: Path, scenario: str) -> None:
     (folder / f"rank{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
     if scenario == "texts":
         dist.destroy_process_group()
+    else:
+        os._exit(0)  # gloo's threads still wait for the lost rank, and would abort the interpreter's own end
 
 
 if __name__ == "__main__":
