@@ -18,15 +18,15 @@ from transformers import (
 )
 from typing_extensions import Self
 
-from ...errors import CheckpointError, OptionError
+from ...errors import OptionError
 from ...generation.candidates import TargetView
 from ...generation.parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..base import DrafterModel, readable
 from ..contract import FIELD
 from ..option_files import hub_options
-from ..vocabulary import shared_vocabulary, tokenizer_of
-from ..weights import check_finite
+from ..vocabulary import shared_vocabulary
+from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
 from .attention_check import check_attention
 from .calls import CALLS, ModelCall, Reading
 from .candidates import DiffusionCandidateGenerator
@@ -148,17 +148,11 @@ class DiffusionDrafter(DrafterModel):
         """
         name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
         if target is not None:
-            hub = {**hub_options(kwargs), "trust_remote_code": kwargs.get("trust_remote_code", False)}
             with readable(name):
-                config = AutoConfig.from_pretrained(name, **hub)
+                config = AutoConfig.from_pretrained(name, **remote_options(kwargs))
             if not isinstance(config, DiffusionConfig):
                 return cls._wrapped(name, config, target, args, kwargs)
-        given = [option for option in _OF_WRAPPING if option in kwargs]
-        if given:
-            raise OptionError(
-                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a diffusion model is wrapped, with `target=...`, "
-                f"but `{name}` is to be loaded as a drafter."
-            )
+        check_no_wrapping(kwargs, _OF_WRAPPING, "diffusion model", name)
         drafter = super().from_pretrained(name, *args, **kwargs)
         wrapped = drafter[0] if isinstance(drafter, tuple) else drafter  # with `output_loading_info`
         wrapped.proxy = proxy_beside(name, **hub_options(kwargs))
@@ -172,23 +166,10 @@ class DiffusionDrafter(DrafterModel):
     ) -> Self:
         """The diffusion model of that name as a drafter."""
         options = {option: kwargs.pop(option) for option in (*OWN_FIELDS, *_OF_WRAPPING) if option in kwargs}
-        hub = {**hub_options(kwargs), "trust_remote_code": kwargs.get("trust_remote_code", False)}
         known = preset_options(preset_of(options.get("preset"), config), config, {})
         auto_class = options.get("auto_class", known.get("auto_class", DiffusionConfig.auto_class))
-        with readable(name):
-            kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
-            loaded: Any = getattr(transformers, auto_class).from_pretrained(name, *args, **kwargs)
-        model, info = loaded
-        if info["missing_keys"]:
-            raise CheckpointError(
-                f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
-                "checkpoint."
-            )
-        check_finite(model, name)
-        theirs = target.config._name_or_path
-        for option, where, how in (("tokenizer", name, hub), ("target_tokenizer", theirs, {})):
-            if option not in options:
-                options[option] = tokenizer_of(where, **how)
+        model = load_inner(getattr(transformers, auto_class), name, target, args, kwargs)
+        options |= tokenizers_beside(name, target, options, remote_options(kwargs))
         drafter = cls.from_model(model, target, **options)
         if "device_map" in kwargs:
             return drafter

@@ -19,14 +19,12 @@ from transformers import (
 from typing_extensions import Self
 
 from ...core.masks import additive
-from ...errors import CheckpointError, OptionError
 from ...generation.candidates import TargetView
 from ...generation.ranks import ALONE, Ranks, SpreadRanks
 from ..base import readable
 from ..grown_tree import GrowingDrafter
-from ..option_files import hub_options
-from ..vocabulary import shared_vocabulary, tokenizer_of
-from ..weights import check_finite
+from ..vocabulary import shared_vocabulary
+from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
@@ -122,15 +120,10 @@ class LayerParallelDrafter(GrowingDrafter):
         name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
         if target is not None:
             with readable(name):
-                config = AutoConfig.from_pretrained(name, **hub_options(kwargs))
+                config = AutoConfig.from_pretrained(name, **remote_options(kwargs))
             if not isinstance(config, LayerParallelConfig):
                 return cls._wrapped(name, config, target, args, kwargs)
-        given = [option for option in _OF_WRAPPING if option in kwargs]
-        if given:
-            raise OptionError(
-                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a language model is wrapped, with `target=...`, "
-                f"but `{name}` is to be loaded as a drafter."
-            )
+        check_no_wrapping(kwargs, _OF_WRAPPING, "language model", name)
         drafter = super().from_pretrained(name, *args, **kwargs)
         if target is not None:
             drafter.to(target.device).check_target(target)
@@ -144,21 +137,8 @@ class LayerParallelDrafter(GrowingDrafter):
         check_family(config)  # before its weights are read
         own = {field.name for field in fields(LayerParallelConfig)} - {field.name for field in fields(type(config))}
         options = {option: kwargs.pop(option) for option in (*own, *_OF_WRAPPING) if option in kwargs}
-        hub = {**hub_options(kwargs), "trust_remote_code": kwargs.get("trust_remote_code", False)}
-        with readable(name):
-            kwargs = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
-            loaded: Any = AutoModelForCausalLM.from_pretrained(name, *args, **kwargs)
-        model, info = loaded
-        if info["missing_keys"]:
-            raise CheckpointError(
-                f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
-                "checkpoint."
-            )
-        check_finite(model, name)
-        theirs = target.config._name_or_path
-        for option, where, how in (("tokenizer", name, hub), ("target_tokenizer", theirs, {})):
-            if option not in options:
-                options[option] = tokenizer_of(where, **how)
+        model = load_inner(AutoModelForCausalLM, name, target, args, kwargs)
+        options |= tokenizers_beside(name, target, options, remote_options(kwargs))
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
             return drafter
