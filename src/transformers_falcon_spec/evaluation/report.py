@@ -11,7 +11,8 @@ from .matrix import matrix, matrix_in_short
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
 CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
-BUDGETS = ("budgets.json", "budgets_finalists.json", "budgets_0.3b.json", "budgets_0.3b_finalists.json")
+_BUDGETS_OF = ("", "_finalists", "_held_out", "_0.3b", "_0.3b_large", "_0.3b_finalists")
+BUDGETS = tuple(f"budgets{of}.json" for of in _BUDGETS_OF)
 GROUP_SPEED = ("easyspec_speed.json", "easyspec_speed_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
