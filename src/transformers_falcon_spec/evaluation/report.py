@@ -33,6 +33,7 @@ _RENDERERS = {
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
+    "recipes.json": rival_tables.recipes,
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
     **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
@@ -47,7 +48,7 @@ PAGES = {
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
     "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
-    "train_your_own.md": ["lora.json"],
+    "train_your_own.md": ["recipes.json", "lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 
