@@ -40,6 +40,7 @@ _RENDERERS = {
     "lora.json": adaptation,
 }
 PAGES = {
+    "batches.md": ["batches.json"],
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
     "parity.md": [*(name for name in tables.PARITY_TITLES if name != "parity.json"), "soak.json"],
     "verifiers.md": ["verifiers.json"],

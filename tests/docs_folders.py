@@ -1,0 +1,94 @@
+"""What lies in a reader's folder when the code of a page runs.
+
+That is what the commands before it on the page would have made, and stand-ins for names on the Hub.
+
+The package is imported inside functions only, so that pytest's type-checking hook is in place before it.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TARGET, DRAFTER = ROOT / "models" / "reference-target", ROOT / "models" / "falcon-reference"
+CONVERSATION = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5"}]
+
+
+def make_folder(page: str, folder: Path) -> None:
+    """Fill `folder` with the repository's own folders, and with what `page` needs besides."""
+    for name in ("models", "benchmarks", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    if page in _MAKERS:
+        _MAKERS[page](folder)
+
+
+def _stand_in(place: Path, for_it: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(for_it)
+
+
+def _convert(folder: Path) -> None:
+    """A Falcon checkpoint of other software, and its target's config."""
+    from tests.convert import foreign  # noqa: PLC0415  see the head of this file
+    from tests.tiny import make_target  # noqa: PLC0415
+
+    config, weights = foreign.falcon()
+    foreign.written(folder / "SOURCE", config, weights)
+    make_target("llama").save_pretrained(folder / "TARGET")
+
+
+def _diffuspec(folder: Path) -> None:
+    """A diffusion drafter of one layer, and a conversation."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    from transformers_falcon_spec import DiffusionDrafter  # noqa: PLC0415
+
+    _stand_in(folder / "TARGET", TARGET)
+    target = AutoModelForCausalLM.from_pretrained(TARGET)
+    DiffusionDrafter.from_target(target, num_hidden_layers=1).save_pretrained(folder / "my-diffusion")
+    (folder / "answered.jsonl").write_text(json.dumps({"messages": CONVERSATION}) + "\n", encoding="utf-8")
+
+
+def _easyspec(folder: Path) -> None:
+    for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"):
+        _stand_in(folder / "Qwen" / name, TARGET)
+
+
+def _publish(folder: Path) -> None:
+    _stand_in(folder / "Qwen" / "Qwen3-8B", TARGET)
+    _stand_in(folder / "someone" / "falcon-qwen3-8b", DRAFTER)
+
+
+def _train(folder: Path) -> None:
+    """A DFlash drafter of one layer, and an adapter for the embedded drafter."""
+    import peft  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    from transformers_falcon_spec import FalconSpecDrafter  # noqa: PLC0415
+    from transformers_falcon_spec.drafters.dflash import make_dflash  # noqa: PLC0415
+
+    _stand_in(folder / "TARGET", TARGET)
+    _stand_in(folder / "someone" / "falcon-drafter", DRAFTER)
+    target = AutoModelForCausalLM.from_pretrained(TARGET)
+    make_dflash(target, num_hidden_layers=1).save_pretrained(folder / "my-dflash")
+    drafter = FalconSpecDrafter.from_pretrained(DRAFTER)
+    adapted = peft.get_peft_model(drafter, peft.LoraConfig(r=4, target_modules="all-linear"))
+    adapted.save_pretrained(folder / "my-adapter")
+
+
+def _trees(folder: Path) -> None:
+    """What `falcon-spec trees fit` leaves, as far as the page reads it."""
+    from transformers_falcon_spec import DraftTree  # noqa: PLC0415
+
+    fitted = {"draft_tree": DraftTree.chain(3).to_json()}
+    (folder / "tree.json").write_text(json.dumps(fitted), encoding="utf-8")
+
+
+_MAKERS: dict[str, Callable[[Path], None]] = {
+    "convert.md": _convert,
+    "diffuspec.md": _diffuspec,
+    "easyspec.md": _easyspec,
+    "publish.md": _publish,
+    "train_your_own.md": _train,
+    "trees.md": _trees,
+}

@@ -1,0 +1,228 @@
+"""The pages are true: their code runs, their commands are those of the command line, their links and figures lead somewhere.
+
+Code runs in a folder that holds what the page's commands would have left there; small local models stand in for those of the Hub
+(`tests/docs_folders.py`). A block that cannot run so says why, in a comment above it: `<!-- not run: REASON -->`.
+"""
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import transformers_falcon_spec
+from tests.docs_folders import make_folder
+from tests.test_readme import PAGES, ROOT, blocks
+from transformers_falcon_spec import cli
+
+NOT_RUN = {("publish.md", "needs the Hub"): 2, ("diffuspec.md", "needs the Hub"): 1}
+TAKES_LONG = ["scale.md"]
+ELSEWHERE = ["metrics.md"]  # tests/evaluation/test_metrics.py runs it, and compares what it prints
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
+)
+QUICK = ["generate", "trees show"]  # commands of the embedded pair that take seconds
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of Python: where its code begins, and why it is not run."""
+
+    code: str
+    line: int
+    reason: str | None
+
+    @staticmethod
+    def of(page: Path) -> "list[Block]":
+        text = page.read_text(encoding="utf-8")
+        return [
+            Block(found["code"], text.count("\n", 0, found.start("code")), found["reason"])
+            for found in BLOCK.finditer(text)
+        ]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A call of `falcon-spec` on a page."""
+
+    page: str
+    argv: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        return next(name for name in (" ".join(self.argv[:2]), self.argv[0]) if name in cli.COMMANDS)
+
+    @property
+    def is_of_the_embedded_pair(self) -> bool:
+        """Whether all that it reads lies in the repository."""
+        return "models/reference-target" in self.argv and not any(re.search(r"\b[A-Z]{3}", word) for word in self.argv)
+
+    def __str__(self) -> str:
+        return f"{self.page}: {' '.join(self.argv)}"
+
+
+def shell_lines(page: Path) -> Iterator[list[str]]:
+    """The words of each line of the page's shell blocks, continued lines joined."""
+    for block in blocks(page.read_text(encoding="utf-8"), "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield shlex.split(line, comments=True)
+
+
+def lines_of(page: Path) -> list[Line]:
+    return [Line(page.name, tuple(words[1:])) for words in shell_lines(page) if words[:1] == ["falcon-spec"]]
+
+
+WITH_CODE = [page for page in PAGES if Block.of(page) and page.name not in ELSEWHERE]
+LINES = [line for page in PAGES for line in lines_of(page)]
+RUNNABLE = [line for line in LINES if line.is_of_the_embedded_pair]
+
+
+@pytest.mark.tuned  # as readers run it
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.name in TAKES_LONG else ()) for page in WITH_CODE],
+    ids=lambda page: page.name,
+)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(page.name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+
+    for block in Block.of(page):
+        if block.reason is None:
+            exec(compile("\n" * block.line + block.code, page.name, "exec"), names)  # noqa: S102  code of this repository
+
+
+def test_every_block_that_is_not_run_says_why() -> None:
+    left_out = Counter((page.name, block.reason) for page in PAGES for block in Block.of(page) if block.reason)
+
+    assert left_out == NOT_RUN
+    assert sum(len(Block.of(page)) for page in PAGES) == sum(
+        len(blocks(page.read_text(encoding="utf-8"), "python")) for page in PAGES
+    )
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_a_command_on_a_page_is_one_of_the_command_line(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"transformers_falcon_spec.commands.{cli.COMMANDS[line.command].module}")
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "run", lambda *options: seen.append(options))
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main(list(line.argv)) == 0
+    assert len(seen) == 1
+
+
+def test_there_are_commands_to_check() -> None:
+    assert {line.command for line in LINES} >= set(cli.COMMANDS) - {"contract", "find", "trees paper", "trees show"}
+    assert {line.command for line in RUNNABLE} >= {"generate", "trees fit", "doctor", "calibrate", "parity"}
+
+
+@pytest.mark.tuned
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=() if line.command in QUICK else pytest.mark.slow) for line in RUNNABLE],
+    ids=str,
+)
+def test_a_command_of_the_embedded_pair_runs(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(line.page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    status = cli.main(list(line.argv))
+
+    assert status == 0, capsys.readouterr().err[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_options_in_shell_blocks_exist(page: Path) -> None:
+    wrong = []
+    for words in shell_lines(page):
+        wrong += [
+            word for word in words if word.startswith(("models/", "benchmarks/", "examples/")) and not _exists(word)
+        ]
+        if words[:1] == ["python"]:
+            script = words[1] if words[1] != "-m" else f"{words[2].replace('.', '/')}.py"
+            text = (ROOT / script).read_text(encoding="utf-8")
+            wrong += [word for word in words if word.startswith("--") and f'"{word}"' not in text]
+
+    assert not wrong
+
+
+def _exists(name: str) -> bool:
+    return any(ROOT.glob(name.rstrip("/")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+
+    missing = [
+        f"{name}#{anchor}" for name, anchor in links if anchor not in anchors(page.parent / name if name else page)
+    ]
+
+    assert not missing
+
+
+def anchors(page: Path) -> list[str]:
+    """Of the headings of a page, as both MkDocs and GitHub make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in HEADING.findall(text)]
+
+
+def test_every_page_has_a_place_in_the_menu_and_every_place_a_page() -> None:
+    menu = re.findall(r"^ *- .+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+    assert sorted(menu) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_reference_holds_every_public_name_once() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    errors = [
+        name for name in transformers_falcon_spec.__all__ if name.endswith("Error")
+    ]  # all of them by their module
+
+    named = re.findall(r"^::: transformers_falcon_spec\.(\S+)$", page, flags=re.MULTILINE)
+
+    assert sorted(name for name in named if "." not in name and name != "errors") == sorted(
+        set(transformers_falcon_spec.__all__) - set(errors)
+    )
+    assert "errors" in named
+    assert len(named) == len(set(named))
+
+
+def test_the_reference_holds_what_pages_import() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    named = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, flags=re.MULTILINE)}
+    trees = [ast.parse(block.code) for path in PAGES for block in Block.of(path)]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = {name.name for node in imports if node.module.startswith("transformers_falcon_spec") for name in node.names}
+
+    assert {name for name in ours if not name.isupper()} - named == set()
+
+
+@pytest.fixture
+def figures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "tools" / "figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_figures_are_what_the_script_draws(figures: ModuleType) -> None:
+    drawn = {name: draw() for name, draw in figures.FIGURES.items()}
+
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in figures.FOLDER.iterdir()}

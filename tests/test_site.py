@@ -1,0 +1,77 @@
+"""The built documentation, as `make docs` leaves it in `site/`."""
+
+import inspect
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import transformers_falcon_spec
+from transformers_falcon_spec import FalconSpecConfig, SpeculationConfig
+
+pytestmark = pytest.mark.docs
+SITE = Path(__file__).parents[1] / "site"
+
+
+class Page(HTMLParser):
+    """The ids of a page, what it loads, and its words."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.loads: list[str] = []
+        self.text = ""
+        self.feed((SITE / name).read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids.add(found.get("id") or "")
+        if tag in {"img", "script"} or (tag == "link" and found.get("rel") == "stylesheet"):
+            self.loads.append(found.get("src") or found.get("href") or "")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def reference() -> Page:
+    return Page("reference/index.html")
+
+
+def test_the_reference_has_a_place_for_every_public_name(reference: Page) -> None:
+    errors = {name: f"errors.{name}" for name in transformers_falcon_spec.__all__ if name.endswith("Error")}
+
+    places = {f"transformers_falcon_spec.{errors.get(name, name)}" for name in transformers_falcon_spec.__all__}
+
+    assert places - reference.ids == set()
+
+
+def test_the_reference_lists_every_argument(reference: Page) -> None:
+    names = [name for name in inspect.signature(SpeculationConfig).parameters if name != "kwargs"]
+    names += re.findall(r"^        (\w+) \(`", FalconSpecConfig.__doc__ or "", flags=re.MULTILINE)
+
+    listed = re.findall(r"^(\w+)\n?\s*\(", re.sub(r"\n\s*", "\n", reference.text), flags=re.MULTILINE)
+
+    assert len(names) > 20
+    assert set(names) - set(listed) == set()
+
+
+def test_no_mark_of_a_docstring_is_left(reference: Page) -> None:
+    assert [mark for mark in ("[`", "*optional*", "Args:", "```") if mark in reference.text] == []
+    assert ">>> SpeculationConfig(draft_tree=" in reference.text
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    for path in SITE.rglob("index.html"):
+        page = Page(str(path.relative_to(SITE)))
+
+        assert page.loads
+        assert [place for place in page.loads if re.match(r"(https?:)?//", place)] == []
+        assert [place for place in page.loads if not (path.parent / place.partition("?")[0]).exists()] == []
+
+
+def test_the_figures_are_shown() -> None:
+    shown = [Path(place).name for place in Page("how_it_works/index.html").loads]
+
+    assert {"walk.svg", "tree_mask.svg", "block.svg"} <= set(shown)

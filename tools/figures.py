@@ -1,0 +1,181 @@
+"""Draw the figures of `docs/how_it_works.md` from the package's own trees, walk and masks.
+
+Command: python tools/figures.py
+"""
+
+from html import escape
+from pathlib import Path
+
+import torch
+
+from transformers_falcon_spec.core.masks import block_causal_mask, block_ends
+from transformers_falcon_spec.core.tree import DraftTree
+from transformers_falcon_spec.core.verification import lazy_walk
+
+FOLDER = Path(__file__).parents[1] / "docs" / "figures"
+WORDS = ["cat", "sat", "ran", "down", "on", "away", "."]  # the tokens of the nodes, and the bonus token
+TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2])
+PLACES = [(165, 60), (95, 140), (240, 140), (50, 220), (140, 220), (240, 220)]  # the middle of each node
+CHOICES = {0: 1, 1: 3, 3: 6}  # the target's next token after each node that it is asked at
+TEXT = ["once", "upon", "a", "time", "a", "cat", "sat"]
+DRAFT = ["on", "a", "mat"]
+
+INK, PALE, GRID = "#1f2937", "#6b7280", "#d1d5db"
+SEEN, AHEAD, KEPT, BONUS, ROOT = "#93c5fd", "#fdba74", "#bbf7d0", "#fde68a", "#e0e7ff"
+
+
+def box(middle: tuple[float, float], size: tuple[float, float], fill: str = "#ffffff", edge: str = PALE) -> str:
+    """A rectangle around a point."""
+    (x, y), (width, height) = middle, size
+    return (
+        f'<rect x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}" rx="4" '
+        f'fill="{fill}" stroke="{edge}"/>'
+    )
+
+
+def label(middle: tuple[float, float], words: str, colour: str = INK, anchor: str = "middle", size: int = 14) -> str:
+    """Words at a point."""
+    x, y = middle
+    return f'<text x="{x:g}" y="{y + 5:g}" fill="{colour}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
+
+
+def line(start: tuple[float, float], end: tuple[float, float], colour: str = PALE, width: float = 1.5) -> str:
+    """A straight line."""
+    return f'<line x1="{start[0]:g}" y1="{start[1]:g}" x2="{end[0]:g}" y2="{end[1]:g}" stroke="{colour}" stroke-width="{width:g}"/>'
+
+
+def figure(width: int, height: int, title: str, parts: list[str]) -> str:
+    """A whole picture; its ground is white, so that it can be read on pages of any colour."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+            'font-family="sans-serif" role="img">',
+            f"<title>{escape(title)}</title>",
+            f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def grid(corner: tuple[float, float], fills: list[list[str]], cell: float = 28) -> list[str]:
+    """A matrix of coloured cells; empty ones are white."""
+    x, y = corner
+    return [
+        box((x + (column + 0.5) * cell, y + (row + 0.5) * cell), (cell - 2, cell - 2), fill or "#ffffff", GRID)
+        for row, line_ in enumerate(fills)
+        for column, fill in enumerate(line_)
+    ]
+
+
+def tree_parts(fills: dict[int, str], thick: set[int]) -> list[str]:
+    """The tree: `fills` colours nodes, edges to the nodes in `thick` are drawn bold."""
+    parents = TREE.parents[0].tolist()
+    edges = [
+        line(PLACES[parent], PLACES[node], INK if node in thick else GRID, 3 if node in thick else 1.5)
+        for node, parent in enumerate(parents)
+        if parent >= 0
+    ]
+    nodes = [
+        part
+        for node, place in enumerate(PLACES)
+        for part in (box(place, (64, 30), fills.get(node, "#ffffff")), label(place, WORDS[node]))
+    ]
+    return edges + nodes
+
+
+def walk() -> str:
+    """One step: the tree, what the target chose on its way, and the text that it makes."""
+    verdict = lazy_walk(TREE.parents[0].tolist(), list(range(len(PLACES))), lambda node: (CHOICES[node], False))
+    fills = {0: ROOT} | dict.fromkeys(verdict.path[1:], KEPT)
+    parts = [label((165, 22), "the drafter's tree", PALE), *tree_parts(fills, set(verdict.path))]
+    parts += [label((320, 22), "the target, asked on the way", PALE, "start")]
+    for row, (node, choice) in enumerate(zip(verdict.path, verdict.token_ids, strict=True)):
+        ending = "a child has it: walk on" if choice in verdict.path else "no child has it: the step ends"
+        y = 60 + 50 * row
+        parts += [
+            label((320, y), f"after “{WORDS[node]}”", anchor="start"),
+            label((426, y), "→", PALE),
+            box((475, y), (64, 30), KEPT if choice in verdict.path else BONUS),
+            label((475, y), WORDS[choice]),
+            label((520, y), ending, PALE, "start", 13),
+        ]
+    strip = [("the", "#ffffff"), ("cat", ROOT)]
+    strip += [(WORDS[choice], KEPT if choice in verdict.path else BONUS) for choice in verdict.token_ids]
+    parts.append(label((320, 220), "the text", PALE, "start"))
+    for place, (word, fill) in enumerate(strip):
+        parts += [box((415 + 70 * place, 220), (64, 30), fill), label((415 + 70 * place, 220), word)]
+    for place, (fill, words) in enumerate([(ROOT, "root"), (KEPT, "kept guess"), (BONUS, "bonus token")]):
+        parts += [
+            box((60 + 120 * place, 268), (16, 16), fill),
+            label((76 + 120 * place, 268), words, PALE, "start", 13),
+        ]
+    return figure(740, 290, "One step: propose, verify, and the text that it makes", parts)
+
+
+def tree_mask() -> str:
+    """A tree beside the row in which it is laid out, and what each node sees."""
+    words, cell, x, y = WORDS[: len(PLACES)], 34, 500, 80
+    fills = [[SEEN if seen else "" for seen in row] for row in TREE.ancestor_mask[0].tolist()]
+    parts = [label((165, 22), "the tree", PALE), *tree_parts({0: ROOT}, set())]
+    parts += [label((540, 22), "who sees whom", PALE)]
+    parts += grid((x - cell, y), [[SEEN]] * len(words), cell) + grid((x, y), fills, cell)
+    parts.append(label((x - cell / 2, y - 14), "text", PALE, size=12))
+    for node, word in enumerate(words):
+        middle = (node + 0.5) * cell
+        parts += [
+            label((x + middle, y - 14), word, size=12),
+            label((x - cell - 10, y + middle), word, anchor="end", size=13),
+            label((x - cell - 62, y + middle), f"n + {TREE.depths[0, node]}", PALE, "end", 13),
+        ]
+    parts.append(label((x - cell - 62, y - 14), "position", PALE, "end", 12))
+    return figure(740, 310, "A draft tree and its attention mask", parts)
+
+
+def block_mask(block_size: int, corner: tuple[float, float]) -> list[str]:
+    """What each row sees in blocks of a size that end at the newest row, and what the last rows draft."""
+    rows, cell, (x, y) = torch.arange(len(TEXT)), 30, corner
+    ends = block_ends(rows, block_size, torch.tensor(len(TEXT) % block_size))
+    seen = block_causal_mask(ends, rows).tolist()
+    fills = [
+        [(AHEAD if column > row else SEEN) if sees else "" for column, sees in enumerate(line_)]
+        for row, line_ in enumerate(seen)
+    ]
+    parts = grid(corner, fills, cell)
+    for row, word in enumerate(TEXT):
+        parts += [label((x - 8, y + (row + 0.5) * cell), word, anchor="end", size=13)]
+        parts += [label((x + (row + 0.5) * cell, y - 12), word, size=11)]
+    right = x + len(TEXT) * cell
+    for place in range(block_size):
+        middle = y + (len(TEXT) - block_size + place + 0.5) * cell
+        parts += [label((right + 14, middle), "→", PALE)]
+        parts += [box((right + 54, middle), (50, 24), KEPT), label((right + 54, middle), DRAFT[place], size=13)]
+    return parts
+
+
+def block() -> str:
+    """Drafting token by token beside drafting a block in one pass."""
+    parts = [label((165, 22), "k = 1: one token a pass", PALE), *block_mask(1, (60, 66))]
+    parts += [label((530, 22), "k = 3: three tokens a pass", PALE), *block_mask(3, (425, 66))]
+    for x, fill, words in [
+        (60, SEEN, "sees"),
+        (150, AHEAD, "sees ahead, in its own block"),
+        (385, KEPT, "drafted in this pass"),
+    ]:
+        parts += [box((x, 306), (16, 16), fill), label((x + 16, 306), words, PALE, "start", 13)]
+    return figure(740, 330, "Causal mask and relaxed causal mask of blocks", parts)
+
+
+FIGURES = {"walk.svg": walk, "tree_mask.svg": tree_mask, "block.svg": block}
+
+
+def main() -> None:
+    """Write the figures."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, draw in FIGURES.items():
+        (FOLDER / name).write_text(draw(), encoding="utf-8")
+        print((FOLDER / name).relative_to(FOLDER.parents[1]))
+
+
+if __name__ == "__main__":
+    main()
