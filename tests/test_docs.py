@@ -5,6 +5,7 @@ Code runs in a folder that holds what the page's commands would have left there;
 """
 
 import ast
+import dataclasses
 import importlib
 import importlib.util
 import re
@@ -21,7 +22,15 @@ import pytest
 import transformers_falcon_spec
 from tests.docs_folders import make_folder
 from tests.test_readme import PAGES, ROOT, blocks
-from transformers_falcon_spec import cli
+from transformers_falcon_spec import (
+    EagleConfig,
+    FalconSpecConfig,
+    LayerParallelConfig,
+    LookaheadConfig,
+    MedusaConfig,
+    SpeculationConfig,
+    cli,
+)
 
 NOT_RUN = {("publish.md", "needs the Hub"): 2, ("diffuspec.md", "needs the Hub"): 1}
 TAKES_LONG = ["scale.md"]
@@ -80,6 +89,19 @@ def shell_lines(page: Path) -> Iterator[list[str]]:
 
 def lines_of(page: Path) -> list[Line]:
     return [Line(page.name, tuple(words[1:])) for words in shell_lines(page) if words[:1] == ["falcon-spec"]]
+
+
+def options_of(command: str) -> list[str]:
+    """Names of the options of a command of `falcon-spec`."""
+    places = [place.partition(":") for place in cli.COMMANDS[command].options]
+    kinds = [
+        getattr(importlib.import_module(f"transformers_falcon_spec.{module}"), name) for module, _, name in places
+    ]
+    return [name for kind in kinds for name in fields_of(kind)]
+
+
+def fields_of(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 WITH_CODE = [page for page in PAGES if Block.of(page) and page.name not in ELSEWHERE]
@@ -164,6 +186,46 @@ def test_files_and_options_in_shell_blocks_exist(page: Path) -> None:
 
 def _exists(name: str) -> bool:
     return any(ROOT.glob(name.rstrip("/")))
+
+
+OPTIONS_OF = {
+    "For generation": SpeculationConfig().__dict__,
+    "Of a Falcon drafter": fields_of(FalconSpecConfig),
+    "Of an Eagle drafter": fields_of(EagleConfig),
+    "Of a Medusa drafter": fields_of(MedusaConfig),
+    "Of an EasySpec drafter": ["group_size", *fields_of(LayerParallelConfig)],
+    "Of a Lookahead drafter": fields_of(LookaheadConfig),
+    "Of the training": options_of("train"),
+}
+
+
+@pytest.mark.parametrize("section", OPTIONS_OF)
+def test_every_option_in_a_table_exists(section: str) -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+
+    named = [
+        name
+        for cell in re.findall(r"^\| (`.+?) \|", text, flags=re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cell)
+    ]
+
+    assert len(named) > 3
+    assert [name for name in named if name not in OPTIONS_OF[section]] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_named_in_the_text_is_one_of_a_command_or_a_script(page: Path) -> None:
+    known = {name for command in cli.COMMANDS for name in options_of(command)} | {"help", "nproc_per_node"}
+    known |= {f"no_{name}" for name in known}
+    for script in ROOT.glob("benchmarks/*.py"):
+        known |= set(re.findall(r'"--(\w+)"', script.read_text(encoding="utf-8")))
+
+    named = re.findall(
+        r"`[^`\n]*?--([a-z]\w+)", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    )
+
+    assert [name for name in named if name not in known] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
