@@ -37,7 +37,7 @@ def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:
         render_into(document, tmp_path)
 
 
-def test_verifiers_stand_on_their_own_page_and_batches_in_the_readme(tmp_path: Path) -> None:
+def test_verifiers_and_batches_stand_on_their_own_pages_and_not_in_the_readme(tmp_path: Path) -> None:
     rate = {"speedup": 1.21, "speedup_interval": [1.1, 1.3], "acceptance_length": 2.25}
     counts = {"acceptance_histogram": {"0": 3, "5": 1}, "num_tokens": 10, "num_prompts": 1}
     verifier = {
@@ -52,7 +52,7 @@ def test_verifiers_stand_on_their_own_page_and_batches_in_the_readme(tmp_path: P
     for name, row in (("verifiers", verifier), ("batches", {**batch, "num_rows": 8, **rate})):
         result = {"provenance": provenance(seed=0), "rows": [row]}
         (tmp_path / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
-    pages = [tmp_path / name for name in ("verifiers.md", "README.md")]
+    pages = [tmp_path / name for name in ("verifiers.md", "batches.md", "README.md")]
     for page in pages:
         page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
         render_into(page, tmp_path)
@@ -60,6 +60,7 @@ def test_verifiers_stand_on_their_own_page_and_batches_in_the_readme(tmp_path: P
     assert "| `gumbel` | GSM8K | 2.25 (2.00 to 2.50) | 1.90 | 1.21x (1.10 to 1.30) |" in pages[0].read_text("utf-8")
     assert "| 4 | 100 tokens/s | 80 tokens/s | 1.21x (1.10 to 1.30) | 2.25 | 7/8 |" in pages[1].read_text("utf-8")
     assert "gumbel" not in pages[1].read_text("utf-8")
+    assert pages[2].read_text("utf-8") == f"{BEGIN}\n\n{END}\n"
 
 
 def test_drafters_stand_beside_each_other_by_rate_and_by_nodes(tmp_path: Path) -> None:
