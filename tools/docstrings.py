@@ -7,7 +7,7 @@ where the reference has them.
 import re
 from collections.abc import Iterator
 
-from griffe import Alias, Class, Extension, Module, Object
+from griffe import Alias, Class, Extension, Function, Module, Object
 
 ARGUMENT = re.compile(r"^( +\w+) \((.+)\):(?= |$)", re.MULTILINE)
 OUTCOME = re.compile(r"^( +)\[`([\w.]+)`\]:", re.MULTILINE)
@@ -21,12 +21,14 @@ class HuggingFaceDocstrings(Extension):
         """What griffe calls when a package is read."""
         for item in _objects(pkg):
             if item.docstring:
-                item.docstring.value = rewrite(item.docstring.value, pkg.path, frozenset(map(str, pkg.exports or ())))
+                public = frozenset(map(str, pkg.exports or ()))
+                is_function = isinstance(item, Function)  # its signature tells the defaults
+                item.docstring.value = rewrite(item.docstring.value, pkg.path, public, is_function)
 
 
-def rewrite(text: str, package: str, public: frozenset[str]) -> str:
+def rewrite(text: str, package: str, public: frozenset[str], has_defaults: bool) -> str:
     """A docstring in the form that griffe calls Google's, with links to the `public` names of `package`."""
-    text = ARGUMENT.sub(lambda found: f"{found[1]} ({_plain(found[2])}):", text)
+    text = ARGUMENT.sub(lambda found: f"{found[1]} ({_plain(found[2], has_defaults)}):", text)
     text = OUTCOME.sub(r"\1\2:", text)
 
     def link(found: re.Match[str]) -> str:
@@ -36,9 +38,12 @@ def rewrite(text: str, package: str, public: frozenset[str]) -> str:
     return NAME.sub(link, text)
 
 
-def _plain(annotation: str) -> str:
-    """A type without marks of Markdown."""
-    return re.sub(r"\[`~?([\w.]+)`\]", r"\1", annotation).replace("`", "").replace("*optional*", "optional")
+def _plain(annotation: str, has_defaults: bool) -> str:
+    """A type without marks of Markdown, and without a default that is shown beside it."""
+    annotation = NAME.sub(r"\1", annotation).replace("`", "")
+    if has_defaults:
+        annotation = re.sub(r", \*optional\*, defaults to .*$", "", annotation)
+    return re.sub(r", \*optional\*$", " or None", annotation).replace("*optional*", "optional")
 
 
 def _objects(parent: Object) -> Iterator[Object]:
