@@ -57,6 +57,12 @@ def test_the_reference_lists_every_argument(reference: Page) -> None:
     assert set(names) - set(listed) == set()
 
 
+def test_fields_are_told_by_the_comments_and_the_help_beside_them(reference: Page) -> None:
+    assert "Nodes sent to the target, roots excluded." in reference.text  # a comment of `GenerationStats`
+    assert "Nodes, root included, of the tree fitted to the evaluation data after training." in reference.text
+    assert "field(" not in reference.text
+
+
 def test_no_mark_of_a_docstring_is_left(reference: Page) -> None:
     assert [mark for mark in ("[`", "*optional*", "Args:", "```") if mark in reference.text] == []
     assert ">>> SpeculationConfig(draft_tree=" in reference.text
