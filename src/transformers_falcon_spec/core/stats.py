@@ -26,21 +26,21 @@ class GenerationStats:
     ```
     """
 
-    num_steps: int = 0
+    num_steps: int = 0  # of all rows
     num_drafted: int = 0  # nodes sent to the target, roots excluded
-    num_accepted: int = 0
+    num_accepted: int = 0  # draft tokens that were kept
     num_passes: int = 0  # drafter passes
     num_reread: int = 0  # choices left to a forward over one token; strict mode only
     num_tokens: int = 0  # committed, those of the prefill included
     offered_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d - 1 and had a node at depth d
-    kept_by_depth: list[int] = field(default_factory=list)
+    kept_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d
     covered_by_depth: list[float] = field(default_factory=list)  # the target's probability of all nodes offered there
     acceptance_histogram: dict[int, int] = field(default_factory=dict)  # steps per `num_accepted`
-    prefill_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    read_seconds: float = 0.0  # of those, the target's forwards
-    total_seconds: float = 0.0
+    prefill_seconds: float = 0.0  # reading the prompt
+    draft_seconds: float = 0.0  # the drafter's
+    verify_seconds: float = 0.0  # reading drafts
+    read_seconds: float = 0.0  # of `verify_seconds`, the target's forwards
+    total_seconds: float = 0.0  # of the whole call
     notes: list[str] = field(default_factory=list)  # what differs from the usual: chain fallback, feature source
     rows: list["GenerationStats"] = field(default_factory=list)  # of each row, where there are several
     tuning: dict[str, Any] = field(default_factory=dict)  # what the tuner chose, and why; of one call alone
