@@ -100,6 +100,15 @@ def options_of(command: str) -> list[str]:
     return [name for kind in kinds for name in fields_of(kind)]
 
 
+def options_of_script(script: Path) -> set[str]:
+    """Names of the options that a script takes, those included that a module beside it adds."""
+    text = script.read_text(encoding="utf-8")
+    for name in re.findall(r"^from (\w+) import", text, flags=re.MULTILINE):
+        beside = script.with_name(f"{name}.py")
+        text += beside.read_text(encoding="utf-8") if beside.exists() else ""
+    return set(re.findall(r'"--([\w-]+)"', text))
+
+
 def fields_of(kind: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
@@ -177,9 +186,9 @@ def test_files_and_options_in_shell_blocks_exist(page: Path) -> None:
             word for word in words if word.startswith(("models/", "benchmarks/", "examples/")) and not _exists(word)
         ]
         if words[:1] == ["python"]:
-            script = words[1] if words[1] != "-m" else f"{words[2].replace('.', '/')}.py"
-            text = (ROOT / script).read_text(encoding="utf-8")
-            wrong += [word for word in words if word.startswith("--") and f'"{word}"' not in text]
+            script = ROOT / (words[1] if words[1] != "-m" else f"{words[2].replace('.', '/')}.py")
+            known = options_of_script(script)
+            wrong += [word for word in words if word.startswith("--") and word.removeprefix("--") not in known]
 
     assert not wrong
 
@@ -218,11 +227,12 @@ def test_every_option_in_a_table_exists(section: str) -> None:
 def test_every_option_named_in_the_text_is_one_of_a_command_or_a_script(page: Path) -> None:
     known = {name for command in cli.COMMANDS for name in options_of(command)} | {"help", "nproc_per_node"}
     known |= {f"no_{name}" for name in known}
-    for script in ROOT.glob("benchmarks/*.py"):
-        known |= set(re.findall(r'"--(\w+)"', script.read_text(encoding="utf-8")))
+    for script in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")]:
+        known |= options_of_script(script)
 
     named = re.findall(
-        r"`[^`\n]*?--([a-z]\w+)", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        r"`[^`\n]*?--([a-z][\w-]+)",
+        re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE),
     )
 
     assert [name for name in named if name not in known] == []
