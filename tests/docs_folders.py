@@ -6,6 +6,7 @@ The package is imported inside functions only, so that pytest's type-checking ho
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +16,11 @@ CONVERSATION = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assista
 
 
 def make_folder(page: str, folder: Path) -> None:
-    """Fill `folder` with the repository's own folders, and with what `page` needs besides."""
-    for name in ("models", "benchmarks", "examples"):
-        (folder / name).symlink_to(ROOT / name)
+    """Fill `folder` with the repository's own folders, and with what `page` needs besides. Commands may write into drafters."""
+    for name in ("models/reference-target", "benchmarks", "examples"):
+        _stand_in(folder / name, ROOT / name)
+    for drafter in ("falcon-reference", "lookahead"):
+        shutil.copytree(ROOT / "models" / drafter, folder / "models" / drafter)
     if page in _MAKERS:
         _MAKERS[page](folder)
 
