@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
-from transformers.integrations import is_deepspeed_available
+from transformers.integrations.deepspeed import is_deepspeed_available
 
 from ..errors import OptionError
 

@@ -90,7 +90,7 @@ class DrafterTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's own, but groups of like length come from seed and epoch, and from lengths that are known without reading rows."""
-        data = self.train_dataset if train_dataset is None else train_dataset
+        data: Any = self.train_dataset if train_dataset is None else train_dataset
         has_lengths = isinstance(data, ConversationDataset | FeatureCache | PackedConversations)
         if has_lengths and self.args.train_sampling_strategy == "group_by_length":
             lengths = data.lengths
