@@ -111,7 +111,8 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
         _judge(trainer)
     throughput = trainer.throughput.to_json()
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None  # all processes bring their part
+    # All processes bring their part.
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None
     if trainer.is_world_process_zero():
         args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
         record = provenance(
