@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from tests import reference
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.tiny import make_prompt
 from tests.training.runs import SMALL
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli, disable, enable
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.training import arguments
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationDataset
 from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
 from transformers_falcon_spec.training.trainer import DrafterTrainer
@@ -297,6 +300,31 @@ def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(
 
     assert status == 1
     assert text in capsys.readouterr().err
+
+
+def test_a_deepspeed_file_reaches_the_arguments_of_the_trainer(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reached(args: DrafterTrainingArguments) -> None:
+        raise OptionError(f"reached with {args.deepspeed}")
+
+    monkeypatch.setattr(arguments, "is_deepspeed_available", lambda: True)
+    monkeypatch.setattr(TrainingArguments, "__post_init__", reached)
+
+    train(files, tmp_path, "--deepspeed", "zero2.json")
+
+    assert "reached with zero2.json" in capsys.readouterr().err
+
+
+def test_a_deepspeed_file_without_the_package_is_refused(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(arguments, "is_deepspeed_available", lambda: False)
+
+    status = train(files, tmp_path, "--deepspeed", "zero2.json")
+
+    assert status == 1
+    assert "OptionError: `deepspeed` is 'zero2.json', but the package `deepspeed` is not" in capsys.readouterr().err
 
 
 def test_a_target_without_chat_template_is_refused(

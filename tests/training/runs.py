@@ -1,9 +1,11 @@
 """Short runs of the real Trainer on a tiny target."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import set_seed
@@ -12,6 +14,7 @@ from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
+from transformers_falcon_spec.training.objectives import falcon
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -49,6 +52,19 @@ def make_trainer(
     )
 
 
+def loss_curve(trainer: DrafterTrainer) -> list[float]:
+    """The losses that were logged."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@contextmanager
+def still_phases() -> Iterator[None]:
+    """Blocks of Falcon drafters all start at one phase; each process draws those of its own rows otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(falcon.torch, "randint", lambda _high, size, **_: torch.zeros(size, dtype=torch.long))
+        yield
+
+
 def weights(trainer: DrafterTrainer) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
@@ -58,7 +74,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(value.equal(other[name]) for name, value in one.items())
 
 
-def example_batch(num_rows: int = 3) -> dict[str, Tensor]:
-    ids = torch.randint(6, 90, (num_rows, 14), generator=torch.Generator().manual_seed(0))
+def example_batch(num_rows: int = 3, seed: int = 0) -> dict[str, Tensor]:
+    ids = torch.randint(6, 90, (num_rows, 14), generator=torch.Generator().manual_seed(seed))
     mask = torch.arange(14).expand(num_rows, -1) > 3
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "assistant_mask": mask}

@@ -1,5 +1,6 @@
 """Interrupted runs: which checkpoint counts, and that what follows is the same as if nothing had happened."""
 
+import json
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from tests.chat import make_rows, save_target, write_rows
+from tests.training.killing import kill_in_write
 from tests.training.runs import SMALL, make_trainer, same, weights
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import TrainingError
@@ -172,3 +174,42 @@ def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
     assert cli.main(resumed) == 0
     assert cli.main([*train_command, "--output_dir", str(whole), "--save_strategy", "no"]) == 0
     assert same(*(load_file(each / WEIGHTS) for each in (folder, whole)))
+
+
+KILLED_IN_CHECKPOINT = """
+import sys
+from transformers_falcon_spec import cli
+from transformers_falcon_spec.training.trainer import DrafterTrainer
+
+save = DrafterTrainer._save_checkpoint
+def killed(trainer, *args, **kwargs):
+    if trainer.state.global_step == 4:
+        stand_still_at(int(sys.argv[-1]))
+    save(trainer, *args, **kwargs)
+DrafterTrainer._save_checkpoint = killed
+sys.exit(cli.main(sys.argv[1:-1]))
+"""
+
+
+@pytest.mark.parametrize("place", [WEIGHTS, "optimizer.pt"])
+def test_killed_in_the_middle_of_a_checkpoint_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
+    tmp_path: Path, train_command: list[str], place: str
+) -> None:
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    short = [*train_command, "--max_steps", "6", "--logging_steps", "1"]
+    saving = [*short, "--output_dir", str(folder), "--save_steps", "2"]
+    assert cli.main([*short, "--output_dir", str(whole), "--save_steps", "2"]) == 0
+    limit = (whole / "checkpoint-4" / place).stat().st_size * 3 // 4
+    torn, num_bytes = (".tmp*", 0) if place == WEIGHTS else (place, limit)
+
+    kill_in_write(KILLED_IN_CHECKPOINT, saving, folder / "checkpoint-4" / torn, limit, num_bytes)
+
+    assert newest_whole_checkpoint(folder) == str(folder / "checkpoint-2")
+    assert cli.main([*saving, "--resume_from_checkpoint", "true"]) == 0
+    assert newest_whole_checkpoint(folder) == str(folder / "checkpoint-6")
+    for part in (WEIGHTS, f"checkpoint-4/{WEIGHTS}"):
+        assert same(*(load_file(each / part) for each in (folder, whole)))
+    curves = [json.loads((each / "training.json").read_text())["curve"] for each in (folder, whole)]
+    losses = [[entry["loss"] for entry in curve if "loss" in entry] for curve in curves]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 6

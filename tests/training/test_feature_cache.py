@@ -4,13 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.chat import make_rows, save_target, write_rows
 from tests.tiny import make_target
-from tests.training.runs import SMALL, make_dataset, make_trainer
+from tests.training.killing import kill_in_write
+from tests.training.runs import SMALL, loss_curve, make_dataset, make_trainer, same
+from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.training import feature_cache
 from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.features import TargetFeatures
+from transformers_falcon_spec.training.packing import PackedConversations
 
 NUM_ROWS = 20
 
@@ -45,11 +50,26 @@ def test_training_from_the_cache_sees_the_numbers_of_training_without(tmp_path: 
     cached.features.target.get_decoder().forward = None  # nobody may run the target
     cached.train()
 
-    losses = [
-        [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] for trainer in (without, cached)
-    ]
+    losses = [loss_curve(trainer) for trainer in (without, cached)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_rows_of_like_length_are_found_without_opening_a_shard(
+    tmp_path: Path, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache(tmp_path / "shards")
+    data = PackedConversations.fill(cache, 64, seed=0) if is_packed else cache
+    trainer = make_trainer(tmp_path, train_dataset=data)
+    monkeypatch.setattr(FeatureCache, "__getitem__", lambda *_: pytest.fail("A row was read."))
+    monkeypatch.setattr(FeatureCache, "_shard", lambda *_: pytest.fail("A shard was opened."))
+
+    order = list(trainer._get_train_sampler())
+
+    assert sorted(order) == list(range(len(data)))
+    first = order[: trainer.args.train_batch_size]
+    assert max(data.lengths) in [data.lengths[index] for index in first]  # the longest batch comes first
 
 
 def test_an_interrupted_extraction_makes_the_missing_shards_only(tmp_path: Path) -> None:
@@ -91,3 +111,47 @@ def test_too_little_room_is_said_before_anything_is_read(tmp_path: Path, monkeyp
         make_cache(tmp_path)
 
     assert not list(tmp_path.iterdir())
+
+
+KILLED_IN_SHARD = """
+import sys
+from transformers_falcon_spec import cli
+from transformers_falcon_spec.training import feature_cache
+
+feature_cache.SHARD_SIZE = 8
+save = feature_cache.save_file
+def killed(tensors, path, **options):
+    if "00001" in path.name:
+        stand_still_at(int(sys.argv[-1]))
+    save(tensors, path, **options)
+feature_cache.save_file = killed
+sys.exit(cli.main(sys.argv[1:-1]))
+"""
+
+
+def test_killed_in_the_middle_of_a_shard_a_run_goes_on_to_the_features_and_weights_of_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
+    target = save_target(tmp_path / "target", **SMALL)
+    data = write_rows(tmp_path / "data.jsonl", make_rows(NUM_ROWS))
+    options = ["--max_steps", "2", "--use_cpu", "--report_to", "none", "--save_strategy", "no", "--max_length", "64"]
+    command = ["train", "--target", str(target), "--data", str(data), *options]
+    runs = {
+        name: [*command, "--output_dir", str(tmp_path / name), "--cache_features", str(tmp_path / name / "features")]
+        for name in ("whole", "killed")
+    }
+    assert cli.main(runs["whole"]) == 0
+    whole, folder = (tmp_path / name / "features" for name in runs)
+    limit = (whole / "features-00001.safetensors").stat().st_size // 2
+
+    torn = kill_in_write(KILLED_IN_SHARD, runs["killed"], folder / ".tmp*", limit, 0)
+
+    first = folder / "features-00000.safetensors"
+    assert sorted(folder.iterdir()) == [torn, first]
+    time = first.stat().st_mtime_ns
+    assert cli.main(runs["killed"]) == 0
+
+    assert first.stat().st_mtime_ns == time
+    for shard in whole.iterdir():
+        assert (folder / shard.name).read_bytes() == shard.read_bytes()
+    assert same(*(load_file(tmp_path / name / "model.safetensors") for name in runs))

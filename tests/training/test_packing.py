@@ -8,7 +8,7 @@ import torch
 
 from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_drafter, make_target
-from tests.training.runs import QUIET, SHORT, SMALL, make_dataset, make_trainer, same, weights
+from tests.training.runs import QUIET, SHORT, SMALL, loss_curve, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
@@ -115,9 +115,7 @@ def test_cached_features_stay_with_their_conversations_and_train_alike(tmp_path:
     cached.features.target.get_decoder().forward = None  # nobody may run the target
     cached.train()
 
-    losses = [
-        [entry["loss"] for entry in trainer.state.log_history if "loss" in entry] for trainer in (online, cached)
-    ]
+    losses = [loss_curve(trainer) for trainer in (online, cached)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[0][-1] < losses[0][0]
     for number, row in enumerate(rows.bins):

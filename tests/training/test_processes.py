@@ -1,14 +1,14 @@
-"""Two real processes: an evaluation shares its prompts out, waits for nobody for ever, and tells what one process tells."""
+"""Two real processes tell what one tells: of an evaluation, whose prompts they share, and of a training, whose batches they share."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import make_trainer
+from tests.training.processes import run_two
+from tests.training.runs import loss_curve, make_dataset, make_trainer, still_phases
+from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 DECODING = {"eval_decode_tokens": 8, "draft_tree_nodes": 6}
 SCRIPT = """
@@ -29,13 +29,7 @@ Path(sys.argv[1], f"{trainer.args.process_index}.json").write_text(json.dumps(fo
 
 @pytest.mark.slow  # two processes that start from nothing
 def test_two_processes_tell_what_one_tells(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
-
-    command = [*launch, str(tmp_path / "script.py"), str(tmp_path), json.dumps(DECODING)]
-    subprocess.run(command, env=environment, check=True, timeout=300)
+    run_two(SCRIPT, tmp_path, json.dumps(DECODING))
 
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first[2] == second[2] == {"num_processes": 2}
@@ -46,3 +40,48 @@ def test_two_processes_tell_what_one_tells(tmp_path: Path) -> None:
     for one, other in zip(first[:2], second[:2], strict=True):
         assert one["eval_acceptance_length"] == other["eval_acceptance_length"] >= 1
         assert one["eval_speedup"] == other["eval_speedup"]
+
+
+ROWS_PER_STEP, NUM_STEPS = 8, 50
+TRAINING = """
+import json, sys
+from pathlib import Path
+from tests.training.test_processes import curve
+
+found, trainer = curve(Path(sys.argv[1]), num_processes=2)
+assert trainer.accelerator.num_processes == 2
+assert trainer.args.world_size == 2
+Path(sys.argv[1], f"curve-{trainer.args.process_index}.json").write_text(json.dumps(found))
+"""
+
+
+def curve(folder: Path, num_processes: int) -> tuple[list[float], DrafterTrainer]:
+    """The loss of every step, with as many rows a step whatever the number of processes; nothing is drawn but the order of rows."""
+    trainer = make_trainer(
+        folder,
+        {"block_size": 2, "recurrence": "token", "transition_rank": 8, "recurrent_dropout": 0.0},
+        train_dataset=make_dataset(3 * ROWS_PER_STEP),  # an epoch ends with a whole step
+        max_steps=NUM_STEPS,
+        per_device_train_batch_size=ROWS_PER_STEP // num_processes,
+        use_glancing=False,
+        feature_noise=0.0,
+        logging_steps=1,
+    )
+    with still_phases():
+        trainer.train()
+    return loss_curve(trainer), trainer
+
+
+@pytest.mark.slow  # two processes that start from nothing
+def test_two_processes_learn_what_one_learns_from_the_same_rows_a_step(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    run_two(TRAINING, tmp_path)
+
+    shared = json.loads((tmp_path / "curve-0.json").read_text())
+    alone, _ = curve(tmp_path / "alone", num_processes=1)
+    differences = [abs(one - other) / other for one, other in zip(shared, alone, strict=True)]
+    record_property("largest relative difference", max(differences))
+    assert len(alone) == NUM_STEPS
+    assert alone[-1] < 0.7 * alone[0]
+    assert max(differences) < 1e-3

@@ -1,6 +1,7 @@
 """Answers by the target itself: batched as if alone, and the same file whether interrupted or not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,17 @@ from tests.chat import PLAIN_TEMPLATE, make_rows, make_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.training import regenerate as regenerate_file
 from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
 
 ENDS = [2, *range(6, 45)]  # so many ids end a text that most answers come to an end
 QUICK = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=2)
 GREEDY = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=3, temperature=0.0)
+
+
+@pytest.fixture(autouse=True)
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regenerate_file, "STRETCH", 3)
 
 
 @pytest.fixture
@@ -92,6 +99,48 @@ def test_each_answer_is_the_one_the_target_gives_alone_to_all_that_was_said_befo
             num_whole += 1
         assert line["messages"] == said
     assert 0 < num_whole < 8
+
+
+@pytest.mark.parametrize(
+    "family", ["gemma3", "lfm2", "gpt2"]
+)  # sliding windows; states of all that was read; learned positions
+@pytest.mark.parametrize("max_new_tokens", [2, 3, 11])
+def test_a_batch_written_in_stretches_is_the_one_written_at_once(family: str, max_new_tokens: int) -> None:
+    target, tokenizer = make_target(family).double(), make_tokenizer()
+    target.generation_config.eos_token_id = ENDS
+    prompts = [tokenizer(row[0]["content"])["input_ids"] for row in make_rows(9)]
+    inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+
+    found = regenerate_file._generate(
+        target, tokenizer, prompts, RegenerateOptions(max_new_tokens=max_new_tokens, temperature=0.0), seed=0
+    )
+
+    at_once = target.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)[
+        :, inputs["input_ids"].shape[1] :
+    ]
+    texts = tokenizer.batch_decode(at_once, skip_special_tokens=True)
+    assert found == [(text, bool(set(ids) & set(ENDS))) for text, ids in zip(texts, at_once.tolist(), strict=True)]
+
+
+def test_rows_that_have_ended_leave_their_batch(
+    tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regenerate_file, "STRETCH", 1)
+    sizes, lengths = count_calls(target, monkeypatch), []
+    tokenizer, rows = make_tokenizer(), make_rows(12)
+
+    regenerate(target, tokenizer, rows, tmp_path / "out.jsonl", replace(GREEDY, batch_size=12))
+
+    for row in rows:
+        prompt = tokenizer.apply_chat_template(
+            row[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        lengths.append(
+            target.generate(**prompt, do_sample=False, max_new_tokens=8).shape[1] - prompt["input_ids"].shape[1]
+        )
+    needed = [sum(length > step for length in lengths) for step in range(max(lengths))]
+    assert sizes[: len(needed)] == needed
+    assert needed[-1] < 12
 
 
 @pytest.mark.parametrize("num_calls", [0, 1, 2, 3, 5])

@@ -9,7 +9,7 @@ from transformers import EvalPrediction
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
-from tests.training.runs import SMALL, example_batch, make_trainer, same, weights
+from tests.training.runs import SMALL, example_batch, loss_curve, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.drafters.contract import mismatches
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
@@ -105,14 +105,14 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_weights(
     saving = {**options, "save_strategy": "steps", "save_steps": 1}
     whole = make_trainer(tmp_path / "whole", {"block_size": 3}, **saving)
     whole.train()
-    whole_losses = [entry["loss"] for entry in whole.state.log_history if "loss" in entry]
+    whole_losses = loss_curve(whole)
 
     for step in (2, 5, 8):  # five steps an epoch: within the first, at its end, within the second
         resumed = make_trainer(tmp_path / "resumed", {"block_size": 3}, **options)
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
 
         assert same(weights(whole), weights(resumed))
-        assert [e["loss"] for e in resumed.state.log_history if "loss" in e][-1] == whole_losses[-1]
+        assert loss_curve(resumed)[-1] == whole_losses[-1]
 
 
 def test_each_epoch_reads_every_example_once_in_an_order_of_its_own(tmp_path: Path) -> None:

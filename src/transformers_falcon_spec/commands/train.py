@@ -110,6 +110,9 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
     if trainer.eval_dataset is not None:
         _judge(trainer)
     throughput = trainer.throughput.to_json()
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    # All processes bring their part.
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None
     if trainer.is_world_process_zero():
         args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
         record = provenance(
@@ -127,7 +130,7 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
                 has_new_tree = trainer.eval_dataset is not None and trainer.objective.has_draft_tree
                 save_adapter(drafter, Path(args.output_dir), has_new_tree, command.save_bf16)
             else:
-                save(drafter, Path(args.output_dir), command.save_bf16)
+                save(drafter, Path(args.output_dir), command.save_bf16, state)
             if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
                 trainer.processing_class.save_pretrained(args.output_dir)  # type: ignore[union-attr]
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -226,11 +229,16 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
     return str(wish)
 
 
-def save(drafter: PreTrainedModel, folder: Path, in_bf16: bool) -> None:
-    """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so."""
-    if in_bf16:
+def save(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: dict[str, Any] | None) -> None:
+    """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so.
+
+    `state` holds the whole weights where no process has them in the drafter.
+    """
+    if in_bf16 and state is not None:
+        state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
+    elif in_bf16:
         drafter.bfloat16()
-    drafter.save_pretrained(folder)
+    drafter.save_pretrained(folder, state_dict=state)
     if in_bf16:
         path = folder / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
+from transformers.integrations.deepspeed import is_deepspeed_available
 
 from ..errors import OptionError
 
@@ -69,6 +70,15 @@ class DrafterTrainingArguments(TrainingArguments):
             raise OptionError(f"`anneal_share` must lie in 0..1, but it is {self.anneal_share}.")
         if self.num_anchors < 1:
             raise OptionError(f"`num_anchors` must be at least 1, but it is {self.num_anchors}.")
+        self._check_decoding()
+        if self.deepspeed and not is_deepspeed_available():
+            raise OptionError(
+                f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or leave the option out."
+            )
+        super().__post_init__()
+
+    def _check_decoding(self) -> None:
+        """What evaluation decodes, and what is asked of that."""
         if self.eval_decode_prompts < 0 or self.eval_decode_tokens < 1:
             raise OptionError(
                 "`eval_decode_prompts` must be at least 0 and `eval_decode_tokens` at least 1, but they are "
@@ -79,4 +89,3 @@ class DrafterTrainingArguments(TrainingArguments):
                 f"`metric_for_best_model` is `{self.metric_for_best_model}`, which comes from decoding in evaluation, but "
                 "`eval_decode_prompts` is 0. Decode some prompts, or choose another metric."
             )
-        super().__post_init__()

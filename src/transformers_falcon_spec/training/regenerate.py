@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from jinja2 import TemplateError
+from torch.nn import functional
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -20,6 +21,7 @@ from .conversations import Message
 logger = logging.getLogger(__name__)
 
 SORT_WINDOW = 64  # batches whose rows are ordered by length together: less padding, and still steady progress
+STRETCH = 16  # tokens after which rows that came to an end leave their batch
 
 
 @dataclass(frozen=True)
@@ -207,16 +209,45 @@ def _generate(
     options: RegenerateOptions,
     seed: int,
 ) -> list[tuple[str, bool]]:
-    """The text the target writes after each prompt, and whether it came to an end by itself."""
+    """The text the target writes after each prompt, and whether it came to an end by itself.
+
+    Rows that have ended are left out of the next stretch, for a batch lasts as long as its longest answer.
+    """
     inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(target.device)
+    ids, mask, cache = inputs["input_ids"], inputs["attention_mask"], None
     sampling = {"do_sample": True, "temperature": options.temperature} if options.temperature else {"do_sample": False}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
-        output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
-            **inputs, **sampling, max_new_tokens=options.max_new_tokens, top_k=0
-        )
-    answers = output[:, inputs["input_ids"].shape[1] :]
     stops = target.generation_config.eos_token_id
     stop_ids = set(stops if isinstance(stops, list) else [stops])
+    answers: list[list[int]] = [[] for _ in prompts]
+    unfinished = list(range(len(prompts)))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
+        for start in range(0, options.max_new_tokens, STRETCH):
+            output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
+                input_ids=ids,
+                attention_mask=mask,
+                past_key_values=cache,
+                **sampling,
+                max_new_tokens=min(STRETCH, options.max_new_tokens - start),
+                top_k=0,
+                return_dict_in_generate=True,
+            )
+            written = output.sequences[:, ids.shape[1] :].tolist()
+            for place, row in zip(unfinished, written, strict=True):
+                answers[place] += _until_stop(row, stop_ids)
+            goes_on = [number for number, row in enumerate(written) if not stop_ids & set(row)]
+            unfinished = [unfinished[number] for number in goes_on]
+            if not unfinished:
+                break
+            ids, cache = output.sequences[goes_on], output.past_key_values
+            mask = functional.pad(mask[goes_on], (0, len(written[0])), value=1)
+            if cache is not None:  # a target without one reads the whole text again
+                cache.reorder_cache(torch.tensor(goes_on, device=target.device))
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-    return [(text, bool(stop_ids & set(ids))) for text, ids in zip(texts, answers.tolist(), strict=True)]
+    return [(text, place not in unfinished) for place, text in enumerate(texts)]
+
+
+def _until_stop(ids: list[int], stop_ids: set[int | None]) -> list[int]:
+    """The ids up to the first one that ends a text, which is among them; what follows it is padding."""
+    end = next((number for number, token in enumerate(ids, start=1) if token in stop_ids), None)
+    return ids[:end]

@@ -6,7 +6,7 @@ resuming, reporters) is the Trainer's.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,26 +22,18 @@ from ..drafters.contract import sign
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
+from .dataset import ConversationDataset
 from .divergence import divergence, rows_of
+from .feature_cache import FeatureCache
+from .features import PairBatch
+from .length_groups import SeededLengthGroups
 from .objectives import Objective, Outcome, objective_of
+from .packing import PackedConversations
 from .ranks import MAX_RANK, acceptance_metrics, acceptance_of, rank_counts
 from .real_acceptance import RealAcceptance, check_can_decode, decoding_copy, opening_prompts, real_acceptance
 from .throughput import Throughput
 
 logger = logging.getLogger(__name__)
-
-
-class SeededLengthGroups(LengthGroupedSampler):
-    """Rows of like length together, in an order that its seed alone decides, so that a resumed run reads the same."""
-
-    def __init__(self, sampler: LengthGroupedSampler, seed: Callable[[], int]) -> None:
-        super().__init__(sampler.batch_size, lengths=sampler.lengths, generator=torch.Generator())
-        self._seed = seed
-
-    def __iter__(self) -> Iterator[int]:
-        """One epoch's order."""
-        self.generator.manual_seed(self._seed())
-        return super().__iter__()
 
 
 class DrafterTrainer(Trainer):
@@ -96,12 +88,19 @@ class DrafterTrainer(Trainer):
             return False
         return is_wanted
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's own, but one that groups by length draws from seed and epoch, not from the global stream."""
-        sampler = super()._get_train_sampler(*args, **kwargs)
-        if not isinstance(sampler, LengthGroupedSampler):
-            return sampler
-        return SeededLengthGroups(sampler, lambda: self.args.seed + int(self.state.epoch or 0))
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """The Trainer's own, but groups of like length come from seed and epoch, and from lengths that are known without reading rows."""
+        data: Any = self.train_dataset if train_dataset is None else train_dataset
+        has_lengths = isinstance(data, ConversationDataset | FeatureCache | PackedConversations)
+        if has_lengths and self.args.train_sampling_strategy == "group_by_length":
+            lengths = data.lengths
+        else:
+            sampler = super()._get_train_sampler(train_dataset)
+            if not isinstance(sampler, LengthGroupedSampler):
+                return sampler
+            lengths = sampler.lengths
+        num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return SeededLengthGroups(num_rows, lengths, lambda: self.args.seed + int(self.state.epoch or 0))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own; the weights it ends with are good ones."""
@@ -143,9 +142,18 @@ class DrafterTrainer(Trainer):
         if not outcome.loss.isfinite():
             step = self.state.global_step + int(model.training)
             raise self._divergence(f"it is {outcome.loss.item()}", step, inputs, model.training)
+        loss = outcome.loss
         if model.training:
             self._note(outcome.terms)
-        return (outcome.loss, outcome) if return_outputs else outcome.loss
+            loss = loss * self._share(pairs)
+        return (loss, outcome) if return_outputs else loss
+
+    def _share(self, pairs: PairBatch) -> Tensor | float:
+        """What this process's mean counts in the plain mean of all processes, so that every token of the step counts the same."""
+        if self.args.world_size == 1:
+            return 1.0
+        count = pairs.is_counted.sum().float()
+        return count / self.accelerator.reduce(count, "mean")
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own, asked before each update: a gradient that is not finite must not reach the weights."""

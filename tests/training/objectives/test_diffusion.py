@@ -10,7 +10,7 @@ from tests.drafters.diffuspec.naive_model import sees
 from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion, make_model
 from tests.tiny import make_target
 from tests.training.objectives.test_medusa import make_trainer
-from tests.training.runs import SMALL, example_batch, same
+from tests.training.runs import SMALL, example_batch, loss_curve, same
 from tests.training.test_losses import naive_cross_entropy, naive_divergence
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
@@ -135,7 +135,7 @@ def test_it_learns_with_every_weight_and_the_target_stays_as_it_is(tmp_path: Pat
 
     trainer.train()
 
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses = loss_curve(trainer)
     assert losses[-1] < 0.8 * losses[0]  # of anchors drawn anew in each step
     assert all(not value.equal(start[name]) for name, value in trainer.model.state_dict().items())
     assert same(target_before, trainer.features.target.state_dict())
