@@ -212,6 +212,17 @@ def test_what_is_said_about_a_drafter_must_be_known_words(content: str, tmp_path
         About.read(tmp_path / "about.json")
 
 
+def test_a_card_names_the_data_its_licences_and_what_is_known_to_be_open() -> None:
+    about = About("mit", [{"name": "talks of 2025", "licence": "cc-by-4.0"}], ["It never saw code."])
+
+    card = render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", about=about)
+
+    assert ModelCard(card).data.license == "mit"
+    assert "Licence of the drafter: mit." in card
+    assert "| talks of 2025 | cc-by-4.0 |" in card
+    assert "- It never saw code." in card.partition("## What is not established")[2]
+
+
 def test_training_of_other_software_is_refused() -> None:
     with pytest.raises(
         PublishError, match=r"`training.json` must be that of `falcon-spec train`, but it lacks `command`"

@@ -23,7 +23,7 @@ class Prompt:
     messages: tuple[tuple[str, str], ...]  # role and content
     origin: str = field(default="", compare=False)
 
-    def input_ids(self, tokenizer: PreTrainedTokenizerBase, **switches: bool) -> Tensor:
+    def input_ids(self, tokenizer: PreTrainedTokenizerBase, **switches: Any) -> Tensor:
         """Token ids `[1, tokens]`: through the chat template, told `switches`, where there is one, else the plain text."""
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
