@@ -68,21 +68,17 @@ def test_a_drafter_without_its_config_is_refused_by_name(published: Hub) -> None
         FalconSpecDrafter.from_pretrained(REPO)
 
 
-@pytest.mark.usefixtures("code_folder")
-def test_without_network_the_recipe_in_the_cache_serves(
-    published: Hub, target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("published", "code_folder")
+def test_without_network_the_recipe_in_the_cache_serves(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {"custom_generate": REPO, "trust_remote_code": True}
     before = target.generate(INPUTS, **OPTIONS, **recipe)
     point_to("http://127.0.0.1:9", monkeypatch)
-    published.requests.clear()
 
     later = make_target()  # for which nothing is kept in memory
     after = later.generate(INPUTS, **OPTIONS, **recipe)
 
     assert after.equal(before)
     assert after.equal(later.generate(INPUTS, **OPTIONS))
-    assert published.requests == []
     with pytest.raises(OSError, match="couldn't connect"):
         FalconSpecDrafter.from_pretrained("someone/unknown")
 
