@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tests.chat import save_target
+from tests.chat import make_tokenizer, save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands.memory import MemoryRun, Peak, peak_resident_bytes
 from transformers_falcon_spec.commands.methods import MethodEntry, parse_methods, parse_targets
+from transformers_falcon_spec.drafters.contract import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, DrafterMismatchError, OptionError
 from transformers_falcon_spec.evaluation.methods import Method
 
@@ -62,6 +63,8 @@ def test_bench_measures_every_method_on_its_targets(folders: dict[str, str], tmp
     assert kinds["small", "two"] == "drafter"
     assert kinds["big", "prompt-lookup:3"] == "stock prompt lookup"
     assert kinds["big", "target"] == "target alone"
+    conditions = {"revision": None, "template": template_digest(make_tokenizer()), "thinking": None}
+    assert all(entry["conditions"] == conditions for entry in result["methods"])
 
 
 def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(

@@ -83,6 +83,11 @@ def change_weights(target: Any, tokenizer: Any) -> tuple[Any, Any]:
     return target, tokenizer
 
 
+def change_end(target: Any, tokenizer: Any) -> tuple[Any, Any]:
+    target.config.eos_token_id = 9
+    return target, tokenizer
+
+
 def change_attention(target: Any, tokenizer: Any) -> tuple[Any, Any]:
     AttentionInterface.register("deaf", deaf)
     AttentionMaskInterface.register("deaf", sdpa_mask)
@@ -98,6 +103,7 @@ def change_attention(target: Any, tokenizer: Any) -> tuple[Any, Any]:
         (change_template, ["wrong template"], "chat template of"),
         (change_dtype, ["other dtype"], "computes in bfloat16, and this drafter was made for it in float32"),
         (change_weights, ["other target"], "its layers differ"),
+        (change_end, ["other target"], "`eos_token_id` to be 2 and not 9"),
         (change_attention, ["mask bug"], "`deaf`) ignores masks"),
     ],
 )
@@ -113,7 +119,7 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
 
-@pytest.mark.parametrize("changes", [{"hidden_size": 32, "intermediate_size": 48}, {"eos_token_id": 9}])
+@pytest.mark.parametrize("changes", [{"hidden_size": 32, "intermediate_size": 48}, {"eos_token_id": 9, "seed": 3}])
 def test_a_target_that_cannot_work_ends_the_examination(changes: dict[str, Any]) -> None:
     _, tokenizer, drafter = signed_pair()
 

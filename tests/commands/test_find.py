@@ -21,12 +21,16 @@ FIGURES = [
         dataset_name=name,
         metric_type=kind,
         metric_value=value,
-        metric_name=kind,
+        metric_name=metric,
     )
-    for name, kind, value in (
-        ("gsm8k", "acceptance_length", 3.49),
-        ("mt_bench", "acceptance_length", 2.68),
-        ("gsm8k", "speedup", 1.6),
+    for name, kind, metric, value in (
+        ("gsm8k", "acceptance_length", "acceptance length, greedy", 3.49),
+        ("mt_bench", "acceptance_length", "acceptance length, greedy", 2.68),
+        ("gsm8k", "acceptance_length", "acceptance length, temperature-0.7", 3.1),
+        ("mt_bench", "acceptance_length", "acceptance length, temperature-0.7", 2.51),
+        ("own set", "acceptance_length", None, 9.5),
+        ("gsm8k", "acceptance_length", "acceptance length, greedy", "about 4"),
+        ("gsm8k", "speedup", "speed-up, greedy", 1.6),
     )
 ]
 
@@ -90,18 +94,22 @@ def test_drafters_of_a_target_come_with_method_downloads_and_the_acceptance_of_t
 
     found = json.loads(capsys.readouterr().out)
     assert [list(row.values()) for row in found] == [
-        ["someone/eagle", "Eagle", 900, []],
-        ["someone/medusa", "Medusa", 900, []],
-        ["someone/falcon", "Falcon", 12, [3.49, 2.68]],
+        ["someone/eagle", "Eagle", 900, {}],
+        ["someone/medusa", "Medusa", 900, {}],
+        ["someone/falcon", "Falcon", 12, {"greedy": [3.49, 2.68], "temperature-0.7": [3.1, 2.51], "": [9.5]}],
     ]
 
 
-def test_the_table_shows_the_range_of_acceptance_lengths(hub: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_the_range_of_acceptance_lengths_of_each_way_of_decoding(
+    hub: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["find", "--target", TARGET])
 
     shown = capsys.readouterr().out
-    (falcon,) = [line for line in shown.splitlines() if "someone/falcon" in line]
-    assert "2.68 to 3.49" in falcon
+    lines = shown.splitlines()
+    start = next(number for number, line in enumerate(lines) if "someone/falcon" in line)
+    lengths = [line.strip(" │").rpartition("│")[2].strip() for line in lines[start : start + 3]]
+    assert lengths == ["2.68 to 3.49, greedy", "2.51 to 3.10, temperature-0.7", "9.50, decoding not said"]
     assert "fine-tuned" not in shown
     assert "for-another" not in shown
 

@@ -62,6 +62,10 @@ def with_field(name: str, value: Any) -> Callable[[Path], None]:
             lambda folder: (folder / CONFIG).write_text("[]"),
             "`config.json` of .* must hold a JSON object, but it holds something else",
         ),
+        (
+            lambda folder: (folder / CONFIG).unlink(),
+            "must have a `config.json` that says what it holds, but it has none",
+        ),
         (with_field("block_size", "two"), "but they cannot: .*'block_size' expected int, got str"),
     ],
 )

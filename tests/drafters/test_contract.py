@@ -16,8 +16,9 @@ from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.contract import TargetContract, check_contract, mismatches, sign
+from transformers_falcon_spec.drafters.contract import TargetContract, sign
 from transformers_falcon_spec.drafters.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
+from transformers_falcon_spec.drafters.mismatches import check_contract, mismatches
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.shapes import Shape
@@ -27,7 +28,7 @@ MODELS = Path(__file__).parents[2] / "models"
 
 @pytest.fixture(autouse=True)
 def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.drafters.contract._TOLD", set())
+    monkeypatch.setattr("transformers_falcon_spec.drafters.mismatches._TOLD", set())
 
 
 def names(drafter: Any, target: Any, tokenizer: Any = None) -> list[str]:
@@ -131,15 +132,67 @@ def test_another_model_of_the_same_widths_is_told_with_what_differs() -> None:
 
 
 @pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
-def test_other_special_ids_are_refused_until_the_contract_is_taken_away(field: str) -> None:
+def test_a_target_whose_ids_are_other_tokens_is_refused_until_the_contract_is_taken_away(field: str) -> None:
     target = make_target(**{field: 5})
-    drafter, other = make_drafter(target), make_target(**{field: [6, 7] if field == "eos_token_id" else 6})
+    drafter, other = make_drafter(target), make_target(seed=1, **{field: [6, 7] if field == "eos_token_id" else 6})
 
-    with pytest.raises(DrafterMismatchError, match=rf"expects `{field}` to be 5, but the target .* has 6"):
+    with pytest.raises(
+        DrafterMismatchError, match=rf"`{field}` to be 5 and not 6.*: no draft could be kept"
+    ) as caught:
         other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
 
+    assert "Load the target it was trained for" in str(caught.value)
     drafter.config.target_contract = None
     drafter.check_target(other)
+
+
+@pytest.mark.parametrize(
+    ("field", "cost"),
+    [
+        ("bos_token_id", "expect slightly fewer drafts to be kept where texts begin"),
+        ("eos_token_id", "expect what ends a text or a turn hardly ever to be drafted"),
+    ],
+)
+def test_other_special_ids_of_the_same_tokens_are_told_with_their_cost_and_drafts_are_kept(
+    field: str, cost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target").eval()
+    drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
+    chat = fine_tuned(target)  # as a chat model is of its base model
+    setattr(chat.config, field, 7)
+    options = {"max_new_tokens": 32, "do_sample": False, "return_dict_in_generate": True}
+
+    out = chat.generate(make_prompt(), assistant_model=drafter, **options)
+
+    (told, weights) = warnings_of(caplog)
+    assert f"`{field}` to be " in told
+    assert cost in told
+    assert "layers differ" in weights
+    assert out.sequences.equal(chat.generate(make_prompt(), **options).sequences)
+    assert out.speculation.num_accepted > 0
+
+
+def test_without_embeddings_to_look_at_other_special_ids_are_told() -> None:
+    target = make_target(eos_token_id=5)
+    drafter, other = make_drafter(target), make_target(seed=1, eos_token_id=6)
+    other.get_input_embeddings().to("meta")
+
+    found = mismatches(drafter.config, other)
+
+    assert not any(mismatch.is_fatal for mismatch in found)
+    assert "`eos_token_id` to be 5 and not 6" in found[0].text
+
+
+@pytest.mark.parametrize("by", [0.0, 1e-3, 0.3, -0.3])
+def test_training_on_leaves_embeddings_related_and_other_models_are_not(by: float) -> None:
+    target = make_target()
+    mine = Fingerprint.of(target).prints["embeddings"]
+
+    assert mine.is_related(Fingerprint.of(fine_tuned(target, "embed_tokens", by)).prints["embeddings"])
+    assert not any(
+        mine.is_related(Fingerprint.of(make_target(seed=seed)).prints["embeddings"]) for seed in range(1, 6)
+    )
+    assert not mine.is_related(Print("", mine.sample[:8]))
 
 
 def test_one_end_token_in_common_is_enough_and_padding_does_not_matter() -> None:

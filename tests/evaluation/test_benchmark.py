@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.chat import make_tokenizer
+from tests.chat import PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree
+from transformers_falcon_spec.drafters.contract import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, ConversationError, OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark, Failure
 from transformers_falcon_spec.evaluation.decoding import decoding_options, repetition_rate
@@ -122,6 +123,41 @@ def test_several_targets_share_a_file(benchmark: Benchmark, tmp_path: Path) -> N
     assert {record["target"] for record in records} == {"target", "other"}
     assert len([row for row in rows if row["target"] == "other"]) == 2
     assert all(row["num_compared"] == len(PROMPTS) for row in rows)
+
+
+def test_results_say_how_the_target_was_asked_unless_a_run_does_not_know(benchmark: Benchmark, tmp_path: Path) -> None:
+    path, commit = tmp_path / "runs.jsonl", "c" * 40
+    benchmark.target.config._commit_hash = commit
+    benchmark.tokenizer.chat_template = (
+        PLAIN_TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<user>{% endif %}"
+    )
+
+    outcome = benchmark.run(path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    older = [json.loads(line) for line in lines[1:]]
+    forgetful = next(row for row in older if row["arm"] == "two")
+    del forgetful["conditions"]
+    path.write_text("\n".join([lines[0], *map(json.dumps, older)]) + "\n", encoding="utf-8")
+    resumed = benchmark.run(path)
+
+    conditions = {"revision": commit, "template": template_digest(benchmark.tokenizer), "thinking": "on"}
+    assert [entry["conditions"] for entry in benchmark.describe(outcome)] == [conditions] * 3
+    assert {entry["arm"]: entry["conditions"] for entry in benchmark.describe(resumed)} == {
+        BASELINE: conditions,
+        "two": None,
+        "lookup": conditions,
+    }
+
+
+def test_runs_with_another_template_or_revision_are_not_mixed_in(benchmark: Benchmark, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    benchmark.run(path)
+
+    with pytest.raises(OptionError, match=r"must hold runs of one revision, chat template and way of thinking"):
+        replace(benchmark, tokenizer=make_tokenizer(PLAIN_TEMPLATE.replace("<assistant>", "<system>"))).run(path)
+    benchmark.target.config._commit_hash = "c" * 40
+    with pytest.raises(OptionError, match=r"must hold runs of one revision"):
+        benchmark.run(path)
 
 
 def test_runs_of_another_drafter_or_target_are_not_mixed_in(benchmark: Benchmark, tmp_path: Path) -> None:

@@ -2,17 +2,45 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from tests.hub.clients import run_client
-from transformers_falcon_spec import CheckpointError, EagleDrafter, FalconSpecDrafter, LookaheadDrafter, MedusaDrafter
+from transformers_falcon_spec import (
+    CheckpointError,
+    DiffusionDrafter,
+    EagleDrafter,
+    FalconSpecDrafter,
+    LayerParallelDrafter,
+    LookaheadDrafter,
+    MedusaDrafter,
+)
+from transformers_falcon_spec.commands.loading import DRAFTERS
+from transformers_falcon_spec.drafters.autoregressive import make_draft_model
+from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.hub.bundle import auto_map, flattened, write_recipe
 
-KINDS = [EagleDrafter, FalconSpecDrafter, LookaheadDrafter, MedusaDrafter]
+KINDS = [
+    *(DiffusionDrafter, EagleDrafter, FalconSpecDrafter, LayerParallelDrafter, LookaheadDrafter, MedusaDrafter),
+]
 NEEDED = {"huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions"}
+
+
+def drafter_of(kind: type, target: LlamaForCausalLM) -> Any:
+    """A fresh drafter of a kind, with all that kind has beside its weights."""
+    if kind is LayerParallelDrafter:
+        return LayerParallelDrafter.wrap(make_draft_model(target), target, group_size=2)
+    drafter = kind.from_target(target)
+    if kind is DiffusionDrafter:
+        drafter.proxy = NgramProxy.fit([[5, 6, 7, 5, 6, 7]], 2, target.config.vocab_size)
+    return drafter
+
+
+def test_every_kind_of_drafter_is_tried() -> None:
+    assert set(KINDS) == set(DRAFTERS.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,12 +86,12 @@ def test_a_class_of_other_software_has_no_recipe() -> None:
 
 def test_each_kind_loads_and_writes_from_its_recipe_alone(tmp_path: Path) -> None:
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2, vocab_size=64
     )
     target = LlamaForCausalLM(config).eval()
     target.save_pretrained(tmp_path / "target")
     for kind in KINDS:
-        drafter = kind.from_target(target)
+        drafter = drafter_of(kind, target)
         drafter.config.auto_map = auto_map(kind)
         drafter.save_pretrained(tmp_path / kind.__name__)
         write_recipe(kind, tmp_path / kind.__name__)
@@ -72,8 +100,9 @@ def test_each_kind_loads_and_writes_from_its_recipe_alone(tmp_path: Path) -> Non
 
     for kind in KINDS:
         assert told[kind.__name__]["is_the_same"], kind
-        assert told[kind.__name__]["num_steps"] > 0
+        assert told[kind.__name__]["num_drafted"] > 0
         assert told[kind.__name__]["refusal"].startswith("A recipe takes its drafter from the Hub")
+    assert told["DiffusionDrafter"]["has_proxy"]
 
 
 _SCRIPT = """
@@ -97,7 +126,8 @@ for kind in {kinds}:
         refusal = str(error)
     told[kind] = dict(
         is_the_same=out.sequences.tolist() == plain.sequences.tolist(),
-        num_steps=out.speculation.num_steps,
+        num_drafted=out.speculation.num_drafted,
+        has_proxy=getattr(drafter, "proxy", None) is not None,
         refusal=refusal,
     )
 print(json.dumps(told))

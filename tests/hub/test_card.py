@@ -129,6 +129,31 @@ def test_what_the_drafter_remembers_of_its_target_stands_on_the_card() -> None:
     assert "made for revision abc123 of it in bfloat16, with the chat template of digest 258015e0815376ab" in card
 
 
+def test_a_card_says_how_the_target_was_asked_where_the_file_does(tmp_path: Path) -> None:
+    drafter = AutoModel.from_pretrained(ROOT / "models/falcon-reference")
+    result = json.loads((RESULTS_FOLDER / "speed.json").read_text(encoding="utf-8"))
+    shown = {}
+    for name, conditions in (
+        ("whole", {"revision": "abc123", "template": "258015e0815376ab", "thinking": "off"}),
+        ("folder", {"revision": None, "template": None, "thinking": None}),
+        ("older", None),
+    ):
+        methods = [{**method, "conditions": conditions} for method in result["methods"]]
+        (tmp_path / f"{name}.json").write_text(json.dumps({**result, "methods": methods}), encoding="utf-8")
+        figures = read_figures([tmp_path / f"{name}.json"], drafter)
+        shown[name] = render_card(drafter, "a/b", "a/target", figures=figures)
+
+    cells = {
+        name: next(line for line in card.splitlines() if line.startswith(f"| `{name}.json`"))
+        for name, card in shown.items()
+    }
+    assert "| abc123 | float32 | 258015e0815376ab | off |" in cells["whole"]
+    assert "| none: a folder | float32 | none | has no switch |" in cells["folder"]
+    assert "| not recorded | float32 | not recorded | not recorded |" in cells["older"]
+    gaps = {name: card.count("does not record") for name, card in shown.items()}
+    assert gaps == {"whole": 0, "folder": 0, "older": 3}
+
+
 def test_eval_results_are_read_back_as_they_were() -> None:
     drafter = AutoModel.from_pretrained(ROOT / "models/falcon-reference")
     entries = eval_entries(read_figures([RESULTS_FOLDER / "speed.json"], drafter))
@@ -185,6 +210,17 @@ def test_what_is_said_about_a_drafter_must_be_known_words(content: str, tmp_path
 
     with pytest.raises(PublishError, match="must be a JSON object of `license`, `data`, `notes`"):
         About.read(tmp_path / "about.json")
+
+
+def test_a_card_names_the_data_its_licences_and_what_is_known_to_be_open() -> None:
+    about = About("mit", [{"name": "talks of 2025", "licence": "cc-by-4.0"}], ["It never saw code."])
+
+    card = render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", about=about)
+
+    assert ModelCard(card).data.license == "mit"
+    assert "Licence of the drafter: mit." in card
+    assert "| talks of 2025 | cc-by-4.0 |" in card
+    assert "- It never saw code." in card.partition("## What is not established")[2]
 
 
 def test_training_of_other_software_is_refused() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard, get_token
+import yaml
+from huggingface_hub import HfApi, ModelCard, get_token, hf_hub_download, parse_eval_result_entries
 from huggingface_hub.utils import logging as hub_logging
 
 from tests.hub.clients import ROOT
@@ -18,7 +19,7 @@ from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSp
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.hub.publish import publish
-from transformers_falcon_spec.hub.staging import Publication
+from transformers_falcon_spec.hub.staging import FIGURES, Publication
 
 REPO = "someone/falcon-tiny-0.1"
 TARGET = "someone/target"
@@ -82,6 +83,24 @@ def test_a_drafter_is_found_by_its_target(hub: Hub, folder: Path) -> None:
     assert found == [REPO]
     assert card.data.base_model == TARGET
     assert others == []
+
+
+def test_figures_travel_with_the_drafter_that_they_are_of(hub: Hub) -> None:
+    results = ROOT / "benchmarks/results/speed.json"
+
+    publish(ROOT / "models/falcon-reference", REPO, Publication(results=[results], target=TARGET))
+
+    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    kept = Path(hf_hub_download(REPO, FIGURES)).read_text(encoding="utf-8")
+    entries = parse_eval_result_entries(yaml.safe_load(kept))
+    for key in ("speedup", "acceptance_length_pooled"):
+        expected = sorted((key, row["decoding"], row[key]) for row in rows)
+        assert (
+            sorted((*each.task_id.split("/"), each.value) for each in entries if each.task_id.startswith(key))
+            == expected
+        )
+    told = [result.metric_value for result in ModelCard.load(REPO).data.eval_results]
+    assert sorted(told) == sorted(row[key] for row in rows for key in ("speedup", "acceptance_length_pooled"))
 
 
 def test_push_to_hub_publishes_the_drafter_as_it_is_now(hub: Hub, folder: Path) -> None:

@@ -9,23 +9,24 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation.utils import GenerationMixin
 
-from tests.hub.clients import ROOT, run_client
+from tests.hub.clients import ROOT, make_environment, run_client
 from tests.hub.conftest import TOKEN
 from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import FalconSpecDrafter, GenerationError
 from transformers_falcon_spec.generation.seam import attached
 from transformers_falcon_spec.hub.publish import publish
-from transformers_falcon_spec.hub.recipe import Recipe, origin
+from transformers_falcon_spec.hub.recipe import HubRecipe, origin
 from transformers_falcon_spec.hub.staging import Publication
 
 REPO = "someone/falcon-reference-0.1"
 TARGET = ROOT / "models/reference-target"
 SHORT = [[5, 6, 7, 5, 6, 7, 5, 6]]
 PROMPT = [[1, 300, 301, 302, 310, 320, 300, 301]]
-SETTINGS = [{"do_sample": False}, {"do_sample": True, "temperature": 0.7}, {"do_sample": False}]
+TIMED = [{"do_sample": True, "temperature": 0.7}, {"do_sample": False}]
 _SCRIPT = """
-import json, time, torch
+import json, sys, time, torch
+from importlib.metadata import distributions
 from transformers import AutoModel, AutoModelForCausalLM
 
 target = AutoModelForCausalLM.from_pretrained("{target}").eval()
@@ -60,25 +61,34 @@ print(json.dumps(dict(
     module=type(drafter).__module__,
     given=given.tolist(),
     refusal=refusal,
+    packages=[found.metadata["Name"] for found in distributions()],
+    prefix=sys.prefix,
 )))
 """
 
 
+@pytest.mark.parametrize(
+    ("is_new", "num_timed"),
+    [(False, 1), pytest.param(True, 3, marks=pytest.mark.slow)],
+    ids=["hidden", "new environment"],
+)
 def test_the_recipe_writes_what_the_package_writes(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_new: bool, num_timed: int, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    settings = [{"do_sample": False}, *num_timed * TIMED]  # the first one warms up
     commit = publish(ROOT / "models/falcon-reference", REPO, Publication(target="someone/target"), private=True)
     publish(ROOT / "models/falcon-reference", REPO, Publication(target="someone/other"))
     target = AutoModelForCausalLM.from_pretrained(TARGET).eval()
     drafter = FalconSpecDrafter.from_pretrained(ROOT / "models/falcon-reference").eval()
     inputs = {"input_ids": torch.tensor(PROMPT), "attention_mask": torch.ones(1, len(PROMPT[0]), dtype=torch.long)}
     expected = []
-    for options in SETTINGS:
+    for options in settings:
         torch.manual_seed(0)
         expected.append(target.generate(**inputs, **options, assistant_model=drafter, max_new_tokens=64).tolist())
 
-    facts = {"target": TARGET, "prompt": PROMPT, "repo": REPO, "commit": commit, "settings": SETTINGS}
-    told = run_client(_SCRIPT.format(**facts), tmp_path / "home", hub.url, HF_TOKEN=TOKEN)
+    facts = {"target": TARGET, "prompt": PROMPT, "repo": REPO, "commit": commit, "settings": settings}
+    python = make_environment(tmp_path / "venv") if is_new else None
+    told = run_client(_SCRIPT.format(**facts), tmp_path / "home", hub.url, python, HF_TOKEN=TOKEN)
 
     assert told["texts"] == [text for text in expected for _ in ("alone", "recipe")]
     assert told["given"] == expected[0]
@@ -88,18 +98,16 @@ def test_the_recipe_writes_what_the_package_writes(
     assert told["target"] == "someone/target"  # not that of the later commit
     assert commit in told["module"]
     assert "trust_remote_code=True" in told["refusal"]
-    ratios = [alone / recipe for alone, recipe in zip(told["seconds"][2::2], told["seconds"][3::2], strict=True)]
+    if is_new:
+        assert told["prefix"] == str(tmp_path / "venv")
+        assert {"transformers_falcon_spec", "jaxtyping", "accelerate"}.isdisjoint(told["packages"])
+    ratios = [sum(told["seconds"][start::4]) / sum(told["seconds"][start + 1 :: 4]) for start in (2, 4)]
     with capsys.disabled():
         sys.stdout.write(f" [recipe over the target alone: sampling {ratios[0]:.2f}x, greedy {ratios[1]:.2f}x]")
 
 
-def test_the_recipe_beside_the_package_leaves_its_seam_alone(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-        monkeypatch.delitem(sys.modules, name)  # of another test's folder
+@pytest.mark.usefixtures("code_folder")
+def test_the_recipe_beside_the_package_leaves_its_seam_alone(hub: Hub) -> None:
     target = make_target()
     drafter = FalconSpecDrafter.from_target(target)
     drafter.push_to_hub(REPO, target="someone/target")
@@ -121,7 +129,7 @@ def test_a_recipe_takes_no_stock_assistant() -> None:
     target = make_target()
 
     with pytest.raises(GenerationError, match="`assistant_model` is a `LlamaForCausalLM`"):
-        Recipe(FalconSpecDrafter, "").generate(torch.tensor(SHORT), model=target, assistant_model=target)
+        HubRecipe(FalconSpecDrafter, "").generate(torch.tensor(SHORT), model=target, assistant_model=target)
 
 
 def test_the_place_of_a_module_tells_repository_and_commit() -> None:

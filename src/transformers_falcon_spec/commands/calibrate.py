@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
-from ..evaluation.calibration import Fit, Text, compare, fit, fits_of_folds
+from ..evaluation.calibration import Text, compare, fit, fits_of_folds
 from ..evaluation.confidence import NUM_BEST, ListWatch, Observations
 from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths, read_prompts
@@ -28,7 +28,7 @@ from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
 from ..provenance import provenance, weights_fingerprint
-from .loading import load_drafter, load_target
+from .loading import load_drafter, load_target, save_fields
 
 DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
 
@@ -104,20 +104,13 @@ def run(command: CalibrateCommand) -> None:
     output.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     _show(result)
     if command.save:
-        store(Path(command.drafter), found)
+        save_fields(Path(command.drafter), {"confidence_temperatures": found.to_json()})
         print(f"{command.drafter}/config.json holds the temperatures.")
     if command.html is not None:
         from ..evaluation.calibration_page import render_calibration_page  # noqa: PLC0415  needs matplotlib
 
         Path(command.html).write_text(render_calibration_page(result), encoding="utf-8")
         print(f"{command.html} shows the reliability plots.")
-
-
-def store(folder: Path, found: Fit) -> None:
-    """Put the temperatures into the config of a drafter's folder; weights and options stay as they are."""
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), "confidence_temperatures": found.to_json()}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _settings(command: CalibrateCommand, target: PreTrainedModel, drafter: DrafterModel) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`falcon-spec find`: list the drafters that people published on the Hub for a target.
 
-A card names its target as `base_model`; acceptance lengths are what the card says, from the lowest to the highest set of prompts.
+A card names its target as `base_model`; acceptance lengths are what the card says, from the lowest to the highest set of prompts, each
+way of decoding for itself.
 Whether a drafter fits the target at hand is told when it is used, and by `falcon-spec doctor`.
 
 Example:
@@ -44,7 +45,11 @@ def run(command: FindCommand) -> None:
 
 
 def _lengths(drafter: PublishedDrafter) -> str:
-    if not drafter.acceptance:
-        return "-"
-    low, high = min(drafter.acceptance), max(drafter.acceptance)
-    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    """A line for each way of decoding: lengths when sampling are another measure than greedy ones."""
+    return "\n".join(_range(decoding, lengths) for decoding, lengths in drafter.acceptance.items()) or "-"
+
+
+def _range(decoding: str, lengths: list[float]) -> str:
+    low, high = min(lengths), max(lengths)
+    shown = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    return f"{shown}, {decoding or 'decoding not said'}"

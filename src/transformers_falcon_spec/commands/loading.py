@@ -20,13 +20,14 @@ from transformers.utils.hub import cached_file
 from ..core.tree import DraftTree
 from ..drafters.adapters import base_of_adapter
 from ..drafters.base import DrafterModel, check_is_drafter, readable
-from ..drafters.contract import FIELD, check_contract
+from ..drafters.contract import FIELD
 from ..drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
+from ..drafters.mismatches import check_contract
 from ..drafters.pool import DrafterPool
 from ..errors import DraftTreeError, OptionError
 

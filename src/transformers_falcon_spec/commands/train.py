@@ -38,7 +38,7 @@ from ..training.packing import PackedConversations
 from ..training.recipes import Recipe
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
-from .loading import load_target, read_config
+from .loading import load_target, read_config, save_fields
 from .mask_view import show_masks
 from .train_drafter import check_drafter_options, check_packing, drafter_to_train, recipe_for
 from .train_options import TrainCommand
@@ -240,6 +240,4 @@ def save(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: dict[str,
         drafter.bfloat16()
     drafter.save_pretrained(folder, state_dict=state)
     if in_bf16:
-        path = folder / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**config, "dtype": "float32"}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        save_fields(folder, {"dtype": "float32"})

@@ -19,7 +19,8 @@ from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width
 from .adapters import base_of_adapter, options_of_base, put_adapter
-from .contract import FIELD, check_contract
+from .contract import FIELD
+from .mismatches import check_contract
 from .option_files import hub_options, read_options
 from .weights import check_download, check_finite
 
@@ -111,7 +112,7 @@ class DrafterModel(PreTrainedModel):
         What else differs from the target that it was made for is told once, in the log.
 
         Raises:
-            [`DrafterMismatchError`]: a size or the special ids of `model` are not what the drafter was made for.
+            [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for, or its ids are other tokens.
             [`CheckpointError`]: the contract in its config cannot be read.
             [`GenerationError`]: the drafter is on another device than `model`.
             [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the target's
@@ -260,7 +261,7 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
     """The `model_type` of a drafter's config; refuses others, such as those of foreign checkpoints.
 
     Raises:
-        [`CheckpointError`]: it is none of `model_types`.
+        [`CheckpointError`]: there is none, or it is none of `model_types`.
     """
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
@@ -272,6 +273,10 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
         raise CheckpointError(
             f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds something else. Fetch it again."
         ) from error
+    if not config:
+        raise CheckpointError(
+            f"`{name_or_path}` must have a `config.json` that says what it holds, but it has none or an empty one. Fetch it again."
+        )
     if kind not in model_types:
         raise CheckpointError(
             f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A checkpoint "

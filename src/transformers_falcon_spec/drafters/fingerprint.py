@@ -24,6 +24,7 @@ NUM_VALUES = 256  # of a row, its first ones
 NUM_SAMPLED = 16  # of all values of a part
 TABLE_ROWS = (0.13, 0.38, 0.63, 0.88)  # where rows of embeddings and head stand, as shares of the table
 LAYER_ROWS = (0.3, 0.7)
+UNRELATED = 0.5  # of the larger norm: samples that lie farther apart are not of one model, trained on or not
 ROUNDING = 2**-7  # two roundings to bfloat16 differ by no more, relative ...
 ROUNDING_NEAR_ZERO = 2**-24  # ... or as much as float16 leaves of small values
 
@@ -55,6 +56,13 @@ class Print:
             return "different"
         allowed = ROUNDING * torch.maximum(mine.abs(), theirs.abs()) + ROUNDING_NEAR_ZERO
         return "rounded" if bool(((mine - theirs).abs() <= allowed).all()) else "different"
+
+    def is_related(self, other: "Print") -> bool:
+        """Whether one may come from the other by training on."""
+        mine, theirs = self._values(), other._values()
+        if mine.shape != theirs.shape:
+            return False
+        return bool((mine - theirs).norm() <= UNRELATED * torch.maximum(mine.norm(), theirs.norm()))
 
     def _values(self) -> Tensor:
         try:

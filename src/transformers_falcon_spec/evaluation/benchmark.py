@@ -15,6 +15,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafters.contract import template_digest
 from ..errors import BenchmarkError, OptionError
 from ..generation.timed import timed_generate
 from ..generation.watch import watched_stats
@@ -162,15 +163,27 @@ class Benchmark:
             except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
                 failures[cell.arm] = self._failure(error, cell.arm, "writing", cells, records)
                 continue
-            records.append({"key": cell.key, "identity": self._identities[cell.arm], **measured})
+            told = {"identity": self._identities[cell.arm], "conditions": self._conditions}
+            records.append({"key": cell.key, **told, **measured})
         asked = {cell.key for cell in cells}
         return Outcome([row for row in records.entries if row["key"] in asked], list(failures.values()))
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """What results say of each method, those that failed included."""
+        """What results say of each method, those that failed included, and under which conditions all of its runs were made.
+
+        Runs of earlier versions do not tell theirs: a method with such runs has None.
+        """
         failed = {failure.arm: failure.to_json() for failure in outcome.failures}
+        told = {
+            name: [row.get("conditions") for row in outcome.records if row["arm"] == name] for name in self._methods
+        }
         return [
-            {"target": self.target_name, **method.describe(), "failure": failed.get(name)}
+            {
+                "target": self.target_name,
+                **method.describe(),
+                "conditions": told[name][0] if told[name] and None not in told[name] else None,
+                "failure": failed.get(name),
+            }
             for name, method in self._methods.items()
         ]
 
@@ -180,15 +193,30 @@ class Benchmark:
         records = Records(path, settings)
         origin = f"{weights_fingerprint(self.target)}/{self.target.device.type}"
         self._identities = {name: f"{origin}/{method.identity()}" for name, method in self._methods.items()}
+        self._conditions = {
+            "revision": getattr(self.target.config, "_commit_hash", None),
+            "template": template_digest(self.tokenizer) if self.tokenizer.chat_template is not None else None,
+            "thinking": self.prompts[0].thinking(self.tokenizer),
+        }
         for row in records.entries:
-            expected = self._identities.get(row["arm"]) if row["target"] == self.target_name else None
-            if expected not in (None, row["identity"]):
-                raise OptionError(
-                    f"`{path}` must hold runs of the same models and settings, but those of `{row['arm']}` on "
-                    f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete it, write to "
-                    "another file, or give the method another name."
-                )
+            if row["target"] == self.target_name:
+                self._check_origin(row, path)
         return records
+
+    def _check_origin(self, row: dict[str, Any], path: Path) -> None:
+        """Refuse to go on from a run of other models, settings or conditions; earlier versions did not write down conditions."""
+        expected = self._identities.get(row["arm"], row["identity"])
+        if expected != row["identity"]:
+            raise OptionError(
+                f"`{path}` must hold runs of the same models and settings, but those of `{row['arm']}` on "
+                f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete it, write to "
+                "another file, or give the method another name."
+            )
+        if row.get("conditions", self._conditions) != self._conditions:
+            raise OptionError(
+                f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on `{self.target_name}` have "
+                f"{row['conditions']}, and now it is {self._conditions}. Delete it, or write to another file."
+            )
 
     def _cells(self) -> Iterator[Cell]:
         """All runs, the methods of a prompt beside each other in random order."""

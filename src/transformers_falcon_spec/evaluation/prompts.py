@@ -11,6 +11,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ConversationError
 
+_THINKING = ("enable_thinking", "thinking")  # what templates call the switch
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -21,15 +23,29 @@ class Prompt:
     messages: tuple[tuple[str, str], ...]  # role and content
     origin: str = field(default="", compare=False)
 
-    def input_ids(self, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-        """Token ids `[1, tokens]`: through the chat template where there is one, else the plain text."""
+    def input_ids(self, tokenizer: PreTrainedTokenizerBase, **switches: Any) -> Tensor:
+        """Token ids `[1, tokens]`: through the chat template, told `switches`, where there is one, else the plain text."""
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
         messages = [{"role": role, "content": content} for role, content in self.messages]
         encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt", **switches
         )
         return cast(BatchEncoding, encoded)["input_ids"]
+
+    def thinking(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Whether the chat template makes the target think, where nobody tells it to: `"on"`, `"off"`, or `"neither"`.
+
+        None where the template has no switch for it; `"neither"` where it does otherwise than with both settings of the switch.
+        """
+        if tokenizer.chat_template is None:
+            return None
+        asked = self.input_ids(tokenizer)
+        for name in _THINKING:
+            on, off = (self.input_ids(tokenizer, **{name: value}) for value in (True, False))
+            if not on.equal(off):
+                return "on" if asked.equal(on) else "off" if asked.equal(off) else "neither"
+        return None
 
     @property
     def text(self) -> str:

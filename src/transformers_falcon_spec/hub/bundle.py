@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..drafters.base import DrafterModel
 from ..errors import CheckpointError
-from .recipe import Recipe
+from .recipe import HubRecipe
 
 FOLDER = "custom_generate"
 _PACKAGE = __package__.partition(".")[0]
@@ -50,9 +50,9 @@ class Shaped(_Shaped):
 _GENERATE_MODULE = '''"""Writes a target's own text in fewer of its passes: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`."""
 
 from .{drafter} import {name}
-from .{recipe} import Recipe
+from .{recipe} import HubRecipe
 
-generate = Recipe({name}, __file__).generate
+generate = HubRecipe({name}, __file__).generate
 '''
 
 
@@ -62,12 +62,12 @@ def write_recipe(drafter_class: type[DrafterModel], folder: Path) -> None:
     Raises:
         [`CheckpointError`]: the class is no part of this package.
     """
-    start = {module_of(drafter_class), module_of(Recipe)}
+    start = {module_of(drafter_class), module_of(HubRecipe)}
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     for module in sorted(closure(start)):
         (place / f"{flat_name(module)}.py").write_text(flattened(module), encoding="utf-8")
-    names = {"drafter": flat_name(module_of(drafter_class)), "recipe": flat_name(module_of(Recipe))}
+    names = {"drafter": flat_name(module_of(drafter_class)), "recipe": flat_name(module_of(HubRecipe))}
     generate = _GENERATE_MODULE.format(name=drafter_class.__name__, **names)
     (place / "generate.py").write_text(generate, encoding="utf-8")
     (place / f"{_SHAPES}.py").write_text(_SHAPES_MODULE, encoding="utf-8")

@@ -22,6 +22,11 @@ from .figures import Figures, eval_results
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 RELATION = "adapter"  # of the four that the Hub knows, the one for weights of no use without their target
+_CONDITIONS = {  # of a measurement: what it is, and what the card says where the target has none
+    "revision": ("the target's revision", "none: a folder"),
+    "template": ("a hash of the chat template", "none"),
+    "thinking": ("whether the target was thinking", "has no switch"),
+}
 _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
 METHODS = {  # by `model_type`, which the Hub reads from each config
     "diffusion_spec": "DiffuSpec",
@@ -101,7 +106,14 @@ def render_card(
         "target_facts": _target_facts(drafter),
         "contract": getattr(drafter.config, "target_contract", None),
         "figures": [
-            {"name": each.name, "origin": each.origin, "dtype": each.dtype, "rows": each.rows} for each in figures
+            {
+                "name": each.name,
+                "origin": each.origin,
+                "dtype": each.dtype,
+                "conditions": _conditions(each),
+                "rows": each.rows,
+            }
+            for each in figures
         ],
         "training": _training_facts(training),
         "about": {"license": about.license, "data": about.data},
@@ -184,12 +196,8 @@ def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> lis
     if not figures:
         return ["Nothing was measured of these weights: no figure of speed or acceptance is given."]
     gaps = []
-    for name, what in (
-        ("revision", "the target's revision"),
-        ("template", "a hash of the chat template"),
-        ("thinking", "whether the target was thinking"),
-    ):
-        files = [each.name for each in figures if each.origin.get(name) is None]
+    for name, (what, _) in _CONDITIONS.items():
+        files = [each.name for each in figures if name not in each.conditions]
         if files:
             gaps.append(f"{', '.join(f'`{file}`' for file in files)} does not record {what}.")
     devices = sorted({each.origin["device"] for each in figures})
@@ -207,6 +215,14 @@ def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> lis
             "That texts are the target's own follows from how they are written; the comparison is a check of as many texts as stated."
         )
     return gaps
+
+
+def _conditions(figures: Figures) -> dict[str, str]:
+    """Under which conditions figures were measured, in words."""
+    return {
+        name: (figures.conditions[name] or without) if name in figures.conditions else "not recorded"
+        for name, (_, without) in _CONDITIONS.items()
+    }
 
 
 def _interval(row: Mapping[str, Any], key: str) -> str:

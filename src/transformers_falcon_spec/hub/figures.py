@@ -34,12 +34,15 @@ class Figures:
         name (`str`): The file's name.
         origin (`dict`): Its provenance.
         dtype (`str`): The type that the target computed in.
+        conditions (`dict[str, str | None]`): Revision of the target, digest of its chat template, and whether it was thinking; empty
+            where the file does not say.
         rows (`tuple[Row, ...]`): One for each set of prompts and way of decoding.
     """
 
     name: str
     origin: dict[str, Any]
     dtype: str
+    conditions: dict[str, str | None]
     rows: tuple[Row, ...]
 
 
@@ -73,7 +76,8 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
         raise PublishError(
             f"`{path}` must hold all runs of each row, but some are missing. Run its command again: it goes on."
         )
-    return Figures(path.name, result["provenance"], dtypes[found[0]["target"]], rows)
+    method = found[0]
+    return Figures(path.name, result["provenance"], dtypes[method["target"]], method.get("conditions") or {}, rows)
 
 
 def _fingerprint(drafter: DrafterModel, dtype: str) -> str:

@@ -1,7 +1,7 @@
 """Drafters that people published for a target: asked of the Hub, by the target's name in their cards."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
@@ -26,13 +26,14 @@ class PublishedDrafter:
         repo_id (`str`): Its name, for `from_pretrained`.
         method (`str`): What kind of drafter it is.
         downloads (`int`): In the last 30 days.
-        acceptance (`tuple[float, ...]`): The acceptance lengths on its card, one for each set of prompts; empty where there are none.
+        acceptance (`dict[str, list[float]]`): The acceptance lengths on its card by way of decoding, `"greedy"` for one, as the card
+            calls it, and `""` where it does not say; one for each set of prompts.
     """
 
     repo_id: str
     method: str
     downloads: int
-    acceptance: tuple[float, ...] = ()
+    acceptance: dict[str, list[float]] = field(default_factory=dict)
 
 
 def find_drafters(target: str, endpoint: str | None = None) -> list[PublishedDrafter]:
@@ -76,12 +77,17 @@ def _drafters(models: Any) -> Iterator[PublishedDrafter]:
             yield PublishedDrafter(model.id, method, model.downloads or 0, _acceptance(model))
 
 
-def _acceptance(model: ModelInfo) -> tuple[float, ...]:
-    """What the card's `model-index` says; cards are written by hand as well, so that what is no number is passed over."""
+def _acceptance(model: ModelInfo) -> dict[str, list[float]]:
+    """What the card's `model-index` says; cards are written by hand as well, so that what is no number is passed over.
+
+    Cards of this package name metrics as in "acceptance length, greedy".
+    """
     results: Any = getattr(model.card_data, "eval_results", None) or []
-    values = [
-        result.metric_value
-        for result in results
-        if any(word in f"{result.metric_type} {result.metric_name}".lower() for word in _ACCEPTANCE)
-    ]
-    return tuple(float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))
+    found: dict[str, list[float]] = {}
+    for result in results:
+        is_acceptance = any(word in f"{result.metric_type} {result.metric_name}".lower() for word in _ACCEPTANCE)
+        value = result.metric_value
+        if is_acceptance and isinstance(value, int | float) and not isinstance(value, bool):
+            decoding = (result.metric_name or "").partition(",")[2].strip()
+            found.setdefault(decoding, []).append(float(value))
+    return found

@@ -23,6 +23,7 @@ from transformers_falcon_spec import (
 )
 from transformers_falcon_spec.commands.loading import load_drafter
 from transformers_falcon_spec.drafters.diffuspec.calls import Reading
+from transformers_falcon_spec.drafters.diffuspec.configuration_diffuspec import OWN_FIELDS
 from transformers_falcon_spec.drafters.diffuspec.masks import visible
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 
@@ -287,3 +288,9 @@ def test_trees_of_other_kinds_are_refused(options: dict[str, Any], message: str)
 
     with pytest.raises(OptionError, match=message):
         runs.drafted(target, drafter)
+
+
+def test_the_page_names_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "diffuspec.md").read_text(encoding="utf-8")
+
+    assert [name for name in sorted(OWN_FIELDS) if f"`{name}`" not in page] == []

@@ -228,7 +228,7 @@ def test_remote_code_runs_where_it_is_trusted_alone(tmp_path: Path, monkeypatch:
     options = {"target": target, "mask_token_id": MASK, "block_size": 5}
 
     with pytest.raises(ValueError, match="trust_remote_code"):
-        DiffusionDrafter.from_pretrained(tmp_path, **options, trust_remote_code=False)
+        DiffusionDrafter.from_pretrained(tmp_path, **options)
 
     drafter = DiffusionDrafter.from_pretrained(tmp_path, **options, trust_remote_code=True)
     pair = runs.both(target, drafter)

@@ -1,5 +1,6 @@
 """The drafter as a model: exact and rough reading, its backends, what is saved, and which models, targets and options it takes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,24 @@ def test_a_language_model_without_a_target_and_a_drafter_with_group_size_are_ref
         LayerParallelDrafter.from_pretrained(tmp_path / "drafter", target=target, group_size=3)
     with pytest.raises(DrafterMismatchError, match=r"a vocabulary of size 97, but the target .* gives 50"):
         LayerParallelDrafter.from_pretrained(tmp_path / "drafter", target=make_target(vocab_size=50))
+
+
+def test_code_beside_a_language_model_does_not_run_unless_it_is_trusted(
+    tmp_path: Path, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise ZeroDivisionError")
+
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        LayerParallelDrafter.from_pretrained(tmp_path, target=target)
+
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ZeroDivisionError):
+        LayerParallelDrafter.from_pretrained(tmp_path, target=target, trust_remote_code=True)
+    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from ...errors import OptionError
 from ...generation.candidates import TargetView
 from ...generation.parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
-from ..base import DrafterModel, readable
+from ..base import readable
 from ..contract import FIELD
 from ..option_files import hub_options
+from ..text_alone import TextDrafter
 from ..vocabulary import shared_vocabulary
 from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
 from .attention_check import check_attention
@@ -38,7 +39,7 @@ _OF_WRAPPING = ("preset", "tokenizer", "target_tokenizer", "mask_is_text")
 DEFAULT_BLOCK = 8  # of a fresh drafter
 
 
-class DiffusionDrafter(DrafterModel):
+class DiffusionDrafter(TextDrafter):
     """Drafts with a masked diffusion model: in one pass it says what each of the next places may hold, and a search picks from that.
 
     Example:
@@ -221,16 +222,6 @@ class DiffusionDrafter(DrafterModel):
         return self.model_call(self.model, reading)
 
     @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """None: text alone is read."""
-        return ()
-
-    @property
-    def feature_size(self) -> int:
-        """Nothing is read."""
-        return 0
-
-    @property
     def block_size(self) -> int:
         """Tokens drafted in one pass, each at a place of its own."""
         return self.config.most_draft_tokens
@@ -258,10 +249,10 @@ class DiffusionDrafter(DrafterModel):
         return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
 
     def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """The vocabulary that the drafter was made for, beside that of a target; nothing else is shared."""
+        """The vocabulary that the drafter was made for, and that of its proxy, beside that of a target."""
         given = model.config.get_text_config(decoder=True).vocab_size
         proxy = {} if self.proxy is None else {"a proxy's vocabulary": (self.proxy.vocab_size, given)}
-        return {"a vocabulary": (self.config.vocab_size, given), **proxy}
+        return {**super().sizes_beside(model), **proxy}
 
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator

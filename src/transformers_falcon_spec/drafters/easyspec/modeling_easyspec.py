@@ -23,6 +23,7 @@ from ...generation.candidates import TargetView
 from ...generation.ranks import ALONE, Ranks, SpreadRanks
 from ..base import readable
 from ..grown_tree import GrowingDrafter
+from ..text_alone import TextDrafter
 from ..vocabulary import shared_vocabulary
 from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
 from .backends import FusedBackend, SequentialBackend, weights_state
@@ -34,7 +35,7 @@ from .families import Inputs, LayeredModel, check_family
 _OF_WRAPPING = ("group_size", "tokenizer", "target_tokenizer")
 
 
-class LayerParallelDrafter(GrowingDrafter):
+class LayerParallelDrafter(TextDrafter, GrowingDrafter):
     """Drafts with a small language model of the target's family, the attention of several of its layers computed at once.
 
     What a step drafts is computed roughly, what became text exactly: the first pass of every step reads the new text layer after
@@ -236,20 +237,6 @@ class LayerParallelDrafter(GrowingDrafter):
         backend = self.backend()
         assert isinstance(backend, DistributedBackend)  # as its name says
         return backend.checked(self)
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """None: text alone is read."""
-        return ()
-
-    @property
-    def feature_size(self) -> int:
-        """Nothing of the target is read."""
-        return 0
-
-    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """The target's vocabulary is all that must fit."""
-        return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
 
     @property
     def draft_settings(self) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from transformers import PreTrainedModel
 
 from ...errors import CheckpointError, DrafterMismatchError, OptionError
 from ...generation.candidates import TargetView
-from ..base import DrafterModel
+from ..text_alone import TextDrafter
 from .candidates import LookaheadCandidateGenerator
 from .configuration_lookahead import SMALLEST, LookaheadConfig
 
 
-class LookaheadDrafter(DrafterModel):
+class LookaheadDrafter(TextDrafter):
     """Guesses n-grams seen before, in the text or in a Jacobi window that the target reads beside them.
 
     There is nothing to train and nothing to load but options, so one made for a vocabulary serves every target with it.
@@ -51,16 +51,6 @@ class LookaheadDrafter(DrafterModel):
     def dtype(self) -> torch.dtype:
         """As set; nothing is computed in it."""
         return self.get_buffer("place").dtype
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """None: text alone is read."""
-        return ()
-
-    @property
-    def feature_size(self) -> int:
-        """Nothing is read."""
-        return 0
 
     @property
     def num_nodes(self) -> int:

@@ -6,7 +6,8 @@ import os
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.base import DrafterModel
-from ...drafters.contract import FIELD, OTHER_TARGET, TargetContract, mismatches_of
+from ...drafters.contract import FIELD, TargetContract
+from ...drafters.mismatches import OTHER_TARGET, mismatches_of
 from ...errors import DrafterMismatchError, TargetError, TrainingError
 from ...generation.probe import probe, reads_masks
 from ...provenance import provenance

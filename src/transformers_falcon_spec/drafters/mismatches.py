@@ -1,0 +1,206 @@
+"""How a target at hand differs from the one that a drafter was made for, and what that costs.
+
+What cannot work is refused: a target whose ids are other tokens. What may work is told once: the text is the target's own in any case.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+from ..errors import DrafterMismatchError
+from .contract import FIELD, KEY_IDS, SHAPE, TargetContract, template_digest
+from .fingerprint import ADAPTERS
+
+logger = logging.getLogger(__name__)
+
+OTHER_TARGET = "other target"
+QUANTISED = "quantised target"
+OTHER_DTYPE = "other dtype"
+WRONG_TEMPLATE = "wrong template"
+_COSTS_OF_ID = {
+    "bos_token_id": "slightly fewer drafts to be kept where texts begin",
+    "eos_token_id": "what ends a text or a turn hardly ever to be drafted",
+}
+_EXACT = "The text stays the target's own"
+_TRAIN_ON = "Load the target it was trained for, or train the drafter on with this one (`falcon-spec train`)."
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One way in which a target is not the one that a drafter was made for.
+
+    Args:
+        name (`str`): What `falcon-spec doctor` and `docs/troubleshooting.md` call it.
+        text (`str`): What differs, and what it costs.
+        remedy (`str`): What to do.
+        is_fatal (`bool`): Whether drafting with this target makes no sense.
+    """
+
+    name: str
+    text: str
+    remedy: str
+    is_fatal: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.remedy}"
+
+
+def check_contract(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
+    """Refuse a target that makes no sense with a drafter, and say once for this pair what else differs.
+
+    Of a drafter with an adapter only what is refused counts: the adapter fits it to another target, of which the config beneath
+    does not know.
+
+    Raises:
+        [`DrafterMismatchError`]: the ids of the target are other tokens.
+        [`CheckpointError`]: the contract cannot be read.
+    """
+    known = _CHECKED.setdefault(drafter, WeakKeyDictionary()).setdefault(target, {})
+    template = tokenizer and template_digest(tokenizer)
+    key = (str(target.dtype), str(template), str(getattr(drafter.config, FIELD, None)))
+    is_new = key not in known
+    if is_new:
+        known[key] = mismatches_of(drafter, target, tokenizer)
+    for mismatch in known[key]:
+        if mismatch.is_fatal:
+            raise DrafterMismatchError(str(mismatch))
+        words = (str(drafter.config._name_or_path), str(mismatch))
+        if is_new and words not in _TOLD:
+            _TOLD.add(words)
+            logger.warning("%s", mismatch)
+
+
+def _has_adapter(drafter: Any) -> bool:
+    return any("lora_" in name for name, _ in drafter.named_parameters())
+
+
+_CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], list[Mismatch]]]] = WeakKeyDictionary()
+_TOLD: set[tuple[str, str]] = set()  # name of a drafter and what was said; copies of it need not say it again
+
+
+def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
+    """What differs for this drafter: of one with an adapter only what is refused, as [`check_contract`] says.
+
+    Raises:
+        [`CheckpointError`]: the contract cannot be read.
+    """
+    found = mismatches(drafter.config, target, tokenizer)
+    return [mismatch for mismatch in found if mismatch.is_fatal or not _has_adapter(drafter)]
+
+
+def mismatches(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
+    """All that differs between a target at hand and the one of a drafter's config; nothing where the config holds no contract.
+
+    Raises:
+        [`CheckpointError`]: the contract cannot be read.
+    """
+    stored = getattr(config, FIELD, None)
+    if stored is None:
+        return []
+    signed, given = TargetContract.from_json(stored), TargetContract.of(target, tokenizer)
+    names = (f"`{target.config._name_or_path}`", f"`{config.target_name_or_path}`")
+    found = [
+        _other_ids(signed, given, names),
+        _other_weights(signed, given, names),
+        _adapted(signed, given, names),
+        _quantised(signed, given, names),
+        _other_dtype(signed, given, names),
+        _other_template(signed, given, names),
+    ]
+    return [mismatch for mismatch in found if mismatch is not None]
+
+
+def _other_ids(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
+    # A base model and what learned to chat from it end texts differently, and all other ids are the same tokens. Where embeddings have
+    # nothing in common either, all ids are other tokens.
+    both = {name: (set(signed.ids.get(name, ())), set(given.ids[name])) for name in KEY_IDS}
+    other = {name: pair for name, pair in both.items() if all(pair) and not pair[0] & pair[1]}
+    if not other:
+        return None
+    told = " and ".join(
+        f"`{name}` to be {_listed(ids)} and not {_listed(found)}" for name, (ids, found) in other.items()
+    )
+    what = f"This drafter expects of the target {names[0]} {told}"
+    learned, found_here = (contract.weights.get("embeddings") for contract in (signed, given))
+    if learned is not None and found_here is not None and not learned.is_related(found_here):
+        remedy = f"Load the target it was trained for: {names[1]}."
+        return Mismatch(
+            OTHER_TARGET,
+            f"{what}, and its embeddings are another model's: no draft could be kept.",
+            remedy,
+            is_fatal=True,
+        )
+    costs = " and ".join(_COSTS_OF_ID[name] for name in other)
+    return Mismatch(OTHER_TARGET, f"{what}. {_EXACT}, but expect {costs}.", _TRAIN_ON)
+
+
+def _listed(ids: set[int]) -> str:
+    return " or ".join(map(str, sorted(ids)))
+
+
+def _other_weights(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
+    if signed.shape != given.shape:
+        both = [f"{name} {given.shape.get(name)} instead of {signed.shape.get(name)}" for name in SHAPE
+                if given.shape.get(name) != signed.shape.get(name)]  # fmt: skip
+        what = f"{names[0]} is another model than {names[1]}, which this drafter was made for ({', '.join(both)}). {_EXACT}"
+        return Mismatch(OTHER_TARGET, f"{what}, but expect that hardly any draft is kept.", _TRAIN_ON)
+    parts = [part for part in signed.weights if part in given.weights]
+    if not parts and None not in (signed.revision, given.revision) and signed.revision != given.revision:
+        what = f"{names[0]} is of another revision ({given.revision}) than this drafter was made for ({signed.revision}), and its weights"
+        return Mismatch(
+            OTHER_TARGET, f"{what} cannot be looked at. {_EXACT}, but drafts may be kept less often.", _TRAIN_ON
+        )
+    like = {part: signed.weights[part].likeness(given.weights[part]) for part in parts}
+    is_rounding = signed.dtype != given.dtype and "different" not in like.values()
+    differing = [part for part in parts if like[part] != "same"]
+    if not differing or is_rounding:
+        return None
+    same = [part for part in parts if like[part] == "same"]
+    rest = f" ({' and '.join(same)} are the same)" if same else ""
+    much = "" if "different" in like.values() else ", by no more than rounding to 16 bits"
+    what = f"{names[0]} is not quite the target this drafter was made for ({names[1]}): its {' and '.join(differing)} differ{much}{rest}"
+    cost = "expect fewer drafts to be kept, the fewer the more it was trained since"
+    return Mismatch(OTHER_TARGET, f"{what}, as after fine-tuning. {_EXACT}, but {cost}.", _TRAIN_ON)
+
+
+def _adapted(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
+    if (ADAPTERS in signed.weights) == (ADAPTERS in given.weights):
+        return None
+    how = "works with adapters" if ADAPTERS in given.weights else "works without the adapters"
+    what = f"{names[0]} {how} that this drafter was {'not ' * (ADAPTERS in given.weights)}made with. {_EXACT}"
+    return Mismatch(OTHER_TARGET, f"{what}, but expect fewer drafts to be kept, as after fine-tuning.", _TRAIN_ON)
+
+
+def _quantised(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
+    if signed.quantization == given.quantization:
+        return None
+    what = (
+        f"{names[0]} is quantised ({given.quantization or 'not at all'}) otherwise than the target this drafter was made for "
+        f"({signed.quantization or 'not at all'}). {_EXACT}, but expect somewhat fewer drafts to be kept: its features are rougher."
+    )
+    return Mismatch(
+        QUANTISED, what, "Measure it (`falcon-spec doctor`); training the drafter on with this target helps."
+    )
+
+
+def _other_dtype(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
+    if signed.dtype == given.dtype or signed.quantization != given.quantization:
+        return None
+    what = (
+        f"{names[0]} computes in {given.dtype}, and this drafter was made for it in {signed.dtype}. {_EXACT}, but expect slightly "
+        "fewer drafts to be kept."
+    )
+    return Mismatch(OTHER_DTYPE, what, f"Load the target with `dtype=torch.{signed.dtype}` if that matters.")
+
+
+def _other_template(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
+    if None in (signed.template, given.template) or signed.template == given.template:
+        return None
+    what = (
+        f"The chat template of {names[0]} is not the one that this drafter was trained with. {_EXACT}, but expect fewer drafts to be kept, "
+        "above all where answers begin."
+    )
+    return Mismatch(WRONG_TEMPLATE, what, f"Take the tokenizer of {names[1]}, or train on with this template.")
