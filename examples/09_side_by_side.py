@@ -33,8 +33,10 @@ COLORS = """
   --text: var(--body-text-color); --identical: #1a6b2f; --series-0: #0062a3; }
 .dark .colors { --identical: #6fd58a; --series-0: #5cb3f0; }
 .colors { overflow-x: auto; }
-.colors code { background: none; padding: 0; font-size: .9em; }
-.colors svg { width: 100%; max-width: 40rem; height: auto; }
+.colors .tree, .colors .tree * { font-size: var(--text-md); line-height: 1.5; }
+.colors .tree li, .colors .tree ul { margin-top: 0; margin-bottom: 0; }
+.colors .tree code { background: none; border: none; padding: 0; }
+.colors svg { width: 100%; max-width: 28rem; height: auto; }
 .colors svg text { font-family: system-ui, sans-serif !important; }
 """
 LEGEND = (
@@ -142,7 +144,7 @@ class SideBySide:
 
 def _column(name: str, title: str) -> tuple[gr.Textbox, gr.Markdown]:
     with gr.Column():
-        return gr.Textbox(label=title, lines=8, elem_id=name), gr.Markdown(elem_id=f"{name}-speed")
+        return gr.Textbox(label=title, lines=5, elem_id=name), gr.Markdown(elem_id=f"{name}-speed")
 
 
 def _tree_at(steps: Sequence[Step], number: float) -> tuple[str, str]:
@@ -150,8 +152,8 @@ def _tree_at(steps: Sequence[Step], number: float) -> tuple[str, str]:
     if not steps:
         return "", ""
     step = steps[int(number) - 1]
-    title = f"### Step {int(number)}: {step.num_accepted} of {step.num_drafted} drafted tokens kept"
-    return f"{title}\n{LEGEND}", render_tree(step)
+    kept = f"{step.num_accepted} of {step.num_drafted} drafted tokens kept" if step.num_drafted else "nothing drafted"
+    return f"### Step {int(number)}: {kept}\n{LEGEND}", render_tree(step)
 
 
 def _verdict(alone: Run, drafted: Run) -> str:

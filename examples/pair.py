@@ -18,7 +18,8 @@ from transformers import (
 
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
-from transformers_falcon_spec.evaluation.prompts import Prompt
+from transformers_falcon_spec.errors import ConversationError
+from transformers_falcon_spec.evaluation.prompts import Prompt, check_lengths
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<end>' }}{% endgeneration %}"
@@ -41,12 +42,11 @@ class Pair:
 
     def refusal(self, question: str, max_new_tokens: int) -> str | None:
         """Why so long an answer cannot be written, in words; None if it can."""
-        context, length = self.target.config.max_position_embeddings, self.input_ids(question).shape[1]
-        if length + max_new_tokens <= context:
-            return None
-        return (
-            f"The target reads {context} tokens, but the prompt has {length} and {max_new_tokens} more are asked for."
-        )
+        try:
+            check_lengths([_prompt(question)], self.tokenizer, self.target.config, max_new_tokens)
+        except ConversationError as error:
+            return str(error)
+        return None
 
     def answer(
         self, question: str, max_new_tokens: int, temperature: float = 0.0, seed: int = 0, **options: Any
@@ -76,7 +76,11 @@ class Pair:
 
 def question_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> Tensor:
     """A question as the target of that tokenizer reads it, `[1, tokens]`."""
-    return Prompt("question", "0", (("user", question),)).input_ids(tokenizer)
+    return _prompt(question).input_ids(tokenizer)
+
+
+def _prompt(question: str) -> Prompt:
+    return Prompt("question", "0", (("user", question),), origin="The question")
 
 
 def sampling(temperature: float) -> dict[str, Any]:

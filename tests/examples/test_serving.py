@@ -79,7 +79,7 @@ def test_a_streamed_sample_is_the_targets_own_and_comes_in_pieces(url: str) -> N
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        ({"prompt": "Hi", "max_new_tokens": 5000}, "The target reads 1024 tokens"),
+        ({"prompt": "Hi", "max_new_tokens": 5000}, "context of 1024 tokens"),
         ({"prompt": "Hi", "max_tokens": 5}, "max_tokens"),
         ({"prompt": ""}, "prompt"),
     ],
