@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     args = parser.parse_args()
     if args.tiny:
-        args.layers, args.group_sizes, args.max_new_tokens = 4, [1, 2], 16
+        args.layers, args.group_sizes, args.max_new_tokens = 5, [1, 2], 16
     target, tokenizer = read_target(args)
     if args.small:
         small = AutoModelForCausalLM.from_pretrained(args.small, dtype=target.dtype).to(target.device)

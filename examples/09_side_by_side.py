@@ -29,13 +29,13 @@ from transformers_falcon_spec.generation.timed import Run, timed_generate
 LONGEST = 512  # tokens of an answer
 REFRESH_SECONDS = 0.1  # the page is shown anew so often, at most
 COLORS = """
-.colors { --dim: var(--body-text-color-subdued); --line: var(--border-color-primary); --panel: var(--background-fill-secondary);
+.colors { --dim: #595959; --line: var(--border-color-primary); --panel: var(--background-fill-secondary);
   --text: var(--body-text-color); --identical: #1a6b2f; --series-0: #0062a3; }
-.dark .colors { --identical: #6fd58a; --series-0: #5cb3f0; }
+.dark .colors { --dim: #a8a8a8; --identical: #6fd58a; --series-0: #5cb3f0; }
 .colors { overflow-x: auto; }
 .colors .tree, .colors .tree * { font-size: var(--text-md); line-height: 1.5; }
 .colors .tree li, .colors .tree ul { margin-top: 0; margin-bottom: 0; }
-.colors .tree code { background: none; border: none; padding: 0; }
+.colors .tree code { background: none; border: none; padding: 0; color: inherit; }
 .colors svg { width: 100%; max-width: 28rem; height: auto; }
 .colors svg text { font-family: system-ui, sans-serif !important; }
 """

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/[0-9]*.py"))
 HEAVY = {"08_serve_ray.py": pytest.mark.ray, "09_side_by_side.py": pytest.mark.browser}  # need extras beyond `dev`
 SAID = {
-    "05_easyspec.py": "groups [[0], [1, 2], [3]]: the same text",
+    "05_easyspec.py": "groups [[0], [1], [2, 3], [4]]: the same text",
     "06_diffuspec.py": "the same text as the target alone",
     "07_serve_fastapi.py": "'num_tokens': 16,",
     "08_serve_ray.py": "'num_tokens': 16,",
