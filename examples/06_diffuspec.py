@@ -3,7 +3,7 @@
 Command: python examples/06_diffuspec.py --data runs/data/answered.jsonl
 The data are conversations that the target answered: `falcon-spec regenerate` writes them. `falcon-spec train --method diffusion` does
 the same from the command line, with evaluation, checkpoints and a record.
-Hardware and time: two CPU cores, about five steps a second with the target in `models/`; a useful drafter takes some thousands of
+Hardware and time: two CPU cores, two to three steps a second with the target in `models/`; a useful drafter takes some thousands of
 them. `--tiny` makes random models, three steps and a few rows instead.
 """
 

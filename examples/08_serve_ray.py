@@ -3,8 +3,8 @@
 Command: python examples/08_serve_ray.py --replicas 2
 Ask it as the server of 07: curl localhost:8000/generate -H "content-type: application/json" -d '{"prompt": "What is 3 plus 4?"}'
 Every replica loads the pair and needs its own device (`--gpus 1`) or cores (`--cpus`); each learns for itself what drafting costs.
-Hardware and time: two CPU cores; ready in about half a minute with the pair in `models/`. `--tiny` serves a random pair, asks it once
-over HTTP and ends. Needs the extra `ray`; docs/serving.md says more.
+Hardware and time: two CPU cores; most of the start is Ray's own, which gives up after a minute where others keep the cores busy.
+`--tiny` serves a random pair, asks it once over HTTP and ends. Needs the extra `ray`; docs/serving.md says more.
 """
 
 import argparse

@@ -21,7 +21,8 @@ def said_by_chromium(script: list[str], scheme: str, seconds: float = 120) -> di
     flags = f"--no-sandbox --disable-gpu --blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
     environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", "QTWEBENGINE_CHROMIUM_FLAGS": flags}
     command = [_python(), *script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().split("\n")[-1])
     return found
 

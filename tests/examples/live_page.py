@@ -11,7 +11,7 @@ from PyQt6.QtWebEngineCore import QWebEnginePage
 from PyQt6.QtWebEngineWidgets import QWebEngineView
 from PyQt6.QtWidgets import QApplication
 
-POLL_MILLISECONDS, LONGEST_MILLISECONDS = 100, 240_000
+POLL_MILLISECONDS, LONGEST_MILLISECONDS = 50, 240_000
 ASK = """(prompt => {
   const box = document.querySelector('#question textarea'), button = document.querySelector('#write');
   if (!box || !button) return false;
@@ -58,29 +58,30 @@ def main() -> None:
     view.resize(int(width), 1500)
     view.show()
     seen: list[dict[str, object]] = []
-    timer = QTimer()
+
+    def ask() -> None:
+        page.runJavaScript(ASK % json.dumps(prompt), asked)
 
     def asked(is_there: bool) -> None:
-        if is_there:
-            timer.timeout.disconnect()
-            timer.timeout.connect(lambda: page.runJavaScript(LOOK, looked))
+        QTimer.singleShot(POLL_MILLISECONDS, look if is_there else ask)
+
+    def look() -> None:
+        page.runJavaScript(LOOK, looked)
 
     def looked(found: str) -> None:
         state = json.loads(found)
         if not seen or state != seen[-1]:
             seen.append(state)
-        if "as fast" in state["verdict"] and state["has_plot"]:
-            timer.stop()
-            QTimer.singleShot(1000, finish)
+        is_done = "as fast" in state["verdict"] and state["has_plot"]
+        QTimer.singleShot(*((1000, finish) if is_done else (POLL_MILLISECONDS, look)))
 
     def finish() -> None:
         view.grab().save(picture)
         page.deleteLater()
         app.quit()
 
-    timer.timeout.connect(lambda: page.runJavaScript(ASK % json.dumps(prompt), asked))
-    timer.start(POLL_MILLISECONDS)
     view.load(QUrl(url))
+    ask()
     QTimer.singleShot(LONGEST_MILLISECONDS, app.quit)
     app.exec()
     print(json.dumps({"seen": seen, "console": Page.said}))  # noqa: T201  its result

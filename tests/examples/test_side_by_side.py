@@ -11,7 +11,7 @@ import pytest
 from tests.evaluation.opening import said_by_chromium
 
 ROOT = Path(__file__).parents[2]
-PROMPT = "Anna has 7 red and 5 blue marbles. She loses 3. How many are left?"
+PROMPT = "Write a short story about a dog that finds a bone."
 
 pytestmark = pytest.mark.browser
 
