@@ -11,7 +11,7 @@ from PyQt6.QtWebEngineCore import QWebEnginePage
 from PyQt6.QtWebEngineWidgets import QWebEngineView
 from PyQt6.QtWidgets import QApplication
 
-POLL_MILLISECONDS, LONGEST_MILLISECONDS = 50, 240_000
+POLL_MILLISECONDS, DRAWN_MILLISECONDS, LONGEST_MILLISECONDS = 50, 1500, 240_000
 ASK = """(prompt => {
   const box = document.querySelector('#question textarea'), button = document.querySelector('#write');
   if (!box || !button) return false;
@@ -39,52 +39,56 @@ LOOK = """(() => {
 })()"""
 
 
-class Page(QWebEnginePage):
-    """Notes what the console says."""
+class Visit(QWebEnginePage):
+    """A reader who types a prompt, presses the button, watches until the comparison stands there, and takes a picture."""
 
-    said: list[str] = []  # noqa: RUF012  one page a process
+    def __init__(self, view: QWebEngineView, prompt: str, picture: str) -> None:
+        super().__init__(view)
+        self.view, self.prompt, self.picture, self.is_done = view, prompt, picture, False
+        self.seen: list[dict[str, object]] = []
+        self.said: list[str] = []
 
     def javaScriptConsoleMessage(self, level: object, message: str, *_: object) -> None:  # noqa: N802  Qt's name
+        """Note what the console says."""
         self.said.append(f"{level}: {message}")
+
+    def ask(self) -> None:
+        """Type and press, once the page is there."""
+        self.runJavaScript(ASK % json.dumps(self.prompt), self._asked)
+
+    def _asked(self, is_there: bool) -> None:
+        QTimer.singleShot(POLL_MILLISECONDS, self._look if is_there else self.ask)
+
+    def _look(self) -> None:
+        self.runJavaScript(LOOK, self._looked)
+
+    def _looked(self, found: str) -> None:
+        state = json.loads(found)
+        if not self.seen or state != self.seen[-1]:
+            self.seen.append(state)
+        if self.is_done:
+            self.view.grab().save(self.picture)
+            self.deleteLater()  # before its profile
+            QApplication.quit()
+            return
+        self.is_done = "as fast" in state["verdict"]
+        QTimer.singleShot(DRAWN_MILLISECONDS if self.is_done else POLL_MILLISECONDS, self._look)
 
 
 def main() -> None:
-    """Type, press, watch until the comparison stands there, and take a picture."""
+    """Visit the page."""
     url, width, prompt, picture = sys.argv[1:]
     app = QApplication(sys.argv[:1])
     view = QWebEngineView()
-    page = Page(view)
+    page = Visit(view, prompt, picture)
     view.setPage(page)
     view.resize(int(width), 1500)
     view.show()
-    seen: list[dict[str, object]] = []
-
-    def ask() -> None:
-        page.runJavaScript(ASK % json.dumps(prompt), asked)
-
-    def asked(is_there: bool) -> None:
-        QTimer.singleShot(POLL_MILLISECONDS, look if is_there else ask)
-
-    def look() -> None:
-        page.runJavaScript(LOOK, looked)
-
-    def looked(found: str) -> None:
-        state = json.loads(found)
-        if not seen or state != seen[-1]:
-            seen.append(state)
-        is_done = "as fast" in state["verdict"] and state["has_plot"]
-        QTimer.singleShot(*((1000, finish) if is_done else (POLL_MILLISECONDS, look)))
-
-    def finish() -> None:
-        view.grab().save(picture)
-        page.deleteLater()
-        app.quit()
-
     view.load(QUrl(url))
-    ask()
+    page.ask()
     QTimer.singleShot(LONGEST_MILLISECONDS, app.quit)
     app.exec()
-    print(json.dumps({"seen": seen, "console": Page.said}))  # noqa: T201  its result
+    print(json.dumps({"seen": page.seen, "console": page.said}))  # noqa: T201  its result
 
 
 if __name__ == "__main__":
