@@ -5,6 +5,7 @@ VENV_OLDEST ?= .venv-oldest
 VENV_GRAMMAR ?= .venv-grammar
 VENV_QUANTIZED ?= .venv-quantized
 VENV_BROWSER ?= .venv-browser
+VENV_RAY ?= .venv-ray
 WORKERS ?= 2
 ARGS ?=
 
@@ -21,9 +22,10 @@ READY_OLDEST := $(VENV_OLDEST)/.ready
 READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
 READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
 READY_BROWSER := $(VENV_BROWSER)/.ready
+READY_RAY := $(VENV_RAY)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest test-grammar test-quantized test-browser test-gpu test-slow lint check fix bench docs
+.PHONY: help demo test test-oldest test-grammar test-quantized test-browser test-ray test-gpu test-slow lint check fix bench docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -46,7 +48,10 @@ test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by to
 	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation tests/training $(ARGS)
 
 test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
-	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/examples tests/test_examples.py $(ARGS)
+
+test-ray: $(READY_RAY) ## Run the test that serves with Ray.
+	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need a CUDA device.
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -119,3 +124,6 @@ $(READY_QUANTIZED): pyproject.toml constraints.txt
 
 $(READY_BROWSER): pyproject.toml constraints.txt
 	$(call install,$(VENV_BROWSER),constraints.txt,browser)
+
+$(READY_RAY): pyproject.toml constraints.txt
+	$(call install,$(VENV_RAY),constraints.txt,ray)

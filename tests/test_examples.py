@@ -11,10 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+EXAMPLES = sorted(ROOT.glob("examples/[0-9]*.py"))
+HEAVY = {"08_serve_ray.py": pytest.mark.ray, "09_side_by_side.py": pytest.mark.browser}  # need extras beyond `dev`
+SAID = {
+    "05_easyspec.py": "groups [[0], [1], [2, 3], [4]]: the same text",
+    "06_diffuspec.py": "the same text as the target alone",
+    "07_serve_fastapi.py": "'num_tokens': 16,",
+    "08_serve_ray.py": "'num_tokens': 16,",
+    "09_side_by_side.py": "as fast, the same text",
+}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=HEAVY.get(path.name, ()), id=path.name) for path in EXAMPLES],
+)
 def test_an_example_runs_tiny(example: Path, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, str(example), "--tiny"],
@@ -27,6 +38,7 @@ def test_an_example_runs_tiny(example: Path, tmp_path: Path) -> None:
     )
 
     assert result.returncode == 0, result.stderr[-3000:]
+    assert SAID.get(example.name, "") in result.stdout
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -14,7 +14,7 @@ from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import Draft
 from transformers_falcon_spec.core.verification import Verdict
-from transformers_falcon_spec.evaluation.step_page import WatchedText, render_step_page
+from transformers_falcon_spec.evaluation.step_page import WatchedText, render_step_page, render_tree, tree_style
 from transformers_falcon_spec.evaluation.step_text import step_text
 from transformers_falcon_spec.evaluation.steps import Step, StepLog, StepNode
 from transformers_falcon_spec.provenance import provenance
@@ -123,6 +123,14 @@ def test_the_page_nests_nodes_as_the_tree_does() -> None:
         (kept, "· &#39;t4&#39; 0.40"),
         (root, "· &#39;t2&#39; 0.20"),
     ]
+
+
+def test_a_tree_alone_is_that_of_the_page_and_has_its_style() -> None:
+    page = a_page([WatchedText("p", "t", [a_step()])])
+
+    assert render_tree(a_step()).strip() in page
+    assert tree_style().strip() in page
+    assert "&lt;script" in render_tree(Step((StepNode(-1, 1, ATTACK, None, True),), num_guests=0, bonus=None))
 
 
 def test_the_page_leads_from_step_to_step_and_needs_nothing_else() -> None:

@@ -39,6 +39,16 @@ def render_step_page(texts: Sequence[WatchedText], provenance: dict[str, Any]) -
     return render("steps.html", context)
 
 
+def render_tree(step: Step) -> str:
+    """The tree of one step as a part of a page that has `tree_style`; what comes from models is escaped."""
+    return render("tree.html", {"entry": _entry(step)})
+
+
+def tree_style() -> str:
+    """The style of trees; the page sets the colours `--dim`, `--line`, `--panel` and `--identical`."""
+    return render("tree.css", {})
+
+
 def _entry(step: Step) -> dict[str, Any]:
     """A step with its nodes in the order in which nested lists hold them; the bonus token is a node, too.
 

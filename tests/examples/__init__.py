@@ -1,0 +1,1 @@
+"""Tests of what `examples/` serve and show."""
