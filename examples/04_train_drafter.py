@@ -128,6 +128,7 @@ def read_lines(file: Path) -> list[Any]:
 def measure(target: Any, tokenizer: Any, folder: Path, num_prompts: int) -> str:
     """What the real loop keeps, and how fast it is beside the target alone: held-out prompts, greedily, in turn."""
     drafter = FalconSpecDrafter.from_pretrained(folder / "drafter").eval()
+    drafter.generation_config.tune = False  # it drafts in every step, whatever the clock says
     known = {line["messages"][0]["content"] for line in read_lines(folder / "train.jsonl")}
     openings = dict.fromkeys(line["messages"][0]["content"] for line in read_lines(folder / "held_out.jsonl"))
     prompts = [
