@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ..errors import OptionError
-from . import group_tables, rival_tables, speed_tables, tables, tuning_tables
+from . import diffusion_tables, group_tables, rival_tables, speed_tables, tables, tuning_tables
 from .adaptation_table import adaptation
 from .matrix import matrix, matrix_in_short
 
@@ -13,6 +13,7 @@ BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
 CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
 BUDGETS = ("budgets.json", "budgets_finalists.json", "budgets_0.3b.json", "budgets_0.3b_finalists.json")
 GROUP_SPEED = ("easyspec_speed.json", "easyspec_speed_0.3b.json")
+DIFFUSION_SPEED = ("diffuspec_speed.json", "diffuspec_speed_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
     "batches.json": tables.batches,
@@ -35,6 +36,9 @@ _RENDERERS = {
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
     **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
+    "diffuspec_ablation.json": diffusion_tables.diffusion_ablation,
+    **dict.fromkeys(DIFFUSION_SPEED, diffusion_tables.diffusion_speed),
+    "diffuspec_cache.json": diffusion_tables.diffusion_cache,
     "lora.json": adaptation,
 }
 PAGES = {
@@ -46,6 +50,7 @@ PAGES = {
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
     "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
+    "diffuspec.md": ["diffuspec_ablation.json", *DIFFUSION_SPEED, "diffuspec_cache.json"],
     "train_your_own.md": ["lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
