@@ -38,6 +38,7 @@ _RENDERERS = {
     **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
     "diffuspec_ablation.json": diffusion_tables.diffusion_ablation,
     **dict.fromkeys(DIFFUSION_SPEED, diffusion_tables.diffusion_speed),
+    "diffuspec_rivals.json": speed_tables.speed,
     "diffuspec_cache.json": diffusion_tables.diffusion_cache,
     "lora.json": adaptation,
 }
@@ -50,7 +51,7 @@ PAGES = {
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
     "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
-    "diffuspec.md": ["diffuspec_ablation.json", *DIFFUSION_SPEED, "diffuspec_cache.json"],
+    "diffuspec.md": ["diffuspec_ablation.json", *DIFFUSION_SPEED, "diffuspec_rivals.json", "diffuspec_cache.json"],
     "train_your_own.md": ["lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
