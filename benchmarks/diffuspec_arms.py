@@ -15,6 +15,7 @@ from transformers_falcon_spec.training.conversations import read_conversations
 METHOD, CPS, BOTH = "method", "CPS", "CPS and adaptive length"
 ADAPTIVE, NEITHER = "adaptive length", "neither"
 NUM_TREE_NODES = 16
+TREE = f"tree {NUM_TREE_NODES} nodes"
 CONTEXT, FITTED, NONE = "running context", "fitted text", "none"
 Proxies = Mapping[str, NgramProxy | None]
 
@@ -29,6 +30,7 @@ class Arm:
         fields (`dict`): Fields of [`DiffusionConfig`].
         proxy (`str`): What the proxy has read beside the running context.
         num_tree_nodes (`int`): Nodes of a tree, root included.
+        verifier (`str`): What judges drafts when sampling.
     """
 
     factor: str
@@ -36,16 +38,26 @@ class Arm:
     fields: Mapping[str, Any] = field(default_factory=dict)
     proxy: str = FITTED
     num_tree_nodes: int = NUM_TREE_NODES
+    verifier: str = "lazy_walk"
+
+    @property
+    def name(self) -> str:
+        """What differs, and how."""
+        return self.value if self.factor == METHOD else f"{self.factor} {self.value}"
 
     def of(self, drafter: DiffusionDrafter, proxies: Proxies, tune: bool = False) -> DiffusionDrafter:
         """The drafter of the same weights that drafts so."""
-        options = SpeculationConfig(tune=tune, num_tree_nodes=self.num_tree_nodes)
+        options = SpeculationConfig(tune=tune, num_tree_nodes=self.num_tree_nodes, verifier=self.verifier)
         arm: DiffusionDrafter = with_options(
             drafter, options, **{"search": "cps", "draft_length": "fixed", **self.fields}
         )
         arm.proxy = proxies[self.proxy]
         arm.config.check()
         return arm
+
+
+# For sampling alone: when greedy these are the best tokens of all places, as with neither.
+MARGINAL = Arm(METHOD, "drawn marginals", {"search": "marginal"}, verifier="recursive_rejection")
 
 
 def arms_of(drafter: DiffusionDrafter) -> list[Arm]:

@@ -3,8 +3,10 @@
 Command: python -m benchmarks.diffuspec_speed --drafters prefix=FOLDER full=FOLDER --proxy_texts runs/data/train.jsonl
 --methods falcon=models/falcon-reference sps=FOLDER; what `falcon-spec bench` calls a method is one here. With --shape 0.3b --dtype bfloat16
 target and drafters are inflated, all but prompt lookup and DFlash, which has no inflated kind: the small pair's acceptance at a large
-model's cost. Hardware and time: two CPU cores and nothing else running, about six minutes, inflated about as long with --limit 2 --max_new_tokens 48
---arms "CPS and adaptive length" tree; resumes. Arms are interleaved prompt by prompt. Writes `benchmarks/results/diffuspec_speed.json`
+model's cost. Hardware and time: two CPU cores and nothing else running, about five minutes, inflated about as long with --limit 2 --max_new_tokens 48
+--arms "CPS and adaptive length" "tree 16 nodes"; resumes. Arms are interleaved prompt by prompt. With
+--decodings temperature-0.7 --arms CPS neither "tree 16 nodes" "drawn marginals" --output benchmarks/results/diffuspec_speed_sampling.json drawn
+drafts stand beside searched ones. Writes `benchmarks/results/diffuspec_speed.json`
 (`diffuspec_speed_<shape>.json`), which `falcon-spec report` renders into docs/diffuspec.md.
 """
 
@@ -17,24 +19,14 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.diffuspec_ablation import SETS
-from benchmarks.diffuspec_arms import (
-    ADAPTIVE,
-    BOTH,
-    CPS,
-    METHOD,
-    NEITHER,
-    NUM_TREE_NODES,
-    Arm,
-    Proxies,
-    arms_of,
-    proxies_of,
-)
+from benchmarks.diffuspec_arms import ADAPTIVE, BOTH, CPS, MARGINAL, NEITHER, TREE, Proxies, arms_of, proxies_of
 from benchmarks.inflate import load_small_drafter
 from benchmarks.running import Runs, beside, by_arm, run_and_save
 from transformers_falcon_spec import DiffusionDrafter, GenerationStats
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafters, load_target
 from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, MethodEntry, parse_methods
 from transformers_falcon_spec.drafters.base import DrafterModel
+from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter
@@ -43,13 +35,19 @@ from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
 
 HERE = Path(__file__).parent
-TREE, CONFIDENCE, TUNED = "tree", "confidence stop", "CPS, tuned"
-OWN_ARMS = {
-    **{name: (METHOD, name) for name in (BOTH, CPS, ADAPTIVE, NEITHER)},
-    TREE: (TREE, f"{NUM_TREE_NODES} nodes"),
-    CONFIDENCE: (CONFIDENCE, "0.45"),
-    TUNED: (METHOD, CPS),
-}
+TUNED = ", tuned"  # drafts where it pays, else as long as the arm says
+SHOWN = [
+    BOTH,
+    CPS,
+    ADAPTIVE,
+    NEITHER,
+    "fixed length k 4",
+    "passes S 2",
+    "confidence stop 0.45",
+    TREE,
+    CPS + TUNED,
+    TREE + TUNED,
+]
 
 
 def main() -> None:
@@ -59,9 +57,7 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", required=True, help="diffusion drafters, each as NAME=FOLDER")
     parser.add_argument("--proxy_texts", type=Path, required=True, help="conversations that the proxy is fitted to")
     parser.add_argument("--proxy_limit", type=int, help="use so many of them; left out: all")
-    parser.add_argument(
-        "--arms", nargs="+", choices=[*OWN_ARMS], default=[*OWN_ARMS], help="of each diffusion drafter"
-    )
+    parser.add_argument("--arms", nargs="+", default=SHOWN, help="ways to draft of each diffusion drafter")
     parser.add_argument("--methods", nargs="*", default=[], help="others, as `falcon-spec bench` takes them")
     parser.add_argument("--shape", choices=[*SHAPES], help="inflate all to this shape; left out: as they are")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -69,7 +65,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", nargs="+", default=SETS)
     parser.add_argument("--decodings", nargs="+", default=["greedy"])
-    parser.add_argument("--limit", type=int, default=5, help="prompts of each file")
+    parser.add_argument("--limit", type=int, default=4, help="prompts of each file")
     parser.add_argument("--max_new_tokens", type=int, default=96)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -115,10 +111,19 @@ class Models:
 
 
 def own_methods(name: str, drafter: DiffusionDrafter, arms: Sequence[str], proxies: Proxies) -> Iterator[Method]:
-    """Ways to draft of one diffusion drafter. Drafts are fixed, or the tuner's."""
-    found: dict[tuple[str, str], Arm] = {(arm.factor, arm.value): arm for arm in arms_of(drafter)}
+    """Ways to draft of one diffusion drafter.
+
+    Raises:
+        [`OptionError`]: there is no such arm.
+    """
+    found = {arm.name: arm for arm in (*arms_of(drafter), MARGINAL)}
     for arm in arms:
-        yield with_drafter(f"{name}: {arm}", found[OWN_ARMS[arm]].of(drafter, proxies, tune=arm == TUNED))
+        if arm.removesuffix(TUNED) not in found:
+            raise OptionError(
+                f"An arm of `{name}` must be one of {sorted(found)}, maybe with `{TUNED}` behind it, but it is {arm!r}."
+            )
+        own = found[arm.removesuffix(TUNED)].of(drafter, proxies, tune=arm.endswith(TUNED))
+        yield with_drafter(f"{name}: {arm}", own)
 
 
 def side_by_side(records: Runs) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from benchmarks import diffuspec_ablation, diffuspec_cache, diffuspec_speed
 from benchmarks.diffuspec_ablation import rows_of
 from benchmarks.diffuspec_arms import BOTH, CPS, FITTED, METHOD, arms_of, proxies_of
-from benchmarks.diffuspec_speed import phases
+from benchmarks.diffuspec_speed import own_methods, phases
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.commands.loading import load_target
@@ -141,13 +141,22 @@ def test_every_arm_and_method_writes_the_targets_text(
     )
     threads = ("--threads", str(torch.get_num_threads()))
     methods = ("--methods", f"stock={models / 'target'}", "prompt-lookup:3", f"other={models / 'full'}")
-    arms = ("--arms", "CPS", "tree", "--limit", "1", *threads, *methods, *(("--shape", shape) if shape else ()))
+    arms = (
+        "--arms",
+        "CPS",
+        "tree 16 nodes, tuned",
+        "--limit",
+        "1",
+        *threads,
+        *methods,
+        *(("--shape", shape) if shape else ()),
+    )
 
     result = call(
         monkeypatch, diffuspec_speed, models, tmp_path / "speed.json", *of_drafters(models, "prefix_causal"), *arms
     )
 
-    names = ["prefix_causal: CPS", "prefix_causal: tree", "stock", "prompt-lookup:3", "other"]
+    names = ["prefix_causal: CPS", "prefix_causal: tree 16 nodes, tuned", "stock", "prompt-lookup:3", "other"]
     found = {row["arm"]: row for row in result["side_by_side"]}
     assert sorted(found) == sorted(names)
     assert all(row["num_identical"] == row["num_compared"] == 1 for row in result["rows"])
@@ -158,7 +167,21 @@ def test_every_arm_and_method_writes_the_targets_text(
     assert found["stock"]["search_seconds"] == 0
     shares = {method["arm"]: method["settings"] for method in result["methods"] if method["arm"] in names[:2]}
     assert shares["prefix_causal: CPS"]["search"] == "cps"
-    assert shares["prefix_causal: tree"]["num_tree_nodes"] == 16
+    assert shares["prefix_causal: tree 16 nodes, tuned"]["num_tree_nodes"] == 16
+
+
+def test_drawn_marginals_are_judged_as_draws_and_unknown_arms_are_refused(models: Path) -> None:
+    proxies = proxies_of(models / "answered.jsonl", make_tokenizer(), 97)
+    arms = ["drawn marginals", "CPS", "CPS, tuned"]
+
+    drawn, searched, tuned = own_methods("own", loaded(models, "full"), arms, proxies)
+
+    options = [method.assistant.generation_config for method in (drawn, searched, tuned)]
+    assert [each.verifier for each in options] == ["recursive_rejection", "lazy_walk", "lazy_walk"]
+    assert [each.tune for each in options] == [False, False, True]
+    assert drawn.assistant.config.search == "marginal"
+    with pytest.raises(OptionError, match="An arm of `own` must be one of"):
+        list(own_methods("own", loaded(models, "full"), ["tree of life"], proxies))
 
 
 def test_the_cache_is_timed_where_it_is_exact(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
 CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
 BUDGETS = ("budgets.json", "budgets_finalists.json", "budgets_0.3b.json", "budgets_0.3b_finalists.json")
 GROUP_SPEED = ("easyspec_speed.json", "easyspec_speed_0.3b.json")
-DIFFUSION_SPEED = ("diffuspec_speed.json", "diffuspec_speed_0.3b.json")
+DIFFUSION_SPEED = ("diffuspec_speed.json", "diffuspec_speed_sampling.json", "diffuspec_speed_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
     "batches.json": tables.batches,
