@@ -51,7 +51,9 @@ def diffusion_ablation(result: dict[str, Any], name: str) -> str:
 
 
 def _by_set(rows: Rows, drafters: list[str]) -> str:
-    sets = list(dict.fromkeys(row["set"] for row in rows))
+    sets = sorted(
+        dict.fromkeys(row["set"] for row in rows), key=lambda name: name == ALL_SETS
+    )  # in order, all of them last
     found = {(row["drafter"], row["value"], row["set"]): row for row in rows if row["factor"] == METHOD}
     values = list(dict.fromkeys(value for _, value, _ in found))
     body = [
