@@ -21,7 +21,8 @@ from transformers import logging
 from transformers_falcon_spec import LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_target
 from transformers_falcon_spec.drafters.easyspec.groups import build_groups
-from transformers_falcon_spec.evaluation.group_fit import Replay, Steps, Text
+from transformers_falcon_spec.evaluation.drafted_texts import Text
+from transformers_falcon_spec.evaluation.group_fit import Replay, Steps
 from transformers_falcon_spec.evaluation.group_texts import written_texts
 from transformers_falcon_spec.evaluation.methods import with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts

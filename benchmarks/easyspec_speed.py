@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from benchmarks.running import beside, by_arm, run_and_save
+from benchmarks.running import beside, by_arm, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.drafters.easyspec.groups import build_groups
@@ -27,7 +27,7 @@ from transformers_falcon_spec.evaluation.inflation import inflate
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.shapes import SHAPES
-from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_stats, pooled_tokens_per_second
+from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
@@ -35,7 +35,6 @@ DEPTH = 5  # tokens that drafts of a fixed shape are deep
 KINDS = {"chain": {"tree_top_k": 1}, "tree": {"tree_top_k": 4, "num_tree_nodes": 16}}
 STOCK, STOCK_CHAIN = "stock", "stock, chain"
 ORDER, AT_ONCE = "sequential", "fused"
-Turns = list[dict[str, float]]  # seconds of every backend
 
 
 def main() -> None:
@@ -138,15 +137,6 @@ def pass_rows(
         }
         for size in sizes
     ]
-
-
-def times_as_fast(turns: Turns, arm: str, other: str) -> dict[str, Any]:
-    """The middle ratio over turns, and its interval."""
-
-    def ratio(chosen: Turns) -> float:
-        return median(turn[other] / turn[arm] for turn in chosen)
-
-    return {"ratio": ratio(turns), "interval": bootstrap(turns, ratio, 0)}
 
 
 def side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

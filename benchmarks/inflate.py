@@ -12,7 +12,8 @@ is a power of 2, by which bf16 and float32 scale without rounding:
 * `1b`: hidden 1024, 40 layers, for the usual width of 2048 is no power of 4 times 256;
 * `7b`: hidden 4096, 32 layers, inner 14336, 8 key heads: Mistral 7B v0.3, vocabulary included.
 
-Drafters may be Falcon, Eagle (versions 1 and 3), Medusa, lookahead, and Llamas of their own; others are refused by name.
+Drafters may be Falcon, Eagle (versions 1 and 3), Medusa, lookahead, diffusion drafters made of the target's layers, and Llamas of their own; others
+are refused by name.
 
 For a benchmark in the same process nothing need be written: `transformers_falcon_spec.evaluation.inflation.inflate` builds on a device.
 """

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -11,6 +12,7 @@ from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedu
 from transformers_falcon_spec.provenance import provenance
 
 Runs = list[dict[str, Any]]
+Turns = list[dict[str, float]]  # seconds of every arm
 
 
 def by_arm(records: Runs) -> dict[str, dict[str, Runs]]:
@@ -27,6 +29,15 @@ def beside(runs: Runs, others: Runs) -> dict[str, Any]:
     pairs = [(run, found[run["set"], run["prompt"], run["repeat"]]) for run in runs]
     interval = bootstrap(pairs, pooled_speedup, 0)
     return {"num_prompts": len(pairs), "ratio": pooled_speedup(pairs), "interval": interval}
+
+
+def times_as_fast(turns: Turns, arm: str, other: str) -> dict[str, Any]:
+    """The middle ratio over turns, and its interval."""
+
+    def ratio(chosen: Turns) -> float:
+        return median(turn[other] / turn[arm] for turn in chosen)
+
+    return {"ratio": ratio(turns), "interval": bootstrap(turns, ratio, 0)}
 
 
 def run_and_save(

@@ -9,10 +9,15 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter
+from transformers_falcon_spec.commands.loading import load_drafter
 
 MODELS = Path(__file__).parents[1] / "models"
 MOST_BYTES = 45_000_000
+WEIGHTS = sorted(path.parent.name for path in MODELS.glob("*/model.safetensors"))
+DRAFTERS = sorted(
+    path.parent.name for path in MODELS.glob("*/generation_config.json") if path.parent.name != "reference-target"
+)
 PROMPT = "Tom has 3 boxes of 12 pencils. He gives away 10. How many are left?"
 
 
@@ -24,6 +29,20 @@ def pair() -> tuple[Any, Any, dict[str, torch.Tensor]]:
     message = [{"role": "user", "content": PROMPT}]
     inputs = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     return target, drafter, dict(inputs)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_shipped_drafter_keeps_the_targets_text_in_fewer_steps(pair: Any, name: str) -> None:
+    target, _, inputs = pair
+    drafter = load_drafter(str(MODELS / name), target)
+
+    plain = target.generate(**inputs, do_sample=False, max_new_tokens=48)
+    out = target.generate(
+        **inputs, do_sample=False, max_new_tokens=48, assistant_model=drafter, return_dict_in_generate=True
+    )
+
+    assert out.sequences.tolist() == plain.tolist()
+    assert out.speculation.acceptance_length > 1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +72,11 @@ def test_the_shipped_tree_is_well_formed_and_fits_the_block_size(pair: Any) -> N
     assert max_depth % block_size == 0 or max_depth < block_size
 
 
-@pytest.mark.parametrize("name", ["reference-target", "falcon-reference"])
+def test_the_embedded_pair_is_there() -> None:
+    assert {"reference-target", "falcon-reference"} <= set(WEIGHTS)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_are_stored_in_bf16_and_load_as_float32(name: str) -> None:
     folder = MODELS / name
 
@@ -68,21 +91,13 @@ def test_all_weights_together_stay_small() -> None:
     assert sum(path.stat().st_size for path in MODELS.rglob("*.safetensors")) <= MOST_BYTES
 
 
-def test_the_drafters_training_is_on_record() -> None:
-    record = json.loads((MODELS / "falcon-reference" / "training.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", sorted({*WEIGHTS} & {*DRAFTERS}))
+def test_a_drafters_training_is_on_record(name: str) -> None:
+    record = json.loads((MODELS / name / "training.json").read_text(encoding="utf-8"))
 
     assert {"command", "commit", "versions", "device", "threads", "seed", "data", "curve"} <= set(record)
 
 
-def test_the_shipped_lookahead_drafter_serves_the_target_without_weights(pair: Any) -> None:
-    target, _, inputs = pair
-    drafter = LookaheadDrafter.from_pretrained(MODELS / "lookahead")
-
-    plain = target.generate(**inputs, do_sample=False, max_new_tokens=48)
-    out = target.generate(
-        **inputs, do_sample=False, max_new_tokens=48, assistant_model=drafter, return_dict_in_generate=True
-    )
-
-    assert out.sequences.tolist() == plain.tolist()
-    assert out.speculation.acceptance_length > 1
+def test_the_shipped_lookahead_drafter_has_no_weights() -> None:
+    assert "lookahead" in DRAFTERS
     assert sum(path.stat().st_size for path in (MODELS / "lookahead").iterdir()) < 1000

@@ -9,11 +9,11 @@ import torch
 from tests.drafters.easyspec.kinds import GROUPS, make_model
 from tests.tiny import make_prompt
 from transformers_falcon_spec import LayerParallelDrafter, SpeculationConfig
+from transformers_falcon_spec.evaluation.drafted_texts import Text
 from transformers_falcon_spec.evaluation.group_fit import (
     Groups,
     Replay,
     Steps,
-    Text,
     best_divisions,
     candidate_groups,
     singles,

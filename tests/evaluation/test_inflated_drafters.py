@@ -7,12 +7,14 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests import runs
+from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.drafters.eagle.kinds import KINDS as EAGLES
 from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.medusa.makers import make_medusa
 from tests.evaluation.test_inflation import NEW_IDS, TREE, WIDER
 from tests.tiny import VOCAB_SIZE, make_drafter, make_prompt, make_target
-from transformers_falcon_spec import EagleDrafter, MedusaDrafter, SpeculationConfig
+from transformers_falcon_spec import DiffusionDrafter, EagleDrafter, MedusaDrafter, SpeculationConfig
+from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.shapes import Shape
@@ -37,11 +39,17 @@ MORE_EAGLES: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle-3 of as many ids": ("eagle-3.1", {"draft_vocab_size": VOCAB_SIZE}),
     "eagle-3 with every norm": ("speculators", {"fc_norm": True, "norm_output": True, "feature_layers": (-1, 2)}),
 }
+DIFFUSIONS: dict[str, dict[str, Any]] = {
+    "diffusion": {"search": "tree", "num_tree_nodes": 12},
+    "diffusion with full attention and a mask of its own row": {"attention": "full", "logits_shift": 0},
+}
 KINDS = [*EAGLES, *MORE_EAGLES, *MEDUSAS, *FALCONS]
 
 
 def _make(target: Any, kind: str) -> Any:
     """A drafter whose weights all matter."""
+    if kind in DIFFUSIONS:
+        return make_diffusion(target, **DIFFUSIONS[kind])
     if kind in MEDUSAS:
         return make_medusa(target, **MEDUSAS[kind])
     if kind in FALCONS:
@@ -127,7 +135,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch, target: Any, drafter: Any, **opti
         return runs.drafted(target, drafter, **options), drafts
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *DIFFUSIONS])
 def test_an_inflated_pair_writes_drafts_and_keeps_what_the_small_one_does(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,4 +188,30 @@ def test_an_eagle_of_another_width_than_its_target_is_refused(version: int) -> N
     drafter = EagleDrafter.from_target(target, version=version, embedding_size=32)
 
     with pytest.raises(OptionError, match="`embedding_size` and the width of each feature must be `hidden_size`, 64"):
+        inflate_drafter(drafter, target, WIDER)
+
+
+def test_a_mask_stands_behind_the_large_vocabulary_and_a_proxy_counts_the_same_text(tmp_path: Any) -> None:
+    target, texts = make_target(), [[5, 6, 7, 5, 6, 96]]
+    drafter = DiffusionDrafter.from_target(target, num_hidden_layers=2, block_size=4)
+    drafter.proxy = NgramProxy.fit(texts, 3, VOCAB_SIZE)
+
+    inflate_drafter(drafter, target, NEW_IDS).save_pretrained(tmp_path)
+    large = DiffusionDrafter.from_pretrained(tmp_path)
+
+    assert (large.config.mask_token_id, large.config.draft_vocab_size, large.config.vocab_size) == (400, 400, 400)
+    old, new = (each.model.get_input_embeddings().weight for each in (drafter, large))
+    assert new[400, :64].equal(old[VOCAB_SIZE])
+    assert new[VOCAB_SIZE, :64].equal(old[0])  # the padding token's, as all new ids have it
+    assert large.proxy is not None
+    assert large.proxy.fingerprint == NgramProxy.fit(texts, 3, 400).fingerprint
+    large.check_target(inflate(target, NEW_IDS))
+
+
+def test_a_diffusion_drafter_with_a_mask_elsewhere_is_refused() -> None:
+    target = make_target()
+    drafter = make_diffusion(target)
+    drafter.config.mask_token_id = 3  # a word, as some models have it
+
+    with pytest.raises(OptionError, match=r"and the mask behind them, as .* has 98 tokens and the mask 3"):
         inflate_drafter(drafter, target, WIDER)

@@ -25,8 +25,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 from ..drafters.easyspec import LayerParallelDrafter
 from ..errors import OptionError
 from ..evaluation.decoding import decoding_options
+from ..evaluation.drafted_texts import Text
 from ..evaluation.group_costs import Link, StepModel, measure_costs, measure_link
-from ..evaluation.group_fit import Groups, Replay, Steps, Text, best_divisions, candidate_groups, singles, with_group
+from ..evaluation.group_fit import Groups, Replay, Steps, best_divisions, candidate_groups, singles, with_group
 from ..evaluation.group_texts import written_texts
 from ..evaluation.prompts import read_prompts
 from ..evaluation.records import Records

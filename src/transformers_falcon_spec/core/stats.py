@@ -38,6 +38,7 @@ class GenerationStats:
     acceptance_histogram: dict[int, int] = field(default_factory=dict)  # steps per `num_accepted`
     prefill_seconds: float = 0.0  # reading the prompt
     draft_seconds: float = 0.0  # the drafter's
+    search_seconds: float = 0.0  # of those, choosing tokens among what a pass said; where the drafter tells
     verify_seconds: float = 0.0  # reading drafts
     read_seconds: float = 0.0  # of `verify_seconds`, the target's forwards
     total_seconds: float = 0.0  # of the whole call
@@ -133,7 +134,8 @@ class GenerationStats:
         total = GenerationStats()
         for name in ("num_steps", "num_drafted", "num_accepted", "num_passes", "num_reread", "num_tokens"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
-        for name in ("prefill_seconds", "draft_seconds", "verify_seconds", "read_seconds", "total_seconds"):
+        for phase in ("prefill", "draft", "search", "verify", "read", "total"):
+            name = f"{phase}_seconds"
             setattr(total, name, getattr(self, name) + getattr(other, name))
         total.offered_by_depth = _added(self.offered_by_depth, other.offered_by_depth)
         total.kept_by_depth = _added(self.kept_by_depth, other.kept_by_depth)

@@ -1,38 +1,17 @@
-"""Which layers of an EasySpec drafter should attend at once: acceptance measured for each group alone, and the groups it makes best.
-
-Greedy text does not depend on the drafter, so it is written once; what a drafter would have been accepted of it is then found without
-the target, step by step as the decoding loop would ask for drafts.
-"""
+"""Which layers of an EasySpec drafter should attend at once: acceptance measured for each group alone, and the groups it makes best."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
-from ..core.sampling import private_generator
-from ..core.verification import lazy_walk
 from ..drafters.easyspec import LayerParallelDrafter
-from ..generation.candidates import Committed, DraftBudget
-from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.target import Target
+from .drafted_texts import Text, replayed
 
 Groups = list[list[int]]
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text that the target wrote greedily.
-
-    Args:
-        token_ids (`tuple[int, ...]`): Prompt and answer.
-        prompt_len (`int`): Tokens of the prompt.
-    """
-
-    token_ids: tuple[int, ...]
-    prompt_len: int
 
 
 @dataclass(frozen=True)
@@ -85,45 +64,14 @@ class Replay:
         self.drafter.config.backend = "sequential"  # whose weights need not be made anew for other groups
         self.drafter.generation_config = options
 
-    @torch.no_grad()
     def steps(self, text: Text, groups: Groups) -> Steps:
         """What writing a text with these groups would take."""
         self.drafter.config.layer_groups = groups
-        longest = text.prompt_len + self.max_new_tokens
-        generator = self.drafter.candidate_generator(self.view, longest, private_generator())
-        ids = torch.tensor([text.token_ids], device=self.drafter.device)
-        length, num_new, found = (
-            text.prompt_len + 1,
-            text.prompt_len + 1,
-            Steps(0, 0, 0, 0),
-        )  # the prefill gives a token
-        while length < len(text.token_ids):
-            generator.commit(Committed(ids[:, :length], (length,), (num_new,), None))
-            room = longest - length - 1
-            draft = generator.propose(DraftBudget((room,), MAX_NODES)) if room else None
-            num_kept, num_passes = 0, 0
-            if draft is not None:
-                rest = text.token_ids[length:]
-                num_kept, num_passes = (
-                    _num_kept(draft.parents[0].tolist(), draft.token_ids[0].tolist(), rest),
-                    draft.num_passes,
-                )
+        found = Steps(0, 0, 0, 0)
+        for draft, num_kept in replayed(self.view, self.drafter, text, self.max_new_tokens):
+            num_passes = 0 if draft is None else draft.num_passes
             found += Steps(1, num_kept, num_passes, int(num_passes > 0))
-            length, num_new = length + num_kept + 1, num_kept + 1
         return found
-
-
-def _num_kept(parents: list[int], token_ids: list[int], rest: Sequence[int]) -> int:
-    """How many drafted tokens the text keeps that goes on with `rest`."""
-    coming = iter(rest)
-    num_left = len(rest)
-
-    def commit(_node: int) -> tuple[int, bool]:
-        nonlocal num_left
-        num_left -= 1
-        return next(coming), num_left == 0
-
-    return lazy_walk(parents, token_ids, commit).num_accepted
 
 
 def singles(num_layers: int) -> Groups:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import OptionError
 from ..generation.timed import timed_generate
 from .decoding import decoding_options
-from .group_fit import Text
+from .drafted_texts import Text
 from .prompts import Prompt, check_lengths
 from .records import Records
 

@@ -18,7 +18,7 @@ of another length; its distribution is the same, its text is not.
 
 import copy
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..drafters.base import DrafterModel
+from ..drafters.diffuspec import DiffusionDrafter
 from ..errors import OptionError
 from .inflated_kinds import CONSTANT, KINDS, MUTE, RULES, Kind
 from .shapes import ZERO, Layout, Shape
@@ -85,7 +86,7 @@ def inflate_drafter(
 ) -> PreTrainedModel:
     """A drafter for `inflate(target, shape)` that drafts what `drafter` does for `target`, as wide as one made for that shape.
 
-    Its depth stays. Draft models that are Llamas of their own are widened by the same ratios.
+    Its depth stays. Draft models that are Llamas of their own are widened by the same ratios, and so is the one in a diffusion drafter.
 
     Args:
         drafter ([`~transformers.PreTrainedModel`]): The small one; it stays as it is.
@@ -100,6 +101,8 @@ def inflate_drafter(
     if not any(True for _ in drafter.parameters()):  # nothing to widen
         config = _config(drafter.config, {"vocab_size": shape.vocab_size})
         return _with_options(type(drafter)(config), drafter)
+    if isinstance(drafter, DiffusionDrafter):
+        return _inflated_diffusion(drafter, target, shape, dtype=dtype, device=device)
     config, small = drafter.config, Shape.of(target.config)
     changes: dict[str, Any] = {}
     if isinstance(drafter, DrafterModel):
@@ -109,6 +112,34 @@ def inflate_drafter(
     own = small.of_drafter(config)
     layout = Layout(own, own.along(small, shape), config.pad_token_id or 0)
     return _inflated(drafter, layout, changes, dtype, device)
+
+
+@torch.no_grad()
+def _inflated_diffusion(
+    drafter: DiffusionDrafter, target: PreTrainedModel, shape: Shape, **places: Any
+) -> PreTrainedModel:
+    """The same around a wider model, whose mask stands behind all tokens of the large target.
+
+    Raises:
+        [`OptionError`]: the mask does not stand behind all tokens of the small target.
+    """
+    config, size, num_ids = drafter.config, target.config.vocab_size, drafter.model.config.vocab_size
+    if (config.mask_token_id, num_ids) != (size, size + 1):
+        raise OptionError(
+            f"A diffusion drafter to inflate must have the target's {size} tokens and the mask behind them, as "
+            f"`DiffusionDrafter.from_target` makes it, but its model has {num_ids} tokens and the mask {config.mask_token_id}."
+        )
+    model = inflate_drafter(drafter.model, target, replace(shape, vocab_size=shape.vocab_size + 1), **places)
+    ends = torch.tensor([size, shape.vocab_size], device=model.device)
+    tables: Any = {part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for table in tables:  # one, where they are tied
+        table[ends] = table[ends.flip(0)]
+    sizes = dict.fromkeys(("vocab_size", "draft_vocab_size", "mask_token_id"), shape.vocab_size)
+    changes = {**sizes, "draft_config": model.config.to_dict(), "target_contract": None}
+    with no_init_weights():
+        large = DiffusionDrafter(_config(config, changes), model)
+    large.proxy = None if drafter.proxy is None else drafter.proxy.over(shape.vocab_size)
+    return _with_options(large, drafter)
 
 
 def _feature_layer(layer: int, depth: int | None) -> int:

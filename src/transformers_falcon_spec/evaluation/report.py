@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ..errors import OptionError
-from . import group_tables, rival_tables, speed_tables, tables, tuning_tables
+from . import diffusion_tables, group_tables, rival_tables, speed_tables, tables, tuning_tables
 from .adaptation_table import adaptation
 from .matrix import matrix, matrix_in_short
 
@@ -14,6 +14,7 @@ CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
 _BUDGETS_OF = ("", "_finalists", "_held_out", "_0.3b", "_0.3b_large", "_0.3b_finalists")
 BUDGETS = tuple(f"budgets{of}.json" for of in _BUDGETS_OF)
 GROUP_SPEED = ("easyspec_speed.json", "easyspec_speed_0.3b.json")
+DIFFUSION_SPEED = ("diffuspec_speed.json", "diffuspec_speed_sampling.json", "diffuspec_speed_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
     "batches.json": tables.batches,
@@ -37,6 +38,10 @@ _RENDERERS = {
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
     **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
+    "diffuspec_ablation.json": diffusion_tables.diffusion_ablation,
+    **dict.fromkeys(DIFFUSION_SPEED, diffusion_tables.diffusion_speed),
+    "diffuspec_rivals.json": speed_tables.speed,
+    "diffuspec_cache.json": diffusion_tables.diffusion_cache,
     "lora.json": adaptation,
 }
 PAGES = {
@@ -49,6 +54,7 @@ PAGES = {
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
     "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
+    "diffuspec.md": ["diffuspec_ablation.json", *DIFFUSION_SPEED, "diffuspec_rivals.json", "diffuspec_cache.json"],
     "train_your_own.md": ["recipes.json", "lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}

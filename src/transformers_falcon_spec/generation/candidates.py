@@ -90,6 +90,7 @@ class Draft:
     draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: nothing was drawn
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
+    search_seconds: float = 0.0  # spent on choosing tokens among what the passes said, without waiting for the device
     chances: Tensor | None = (
         None  # [rows, nodes] that the target takes each node after its parent, by the drafter; where wanted
     )

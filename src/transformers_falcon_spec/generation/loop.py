@@ -137,6 +137,7 @@ class SpeculativeDecoding:
                 draft = self.generator.propose(budget)
                 if draft is not None:
                     draft = self.ranks.share(draft)
+                    self.stats.search_seconds += draft.search_seconds
                 self.tuner.wait()
         roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import runs
 from tests.drafters.diffuspec.naive_model import naive_logits
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from tests.tiny import make_target
+from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec.drafters.diffuspec.candidates import DiffusionCandidateGenerator
 from transformers_falcon_spec.drafters.diffuspec.lattice import prune
 from transformers_falcon_spec.drafters.diffuspec.path_search import argmax_path, mixed_scores, search_path, tree_over
@@ -306,3 +307,12 @@ def test_tokens_that_the_model_lacks_are_neither_drafted_nor_in_its_way(target: 
 
     assert draft is not None
     assert (draft.token_ids[0, 1:] < 40).all()
+
+
+@pytest.mark.parametrize("search", ["cps", "tree", "argmax"])
+def test_searching_is_a_part_of_drafting(target: Any, search: str) -> None:
+    stats = runs.drafted(target, make_diffusion(target, search=search)).speculation
+
+    assert 0 < stats.search_seconds < stats.draft_seconds
+    assert (stats + stats).search_seconds == 2 * stats.search_seconds
+    assert runs.drafted(target, make_drafter(target)).speculation.search_seconds == 0  # a kind that tells nothing

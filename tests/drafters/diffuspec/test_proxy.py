@@ -120,6 +120,19 @@ def test_two_contexts_learn_apart() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+def test_a_proxy_over_a_larger_vocabulary_is_that_fitted_over_it(order: int) -> None:
+    texts = _texts(30, 9, 1)
+    proxy = NgramProxy.fit(texts, order, VOCAB_SIZE)
+
+    found = proxy.over(1000)
+
+    assert found.fingerprint == NgramProxy.fit(texts, order, 1000).fingerprint
+    assert proxy.over(VOCAB_SIZE).fingerprint == proxy.fingerprint
+    with pytest.raises(OptionError, match="must lie from 6, that of the proxy, to"):
+        proxy.over(5)
+
+
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_saved_proxy_says_the_same(tmp_path: Path, order: int) -> None:
     proxy = NgramProxy.fit(_texts(50), order, VOCAB_SIZE)
 

@@ -4,6 +4,9 @@ A searched path is no draw, so nothing is said of what it was drawn from: the wa
 handed over with their distributions (arXiv 2510.02358, equation 6, which holds for these alone).
 """
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +40,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         self.drafter, self.config = drafter, drafter.config
         self.end_ids, self.forbidden_ids = _special_ids(self.config)
         self._rows: list[_Row] = []
+        self._search_seconds = 0.0  # of the newest draft
 
     def commit(self, committed: Committed) -> None:
         """Keep the new text, and learn how much of each row's draft was kept."""
@@ -59,6 +63,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         ]
         if not any(nums):
             return None
+        self._search_seconds = 0.0
         logits = [
             self._filled_in(number, row, num, num_steps, budget) if num else torch.empty(0, self.target.vocab_size)
             for number, (row, num) in enumerate(zip(self._rows, nums, strict=True))
@@ -69,7 +74,11 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         token_ids, parents = _padded(found)
         chances = _chances(found, logits, budget) if budget.wants_chances else None
         return Draft(
-            token_ids.to(self.drafter.device), parents.to(self.drafter.device), num_passes=num_steps, chances=chances
+            token_ids.to(self.drafter.device),
+            parents.to(self.drafter.device),
+            num_passes=num_steps,
+            chances=chances,
+            search_seconds=self._search_seconds,
         )
 
     def draws_tree(self, budget: DraftBudget) -> bool:
@@ -101,8 +110,10 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     def _lattice(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> Lattice:
         """The candidates of the places that are worth drafting for; the row remembers how far the text seems to go."""
-        sharpened = scores[None] / (budget.temperature or 1.0)
-        lattice = prune(sharpened, self.config.mass, self.config.max_candidates, (), self.end_ids).cpu()
+        with self._searching():
+            sharpened = scores[None] / (budget.temperature or 1.0)
+            lattice = prune(sharpened, self.config.mass, self.config.max_candidates, (), self.end_ids)
+        lattice = lattice.cpu()  # waits for the pass
         row.num_generated = int(lattice.num_generated[0])
         return lattice.row(0, row.length.kept_length(lattice.confidences[0]))
 
@@ -111,7 +122,13 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         root = int(row.text[-1])
         if not len(scores):
             return _RowDraft([root], [-1])
-        lattice, config = self._lattice(row, scores, budget), self.config
+        lattice = self._lattice(row, scores, budget)
+        with self._searching():
+            return self._chosen(row, root, lattice, budget)
+
+    def _chosen(self, row: "_Row", root: int, lattice: Lattice, budget: DraftBudget) -> "_RowDraft":
+        """The path or tree that the search picks from one row's lattice."""
+        config = self.config
         if config.search in ("argmax", "marginal"):
             return _RowDraft.path(root, argmax_path(lattice))
         mixed = mixed_scores(lattice, row.read_proxy(), row.text[-_HISTORY:].tolist(), config.model_weight)
@@ -143,7 +160,17 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             dist_index=index.where(index < token_ids.shape[1] - 1, -1)[None],
             num_passes=num_steps,
             chances=chances,
+            search_seconds=self._search_seconds,
         )
+
+    @contextmanager
+    def _searching(self) -> Iterator[None]:
+        """What happens inside is searching."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._search_seconds += time.perf_counter() - start
 
 
 class _Row:

@@ -78,6 +78,15 @@ class NgramCounts:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
         return torch.frombuffer(self.keys, dtype=torch.int64), torch.frombuffer(self.counts, dtype=torch.int32)
 
+    def rebased(self, vocab_size: int) -> "NgramCounts":
+        """The same n-grams of a larger vocabulary that begins with these tokens."""
+        keys, counts = self.to_tensors()
+        found, place = torch.zeros_like(keys), 1
+        while bool(keys.any()):
+            found += keys % self.vocab_size * place
+            keys, place = keys // self.vocab_size, place * vocab_size
+        return NgramCounts.of_tensors(found, counts, vocab_size)
+
     def followers(self, context: Sequence[int]) -> Followers:
         """What came after a context one token shorter than the n-grams."""
         key = 0

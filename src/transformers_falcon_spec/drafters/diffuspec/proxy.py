@@ -89,6 +89,18 @@ class NgramProxy:
             found.update(level.keys.tobytes() + level.counts.tobytes())
         return found.hexdigest()
 
+    def over(self, vocab_size: int) -> "NgramProxy":
+        """The model of the same text over a larger vocabulary that begins with these tokens.
+
+        Raises:
+            [`OptionError`]: the vocabulary is smaller, or too large.
+        """
+        if not self.vocab_size <= vocab_size <= LARGEST_VOCAB:
+            raise OptionError(
+                f"`vocab_size` must lie from {self.vocab_size}, that of the proxy, to {LARGEST_VOCAB}, but it is {vocab_size}."
+            )
+        return NgramProxy([level.rebased(vocab_size) for level in self._ngrams], vocab_size)
+
     def in_context(self) -> "ContextProxy":
         """A model that starts out as this one and learns from the text of one call; this one stays as it is."""
         return ContextProxy(self)

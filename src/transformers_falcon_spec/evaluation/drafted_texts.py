@@ -1,0 +1,83 @@
+"""What a drafter would be accepted of texts that a target wrote greedily, found without the target.
+
+Greedy text does not depend on the drafter, so it is written once; what a drafter would have been accepted of it is then found step by
+step, as the decoding loop would ask for drafts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..core.sampling import private_generator
+from ..core.stats import GenerationStats
+from ..core.tree import DraftTree
+from ..core.verification import lazy_walk
+from ..drafters.base import DrafterModel
+from ..generation.candidates import Committed, Draft, DraftBudget, TargetView
+from ..generation.loop import MAX_NODES
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that the target wrote greedily.
+
+    Args:
+        token_ids (`tuple[int, ...]`): Prompt and answer.
+        prompt_len (`int`): Tokens of the prompt.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_len: int
+
+
+@torch.no_grad()
+def replayed(
+    view: TargetView, drafter: DrafterModel, text: Text, max_new_tokens: int
+) -> Iterator[tuple[Draft | None, int]]:
+    """The steps of writing a text with a drafter that reads no features: each one's draft, None for a plain step, and how many tokens it keeps.
+
+    Args:
+        view (`TargetView`): The target that wrote the text; not read.
+        drafter ([`DrafterModel`]): The drafter.
+        text ([`Text`]): What was written.
+        max_new_tokens (`int`): What the text was limited to; the loop drafts no further.
+    """
+    longest = text.prompt_len + max_new_tokens
+    generator = drafter.candidate_generator(view, longest, private_generator())
+    ids = torch.tensor([text.token_ids], device=drafter.device)
+    length = num_new = text.prompt_len + 1  # the prefill gives a token
+    while length < len(text.token_ids):
+        generator.commit(Committed(ids[:, :length], (length,), (num_new,), None))
+        room = longest - length - 1
+        draft = generator.propose(DraftBudget((room,), MAX_NODES)) if room else None
+        num_kept = 0 if draft is None else _num_kept(draft, text.token_ids[length:])
+        yield draft, num_kept
+        length, num_new = length + num_kept + 1, num_kept + 1
+
+
+def counts(view: TargetView, drafter: DrafterModel, text: Text, max_new_tokens: int) -> GenerationStats:
+    """What a call of `generate` would count that writes a text with a drafter; seconds are left out.
+
+    The arguments are those of [`replayed`].
+    """
+    stats = GenerationStats(num_tokens=len(text.token_ids) - text.prompt_len)
+    for draft, num_kept in replayed(view, drafter, text, max_new_tokens):
+        parents = torch.tensor([[-1]]) if draft is None else draft.parents.cpu()
+        depths = DraftTree(parents, torch.zeros_like(parents)).depths
+        stats.record(num_nodes=parents.shape[1], max_depth=int(depths.max()), num_accepted=num_kept)
+        stats.num_passes += 0 if draft is None else draft.num_passes
+    return stats
+
+
+def _num_kept(draft: Draft, rest: Sequence[int]) -> int:
+    """How many drafted tokens the text keeps that goes on with `rest`."""
+    coming = iter(rest)
+    num_left = len(rest)
+
+    def commit(_node: int) -> tuple[int, bool]:
+        nonlocal num_left
+        num_left -= 1
+        return next(coming), num_left == 0
+
+    return lazy_walk(draft.parents[0].tolist(), draft.token_ids[0].tolist(), commit).num_accepted

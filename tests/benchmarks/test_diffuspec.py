@@ -1,0 +1,223 @@
+"""What the benchmarks of DiffuSpec work out from counts and seconds, and that they run from begin to end and go on where they stopped."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import diffuspec_ablation, diffuspec_cache, diffuspec_speed
+from benchmarks.diffuspec_ablation import rows_of
+from benchmarks.diffuspec_arms import BOTH, CPS, FITTED, METHOD, arms_of, proxies_of
+from benchmarks.diffuspec_speed import own_methods, phases
+from tests.chat import make_rows, make_tokenizer, save_target, write_rows
+from transformers_falcon_spec import DiffusionDrafter, OptionError
+from transformers_falcon_spec.commands.loading import load_target
+
+SETS = ("sums", "texts")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a drafter of its own layers for each kind of attention, conversations and prompts."""
+    folder = tmp_path_factory.mktemp("models")
+    target, _ = load_target(
+        str(save_target(folder / "target", max_position_embeddings=128, head_dim=16)), "float32", "cpu"
+    )
+    for kind in ("prefix_causal", "full"):
+        made = DiffusionDrafter.from_target(target, num_hidden_layers=3, block_size=4, attention=kind)
+        made.save_pretrained(folder / kind)
+    write_rows(folder / "answered.jsonl", make_rows(5))
+    for number, name in enumerate(SETS):
+        rows = [{"id": word, "prompt": f"{word} plus {number} seven"} for word in ("one", "five")]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def call(monkeypatch: pytest.MonkeyPatch, script: Any, models: Path, output: Path, *options: str) -> dict[str, Any]:
+    """Run a script; what it wrote."""
+    given = ["--target", str(models / "target"), "--output", str(output), *options]
+    monkeypatch.setattr(sys, "argv", ["script", *given])
+    script.main()
+    return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def of_drafters(models: Path, *names: str) -> list[str]:
+    prompts = [str(models / f"{name}.jsonl") for name in SETS]
+    drafters = [f"{name}={models / name}" for name in names]
+    proxy = ["--proxy_texts", str(models / "answered.jsonl")]
+    return ["--drafters", *drafters, *proxy, "--prompts", *prompts, "--max_new_tokens", "8"]
+
+
+def loaded(models: Path, name: str) -> DiffusionDrafter:
+    drafter: DiffusionDrafter = DiffusionDrafter.from_pretrained(models / name)
+    return drafter
+
+
+def test_arms_differ_in_one_factor_and_leave_the_drafter_as_it_is(models: Path) -> None:
+    drafter = loaded(models, "full")
+    before, proxies = drafter.config.to_dict(), proxies_of(models / "answered.jsonl", make_tokenizer(), 97)
+    arms = {(arm.factor, arm.value): arm.of(drafter, proxies) for arm in arms_of(drafter)}
+    base = arms[METHOD, CPS]
+
+    changed = {
+        key: {name for name, value in arm.draft_settings.items() if value != base.draft_settings.get(name)}
+        for key, arm in arms.items()
+    }
+
+    assert len(arms) == len(arms_of(drafter))
+    assert base.proxy is proxies[FITTED] is not None
+    assert changed.pop((METHOD, CPS)) == set()
+    assert changed.pop((METHOD, BOTH)) == {"draft_length", "min_draft_tokens", "growth"}
+    assert changed["mass tau", "0.5"] == {"mass"}
+    assert changed["proxy", "none"] == {"proxy"}
+    assert changed["tree", "8 nodes"] == {"search", "num_tree_nodes"}
+    assert changed["rounds that share a cache", "4"] == {"cache_rounds"}
+    assert all(changed.values())  # every arm differs, in what drafts depend on
+    assert {arm[0] for arm in changed} >= {"beam width B", "candidates M_max", "fixed length k", "passes S"}
+    assert not any(arm.factor == "rounds that share a cache" for arm in arms_of(loaded(models, "prefix_causal")))
+    assert drafter.config.to_dict() == before
+    assert drafter.proxy is None
+
+
+def test_lengths_are_pooled_by_set_and_held_against_path_search_text_by_text() -> None:
+    def run(value: str, set_name: str, num_accepted: int) -> dict[str, Any]:
+        counted = {"num_steps": 4, "num_accepted": num_accepted, "num_drafted": 16, "num_passes": 4}
+        place = {"drafter": "prefix", "factor": METHOD, "value": value, "set": set_name, "text": f"{set_name} a"}
+        return {**place, "speculation": {**counted, "acceptance_histogram": {}}}
+
+    rows = rows_of([run(CPS, "sums", 8), run(CPS, "texts", 4), run("neither", "sums", 4), run("neither", "texts", 4)])
+
+    found = {(row["value"], row["set"]): row for row in rows}
+    assert found[CPS, "all"]["acceptance_length"] == 2.5
+    assert found[CPS, "sums"]["acceptance_length_interval"] == (3.0, 3.0)
+    assert "difference" not in found[CPS, "all"]
+    assert (found["neither", "all"]["difference"], found["neither", "texts"]["difference"]) == (-0.5, 0.0)
+    assert found["neither", "all"]["difference_interval"] == (-1.0, 0.0)
+    assert (found[CPS, "all"]["drafted_per_step"], found[CPS, "all"]["passes_per_step"]) == (4.0, 1.0)
+
+
+def test_a_round_is_made_of_its_phases() -> None:
+    seconds = {"draft_seconds": 2.0, "search_seconds": 0.5, "verify_seconds": 4.0, "prefill_seconds": 1.0}
+    counted = {"num_steps": 10, "num_accepted": 10, "acceptance_histogram": {}, "total_seconds": 11.0, **seconds}
+
+    found = phases([{"speculation": counted, "num_tokens": 20, "seconds": 8.0}])
+
+    names = ("draft_seconds", "search_seconds", "verify_seconds", "other_seconds", "search_share")
+    assert [found[name] for name in names] == pytest.approx([0.15, 0.05, 0.4, 0.4, 0.05])
+    assert (found["tokens_per_second"], found["acceptance_length"]) == (2.5, 2.0)
+
+
+def test_more_factors_join_what_was_counted(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, given = tmp_path / "ablation.json", of_drafters(models, "prefix_causal")
+    few = call(monkeypatch, diffuspec_ablation, models, output, *given, "--factors", "beam width B", "--limit", "1")
+    lines = output.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+
+    more = call(
+        monkeypatch, diffuspec_ablation, models, output, *given, "--limit", "1", "--factors", "beam width B", "proxy"
+    )
+
+    again = output.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1 + 2 + 2 * 5  # settings, texts, then path search and four widths on each
+    assert again[: len(lines)] == lines
+    assert len(again) == len(lines) + 2 * 2
+    assert more["rows"][: len(few["rows"])] == few["rows"]
+    assert {row["set"] for row in more["rows"]} == {*SETS, "all"}
+    assert more["drafters"] == {"prefix_causal": {"attention": "prefix_causal", "block_size": 4}}
+    base = few["rows"][0]
+    assert (base["value"], base["num_texts"]) == (CPS, 1)
+    assert 1 <= base["acceptance_length"] <= 5
+    assert base["drafted_per_step"] > 1
+
+
+@pytest.mark.parametrize("shape", [None, "tiny"])
+def test_every_arm_and_method_writes_the_targets_text(
+    shape: str | None, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        diffuspec_speed.SHAPES, "tiny", diffuspec_speed.SHAPES["0.3b"].__class__(256, 160, 5, 4, 2, 64, 400)
+    )
+    threads = ("--threads", str(torch.get_num_threads()))
+    methods = ("--methods", f"stock={models / 'target'}", "prompt-lookup:3", f"other={models / 'full'}")
+    arms = (
+        "--arms",
+        "CPS",
+        "tree 16 nodes, tuned",
+        "--limit",
+        "1",
+        *threads,
+        *methods,
+        *(("--shape", shape) if shape else ()),
+    )
+
+    result = call(
+        monkeypatch, diffuspec_speed, models, tmp_path / "speed.json", *of_drafters(models, "prefix_causal"), *arms
+    )
+
+    names = ["prefix_causal: CPS", "prefix_causal: tree 16 nodes, tuned", "stock", "prompt-lookup:3", "other"]
+    found = {row["arm"]: row for row in result["side_by_side"]}
+    assert sorted(found) == sorted(names)
+    assert all(row["num_identical"] == row["num_compared"] == 1 for row in result["rows"])
+    assert {row["set"] for row in result["rows"]} == set(SETS)
+    for name in names[:2]:
+        assert found[name]["search_seconds"] > 0
+        assert 0 < found[name]["search_share"] < 1
+    assert found["stock"]["search_seconds"] == 0
+    shares = {method["arm"]: method["settings"] for method in result["methods"] if method["arm"] in names[:2]}
+    assert shares["prefix_causal: CPS"]["search"] == "cps"
+    assert shares["prefix_causal: tree 16 nodes, tuned"]["num_tree_nodes"] == 16
+
+
+def test_drawn_marginals_are_judged_as_draws_and_unknown_arms_are_refused(models: Path) -> None:
+    proxies = proxies_of(models / "answered.jsonl", make_tokenizer(), 97)
+    arms = ["drawn marginals", "CPS", "CPS, tuned"]
+
+    drawn, searched, tuned = own_methods("own", loaded(models, "full"), arms, proxies)
+
+    options = [method.assistant.generation_config for method in (drawn, searched, tuned)]
+    assert [each.verifier for each in options] == ["recursive_rejection", "lazy_walk", "lazy_walk"]
+    assert [each.tune for each in options] == [False, False, True]
+    assert drawn.assistant.config.search == "marginal"
+    with pytest.raises(OptionError, match="An arm of `own` must be one of"):
+        list(own_methods("own", loaded(models, "full"), ["tree of life"], proxies))
+
+
+def test_the_cache_is_timed_where_it_is_exact(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--contexts", "8", "100", "--repeats", "3", "--threads", str(torch.get_num_threads()))
+
+    result = call(
+        monkeypatch,
+        diffuspec_cache,
+        models,
+        tmp_path / "cache.json",
+        "--drafter",
+        str(models / "prefix_causal"),
+        *options,
+    )
+
+    assert [row["context"] for row in result["rows"]] == [8, 100]
+    assert all(row["kept_seconds"] > 0 and row["beside"]["ratio"] > 0 for row in result["rows"])
+    assert result["num_places"] == 4
+    with pytest.raises(OptionError, match="must keep an exact cache"):
+        call(
+            monkeypatch, diffuspec_cache, models, tmp_path / "cache.json", "--drafter", str(models / "full"), *options
+        )
+
+
+def test_passes_with_the_cache_read_new_text_alone_and_say_the_same(models: Path) -> None:
+    drafter = loaded(models, "prefix_causal")
+    text, read = diffuspec_cache.random_text(40, drafter), []
+    inner = drafter.model.forward
+    drafter.model.forward = lambda *args, **kwargs: (  # type: ignore[method-assign]
+        read.append(kwargs["input_ids"].shape[1]),
+        inner(*args, **kwargs),
+    )[1]
+    kept = diffuspec_cache.DenoisedRow(drafter)
+    with torch.no_grad():
+        diffuspec_cache.read(kept, text[:37])
+        with_cache, anew = (diffuspec_cache.read(row, text) for row in (kept, diffuspec_cache.DenoisedRow(drafter)))
+
+    assert read == [37 + 3, 3 + 3, 40 + 3]  # the newest token drafts the first place, masks the other three
+    torch.testing.assert_close(with_cache, anew)
