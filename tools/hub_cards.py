@@ -13,7 +13,12 @@ from transformers_falcon_spec.hub.card import About, render_card
 from transformers_falcon_spec.hub.figures import read_figures
 
 ROOT = Path(__file__).parents[1]
-RESULTS = {"falcon-reference": ["speed.json"], "lookahead": ["rivals.json"]}
+RESULTS = {
+    "falcon-reference": ["speed.json"],
+    "lookahead": ["rivals.json"],
+    "diffuspec-prefix": ["diffuspec_rivals.json"],
+    "diffuspec-full": ["diffuspec_rivals.json"],
+}
 
 
 def render(name: str) -> str:
