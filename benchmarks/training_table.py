@@ -36,15 +36,20 @@ def main() -> None:
 
 
 def row_of(entry: Path) -> dict[str, Any]:
-    """What a run says of itself."""
-    name, _, folder = str(entry).rpartition("=")
+    """What a run says of itself, and the rate that its command names."""
+    row = outcome_of(str(entry))
+    words = row["command"].split()
+    return {**row, "learning_rate": float(words[words.index("--learning_rate") + 1])}
+
+
+def outcome_of(entry: str) -> dict[str, Any]:
+    """What came of the run `NAME=FOLDER`, and what it took."""
+    name, _, folder = entry.rpartition("=")
     told = json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))
     last = next(point for point in reversed(told["curve"]) if "eval_accuracy" in point)
-    words = told["command"].split()
     places = sum(key.startswith("eval_accuracy_at_") for key in last)
     return {
         "name": name or Path(folder).name,
-        "learning_rate": float(words[words.index("--learning_rate") + 1]),
         "num_steps": last["step"],
         "loss": last["eval_loss"],
         "accuracy": [last[f"eval_accuracy_at_{place + 1}"] for place in range(places)],

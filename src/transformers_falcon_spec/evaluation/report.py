@@ -11,7 +11,8 @@ from .matrix import matrix, matrix_in_short
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
 CIRCUMSTANCES = ("circumstances.json", "circumstances_0.3b.json")
-BUDGETS = ("budgets.json", "budgets_finalists.json", "budgets_0.3b.json", "budgets_0.3b_finalists.json")
+_BUDGETS_OF = ("", "_finalists", "_held_out", "_0.3b", "_0.3b_large", "_0.3b_finalists")
+BUDGETS = tuple(f"budgets{of}.json" for of in _BUDGETS_OF)
 GROUP_SPEED = ("easyspec_speed.json", "easyspec_speed_0.3b.json")
 _RENDERERS = {
     "speed.json": speed_tables.speed,
@@ -32,6 +33,7 @@ _RENDERERS = {
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     "training.json": rival_tables.training,
+    "recipes.json": rival_tables.recipes,
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
     **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
@@ -46,7 +48,7 @@ PAGES = {
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
     "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
-    "train_your_own.md": ["lora.json"],
+    "train_your_own.md": ["recipes.json", "lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

@@ -27,6 +27,62 @@ def training(result: dict[str, Any], name: str) -> str:
     return "\n".join(lines)
 
 
+def recipes(result: dict[str, Any], name: str) -> str:
+    """Recipes at the same cost: what training came to, speed and acceptance length, and the first beside the others."""
+    origin, trained, rows = result["provenance"], result["trained"], result["rows"]
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    told = [
+        [
+            row["name"],
+            f"{row['train_seconds'] / 60:.0f} min",
+            " ".join(f"{share:.3f}" for share in row["accuracy"]),
+        ]
+        for row in trained
+    ]
+    found = {(row["decoding"], row["arm"], row["set"]): row for row in rows}
+    speeds = [
+        [decoding, arm, *(_speed(found[decoding, arm, set_name]) for set_name in sets)]
+        for decoding, arm in dict.fromkeys((row["decoding"], row["arm"]) for row in rows)
+    ]
+    beside = [
+        [
+            row["decoding"],
+            row["kind"],
+            f"{row['first']} beside {row['other']}",
+            _interval(row["ratio"], row["interval"]),
+        ]
+        for row in result["beside"]
+    ]
+    lines = [
+        "### Recipes at the same cost",
+        "",
+        f"{trained[0]['num_steps']} steps each on the same {trained[0]['num_examples']} conversations, one run each, seed {trained[0]['seed']}; accuracies on held-out",
+        "answers, one, two ... tokens ahead. Minutes are those of a machine with other work.",
+        "",
+        table(["drafter", "training", "accuracy"], told),
+        "",
+        f"The pairs inflated to `{origin['shape']}`, {origin['dtype']}, {origin['threads']} threads, grown trees, {origin['limit']} prompts a set: speed-up over the target alone",
+        "(95 % interval) and acceptance length.",
+        "",
+        table(["decoding", "drafter", *(SET_NAMES.get(set_name, set_name) for set_name in sets)], speeds),
+        "",
+        f"All prompts together, {result['beside'][0]['num_prompts']} of them, times as fast (95 % interval):",
+        "",
+        table(["decoding", "trees", "drafters", "times as fast"], beside),
+        "",
+        source_line(result, name),
+    ]
+    return "\n".join(lines)
+
+
+def _speed(row: dict[str, Any]) -> str:
+    return f"{_interval(row['speedup'], row['speedup_interval'])}, {row['acceptance_length_pooled']:.2f}"
+
+
+def _interval(value: float, ends: list[float]) -> str:
+    return f"{value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
+
+
 def depths(result: dict[str, Any], name: str) -> str:
     """Acceptance length at every node budget, and acceptance by depth at one of them."""
     rows: Rows = result["rows"]
@@ -61,8 +117,7 @@ def _lengths(rows: Rows, sets: list[str]) -> str:
 def _length(row: dict[str, Any] | None) -> str:
     if row is None:
         return NONE
-    low, high = row["acceptance_length_pooled_interval"]
-    return f"{row['acceptance_length_pooled']:.2f} ({low:.2f} to {high:.2f})"
+    return _interval(row["acceptance_length_pooled"], row["acceptance_length_pooled_interval"])
 
 
 def _by_depth(rows: Rows) -> str:

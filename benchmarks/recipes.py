@@ -1,0 +1,99 @@
+"""Recipes beside each other: drafters trained at the same cost, timed on the target at a large model's cost.
+
+Command: python -m benchmarks.recipes --runs default=runs/recipes/default paper=runs/recipes/paper eagle3=runs/recipes/eagle3; the folders
+come from `falcon-spec train` with the same data, seed, batch size and `--max_steps` (`--recipe default`, `--recipe paper`, `--method eagle`). Hardware and
+time: two CPU cores and nothing else running, about ten minutes; resumes. Every drafter grows its trees, tuned and at the fixed sizes of
+`--nodes` in as many passes as a depth of `--depth` takes; all arms are interleaved prompt by prompt. Writes
+`benchmarks/results/recipes.json`, which `falcon-spec report` renders into docs/train_your_own.md.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import logging
+
+from benchmarks.running import Runs, beside, by_arm, run_and_save
+from benchmarks.training_table import outcome_of
+from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
+from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.shapes import SHAPES
+
+HERE = Path(__file__).parent
+SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
+TUNED = "tuned"
+
+
+def main() -> None:
+    """Time every drafter, and say how the first stands beside the others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", required=True, help="NAME=FOLDER; the first is held against the others")
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--shape", choices=[*SHAPES], default="0.3b", help="inflate the pairs to this shape")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", nargs="+", default=SETS)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[8])
+    parser.add_argument("--depth", type=int, default=6)
+    parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7"])
+    parser.add_argument("--limit", type=int, default=4, help="prompts of each file")
+    parser.add_argument("--max_new_tokens", type=int, default=48)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "recipes.json")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(args.threads)
+    trained = [outcome_of(run) for run in args.runs]
+    check_costs(trained)
+    small, tokenizer = load_target(args.target, "float32", "cpu")
+    places: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
+    target = inflate(small, SHAPES[args.shape], **places)
+    methods = []
+    for run in args.runs:
+        name, _, folder = run.rpartition("=")
+        large = inflate_drafter(load_drafter(folder, small), small, SHAPES[args.shape], **places)
+        methods += arms(name, large, args)
+    prompts = read_prompts(args.prompts, args.limit)
+    benchmark = Benchmark(target, tokenizer, methods, prompts, args.decodings, args.max_new_tokens)
+    names = [row["name"] for row in trained]
+    run_and_save(benchmark, args.output, args, lambda runs: {"trained": trained, "beside": beside_first(runs, names)})
+
+
+def check_costs(trained: list[dict[str, Any]]) -> None:
+    """Refuse runs that did not see the same number of conversations, or not as many steps."""
+    costs = {row["name"]: (row["num_steps"], row["num_examples"]) for row in trained}
+    if len(set(costs.values())) > 1:
+        raise OptionError(
+            f"Recipes are compared at the same cost, but steps and conversations are {costs}. Train them alike."
+        )
+
+
+def arms(name: str, drafter: Any, args: argparse.Namespace) -> list[Method]:
+    """One drafter with the tuner in charge, and at every fixed size."""
+    options = {TUNED: SpeculationConfig(dynamic_tree=True)}
+    for nodes in args.nodes:
+        shape = {"num_tree_nodes": nodes, "tree_depth": args.depth}
+        options[f"{nodes} nodes"] = SpeculationConfig(dynamic_tree=True, tune=False, **shape)
+    return [with_drafter(f"{name}, {kind}", with_options(drafter, chosen)) for kind, chosen in options.items()]
+
+
+def beside_first(records: Runs, names: list[str]) -> list[dict[str, Any]]:
+    """How many times as fast the first drafter is as each other, at equal settings, on the prompts of all sets together."""
+    rows = []
+    for decoding, runs in by_arm(records).items():
+        for kind in dict.fromkeys(arm.rpartition(", ")[2] for arm in runs if ", " in arm):
+            first = runs[f"{names[0]}, {kind}"]
+            for other in names[1:]:
+                ratio = beside(first, runs[f"{other}, {kind}"])
+                rows.append({"decoding": decoding, "kind": kind, "first": names[0], "other": other, **ratio})
+    return rows
+
+
+if __name__ == "__main__":
+    main()
