@@ -33,7 +33,7 @@ _RENDERERS = {
     **dict.fromkeys(BOOKKEEPING, tuning_tables.bookkeeping),
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
-    "training.json": rival_tables.training,
+    **dict.fromkeys(("training.json", "diffuspec_training.json"), rival_tables.training),
     "recipes.json": rival_tables.recipes,
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
@@ -54,7 +54,13 @@ PAGES = {
     "rivals.md": ["training.json", "depths.json", "rivals.json"],
     "calibration.md": ["calibration.json"],
     "easyspec.md": ["easyspec_acceptance.json", *GROUP_SPEED],
-    "diffuspec.md": ["diffuspec_ablation.json", *DIFFUSION_SPEED, "diffuspec_rivals.json", "diffuspec_cache.json"],
+    "diffuspec.md": [
+        "diffuspec_training.json",
+        "diffuspec_ablation.json",
+        *DIFFUSION_SPEED,
+        "diffuspec_rivals.json",
+        "diffuspec_cache.json",
+    ],
     "train_your_own.md": ["recipes.json", "lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
