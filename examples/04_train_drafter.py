@@ -5,8 +5,8 @@ saved with it. Stories are drawn from the start token on by `regenerate`, so tha
 prompt, the rest the answer. A tenth of them is kept out of training; their prompts are what is decoded in the end.
 
 Command: python examples/04_train_drafter.py --target stories260K
-Hardware and time: two CPU cores, about four minutes for a target of 260,000 weights such as `stories260K` (a public checkpoint trained on
-TinyStories, not part of this repository); reckoned from a run on 192 stories. `--tiny` takes a random target instead, and seconds.
+Hardware and time: two CPU cores, two and a half minutes for a target of 260,000 weights such as `stories260K` (a public checkpoint trained on
+TinyStories, not part of this repository). `--tiny` takes a random target instead, and seconds.
 """
 
 import argparse
