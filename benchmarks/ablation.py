@@ -1,6 +1,6 @@
 """The paper's ablation on the reference target: train every point with the same data and steps, then decode with it.
 
-Command: python benchmarks/ablation.py --data runs/data/answers.jsonl --eval-data runs/data/answers-held_out.jsonl
+Command: python -m benchmarks.ablation --data runs/data/answers.jsonl --eval-data runs/data/answers-held_out.jsonl
 Hardware and time: two CPU cores, two points at a time with one thread each, about an hour. Points that are
 trained and measured already are kept: run it again to go on. Writes `benchmarks/results/ablation.json`.
 """
@@ -8,15 +8,13 @@ trained and measured already are kept: run it again to go on. Writes `benchmarks
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
+from benchmarks.training_runs import folder_of, run_command
 from transformers_falcon_spec.commands.loading import load_target
 from transformers_falcon_spec.commands.train_options import TrainCommand
 from transformers_falcon_spec.drafters.falcon import FalconSpecConfig
@@ -57,7 +55,6 @@ SHARED = {
     "logging_steps": "50",
     "draft_tree_nodes": "16",
 }
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # a tenth less time a step
 TREE_DEPTH = 4  # drafter passes are as many as this depth needs
 DESCRIPTION = [
     "Same data and steps for every point; trees of 16 nodes fitted to held-out text, drafted in as many passes as a depth of",
@@ -98,19 +95,19 @@ def _extract(args: argparse.Namespace) -> None:
 
 def _point(name: str, options: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     """One point, from its files where they exist."""
-    folder = args.runs / "".join(letter if letter.isalnum() else "_" for letter in name)
+    folder = folder_of(args.runs, name)
     if not (folder / "training.json").is_file():
         passes = math.ceil(TREE_DEPTH / int(options["block_size"]))
         settings = {**SHARED, **options, "max_steps": str(args.steps), "draft_tree_passes": str(passes)}
         fields = [f"{option}={settings.pop(option)}" for option in list(settings) if hasattr(FalconSpecConfig, option)]
         flags = [part for option, value in settings.items() for part in (f"--{option}", value)]
-        _run(folder, "train", "--target", args.target, "--data", *args.data, "--eval_data", args.eval_data,
+        run_command(folder, "train", "--target", args.target, "--data", *args.data, "--eval_data", args.eval_data,
              "--cache_features", args.features, "--output_dir", str(folder), "--drafter_config", *fields, *flags)  # fmt: skip
     bench = folder / "bench.json"
     if not bench.is_file():
         prompts = [str(HERE / "prompts" / f"{name}.jsonl") for name in SETS]
         SpeculationConfig(tune=False).save_pretrained(folder)
-        _run(folder, "bench", "--targets", args.target, "--methods", f"point={folder}", "--prompts", *prompts, "--no_baseline",
+        run_command(folder, "bench", "--targets", args.target, "--methods", f"point={folder}", "--prompts", *prompts, "--no_baseline",
              "--decodings", "temperature-0.7", "--limit", str(args.limit), "--output", str(bench))  # fmt: skip
     rows = json.loads(bench.read_text(encoding="utf-8"))["rows"]
     return {
@@ -124,17 +121,6 @@ def _point(name: str, options: dict[str, str], args: argparse.Namespace) -> dict
 def _length(row: dict[str, Any]) -> dict[str, Any]:
     interval = row["acceptance_length_pooled_interval"]
     return {"acceptance_length": row["acceptance_length_pooled"], "acceptance_length_interval": interval}
-
-
-def _run(folder: Path, *command: str) -> None:
-    """One `falcon-spec` command on one thread, its output kept beside the drafter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY}
-    with (folder / "log.txt").open("a", encoding="utf-8") as log:
-        subprocess.run(
-            [sys.executable, "-m", "transformers_falcon_spec.cli", *command],
-            stdout=log, stderr=subprocess.STDOUT, env=environment, check=True,
-        )  # fmt: skip
 
 
 def _num_parameters(folder: Path) -> int:

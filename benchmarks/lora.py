@@ -18,6 +18,7 @@ from typing import Any
 from transformers import AutoConfig, DataCollatorForSeq2Seq, Trainer, TrainingArguments, set_seed
 
 from benchmarks.orders import Conversation, conversations
+from benchmarks.training_runs import folder_of
 from transformers_falcon_spec import SpeculationConfig, cli
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.errors import FalconSpecError
@@ -178,11 +179,6 @@ def train(args: argparse.Namespace, name: str, options: Sequence[str], sizes: di
         "--output_dir", str(folder_of(args.runs, name)), "--max_steps", str(sizes["steps"]),
         "--resume_from_checkpoint", "true", *start, *options, *shared,
     )  # fmt: skip
-
-
-def folder_of(runs: Path, name: str) -> Path:
-    """Where an arm is kept."""
-    return runs / "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
 def run_command(*command: str) -> None:

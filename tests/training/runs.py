@@ -14,7 +14,7 @@ from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
-from transformers_falcon_spec.training.objectives import falcon
+from transformers_falcon_spec.training.objectives.falcon import FalconObjective
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -61,7 +61,7 @@ def loss_curve(trainer: DrafterTrainer) -> list[float]:
 def still_phases() -> Iterator[None]:
     """Blocks of Falcon drafters all start at one phase; each process draws those of its own rows otherwise."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(falcon.torch, "randint", lambda _high, size, **_: torch.zeros(size, dtype=torch.long))
+        patch.setattr(FalconObjective, "phases", lambda _self, count, _generator: torch.zeros(count, dtype=torch.long))
         yield
 
 

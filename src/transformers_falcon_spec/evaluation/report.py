@@ -34,6 +34,7 @@ _RENDERERS = {
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     **dict.fromkeys(("training.json", "diffuspec_training.json"), rival_tables.training),
+    "recipe_ablation.json": rival_tables.recipe_ablation,
     "recipes.json": rival_tables.recipes,
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
@@ -61,7 +62,7 @@ PAGES = {
         "diffuspec_rivals.json",
         "diffuspec_cache.json",
     ],
-    "train_your_own.md": ["recipes.json", "lora.json"],
+    "train_your_own.md": ["recipes.json", "recipe_ablation.json", "lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ...core.packing import ahead, text_numbers
@@ -24,20 +25,32 @@ class FalconObjective(Objective):
         """With `use_glancing` a drafter in training sees the batch twice. Every conversation has a phase of its own."""
         positions = pairs.positions[:, :-1]
         num_conversations = int(text_numbers(positions, len(pairs.is_token))[-1, -1]) + 1
-        phases = torch.randint(self.block_size, (num_conversations,), generator=generator).to(positions.device)
+        phases = self.phases(num_conversations, generator).to(positions.device)
         wanted = self.features.head(pairs.labels[pairs.is_counted])
         seen = pairs
         if model.training:
             noisy = self.with_noise(pairs, generator)
-            seen = self._glance(model, pairs, noisy, wanted, phases, generator, progress)
-        predicted = model(seen.token_embeds, seen.features, phases, seen.is_token, positions)
+            seen = self.seen(model, pairs, noisy, wanted, phases, generator, progress)
+        predicted = predict(model, seen, phases)
         counted = seen.is_counted
         logits, wanted = self._logits(predicted, pairs, counted), wanted[counted[pairs.is_counted]]
-        loss = distillation_loss(predicted[counted], pairs.labels[counted], logits, wanted)
-        total = loss.total(self.args.feature_loss_weight, self.args.token_loss_weight)
-        return Outcome(total, vars(loss), logits, wanted, self._places(pairs, phases)[counted])
+        places = self.places(pairs, phases)[counted]
+        total, terms = self.loss(predicted[counted], pairs.labels[counted], logits, wanted, places)
+        return Outcome(total, terms, logits, wanted, places)
 
-    def _places(self, pairs: PairBatch, phases: Tensor) -> Tensor:
+    def phases(self, num_conversations: int, generator: torch.Generator) -> Int[Tensor, " texts"]:
+        """Where the blocks of each conversation start: anywhere, as drafts do."""
+        return torch.randint(self.block_size, (num_conversations,), generator=generator)
+
+    def loss(
+        self, features: Tensor, labels: Tensor, draft_logits: Tensor, target_logits: Tensor, places: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is minimised, and its terms, over rows that count, each at a place of its block; shapes as [`distillation_loss`] has them."""
+        del places  # all places count alike
+        loss = distillation_loss(features, labels, draft_logits, target_logits)
+        return loss.total(self.args.feature_loss_weight, self.args.token_loss_weight), vars(loss)
+
+    def places(self, pairs: PairBatch, phases: Tensor) -> Tensor:
         """The place `[rows, pairs]` of each row in its block."""
         positions = pairs.positions[:, :-1]
         return (positions - phases[text_numbers(positions, len(pairs.is_token))]) % self.block_size
@@ -51,7 +64,7 @@ class FalconObjective(Objective):
         before = ahead(pairs.input_ids, pairs.positions, self.block_size)[:, :-1][counted]
         return logits + self._drafter.transition(before, features.to(self._drafter.dtype)).to(logits)
 
-    def _glance(
+    def seen(
         self,
         model: nn.Module,
         clean: PairBatch,
@@ -61,12 +74,17 @@ class FalconObjective(Objective):
         generator: torch.Generator,
         progress: float,
     ) -> PairBatch:
-        """Pass 1 without gradient counts what the drafter gets wrong; part of the truth is then shown for pass 2."""
+        """What the drafter is trained on. Pass 1 without gradient counts what it gets wrong; part of the truth is then shown for pass 2."""
         if not self.args.use_glancing or self.block_size == 1:
             return noisy
         with torch.no_grad():
-            predicted = model(noisy.token_embeds, noisy.features, phases, noisy.is_token, noisy.positions[:, :-1])
+            predicted = predict(model, noisy, phases)
             wrong = self._logits(predicted, noisy, noisy.is_counted).argmax(-1) != wanted.argmax(-1)
         budget = glancing_budget(int(wrong.sum()), self.args.glancing_ratio, progress)
-        mask = reveal_mask(noisy.is_counted, self._places(noisy, phases), self.block_size, budget, generator)
+        mask = reveal_mask(noisy.is_counted, self.places(noisy, phases), self.block_size, budget, generator)
         return reveal(noisy, clean.features, mask, self.block_size)
+
+
+def predict(model: nn.Module, pairs: PairBatch, phases: Tensor) -> Tensor:
+    """The features `[rows, pairs, hidden]` that the drafter expects a block ahead."""
+    return model(pairs.token_embeds, pairs.features, phases, pairs.is_token, pairs.positions[:, :-1])
