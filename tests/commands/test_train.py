@@ -14,6 +14,7 @@ from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.tiny import make_prompt
 from tests.training.runs import SMALL
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli, disable, enable
+from transformers_falcon_spec.commands.memory import peak_resident_bytes
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training import arguments
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
@@ -58,6 +59,8 @@ def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str],
     assert record["curve"][-1]["step"] == 6
     assert record["train_tokens_per_second"] > 0
     assert 0 < record["target_share"] < 1
+    assert 2**20 < record["peak_process_bytes"] <= peak_resident_bytes()
+    assert (record["peak_device_bytes"] is None) == (not torch.cuda.is_available())
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

@@ -90,7 +90,7 @@ class MemoryRun:
                 options = decoding_options("greedy")
                 timed_generate(target, ids, self.max_new_tokens, options, 0, **method.arguments())
         weights = list(method.assistant.parameters()) if method.assistant is not None else []
-        return Peak(peak_resident_bytes(), _peak_device_bytes(), sum(w.numel() * w.element_size() for w in weights))
+        return Peak(peak_resident_bytes(), peak_device_bytes(), sum(w.numel() * w.element_size() for w in weights))
 
 
 def _ending(status: int) -> str:
@@ -111,7 +111,8 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _peak_device_bytes() -> int | None:
+def peak_device_bytes() -> int | None:
+    """The most bytes of this process's tensors on CUDA devices, all together; None without one."""
     devices = range(torch.cuda.device_count())
     return sum(map(torch.cuda.max_memory_allocated, devices)) if torch.cuda.is_available() else None
 

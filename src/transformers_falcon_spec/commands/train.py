@@ -40,6 +40,7 @@ from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
 from .mask_view import show_masks
+from .memory import peak_device_bytes, peak_resident_bytes
 from .train_drafter import check_drafter_options, check_packing, drafter_to_train, recipe_for
 from .train_options import TrainCommand
 from .training_data import read_training_data
@@ -121,6 +122,8 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
         record |= throughput
         record["recipe"] = _effective(command.recipe, recipe, args, drafter.config)
         record |= {
+            "peak_process_bytes": peak_resident_bytes(),
+            "peak_device_bytes": peak_device_bytes(),
             "num_examples": _num_examples(trainer.train_dataset),
             "num_trained": trainer.get_num_trainable_parameters(),
             "curve": trainer.state.log_history,

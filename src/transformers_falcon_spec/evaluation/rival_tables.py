@@ -35,6 +35,9 @@ def recipes(result: dict[str, Any], name: str) -> str:
         [
             row["name"],
             f"{row['train_seconds'] / 60:.0f} min",
+            f"{row['train_tokens_per_second']:.0f}",
+            f"{row['target_share']:.0%}",
+            f"{row['peak_process_bytes'] / 2**30:.1f} GiB",
             " ".join(f"{share:.3f}" for share in row["accuracy"]),
         ]
         for row in trained
@@ -57,9 +60,10 @@ def recipes(result: dict[str, Any], name: str) -> str:
         "### Recipes at the same cost",
         "",
         f"{trained[0]['num_steps']} steps each on the same {trained[0]['num_examples']} conversations, one run each, seed {trained[0]['seed']}; accuracies on held-out",
-        "answers, one, two ... tokens ahead. Minutes are those of a machine with other work.",
+        "answers, one, two ... tokens ahead. Minutes and tokens a second are those of two runs at a time; the target's share is what reading it took; memory is",
+        "the most that the process held.",
         "",
-        table(["drafter", "training", "accuracy"], told),
+        table(["drafter", "training", "tokens a second", "share of the target", "memory", "accuracy"], told),
         "",
         f"The pairs inflated to `{origin['shape']}`, {origin['dtype']}, {origin['threads']} threads, grown trees, {origin['limit']} prompts a set: speed-up over the target alone",
         "(95 % interval) and acceptance length.",
