@@ -37,7 +37,7 @@ def weights_fingerprint(model: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        for part in _stored_parts(weight.detach()):
+        for part in _stored_parts(_at_hand(model, name, weight.detach())):
             digest.update(part.flatten()[:_NUM_HASHED].cpu().view(torch.uint8).numpy().tobytes())
     for name, module in model.named_modules():
         if isinstance(
@@ -45,6 +45,13 @@ def weights_fingerprint(model: nn.Module) -> str:
         ):  # PEFT's layers, and not models, which have a method
             digest.update(f"{name} {_adapter_state(module)}".encode())
     return digest.hexdigest()
+
+
+def _at_hand(model: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """The weight, or what accelerate keeps of it elsewhere while it has no values."""
+    owner, _, own = name.rpartition(".")
+    kept = getattr(getattr(model.get_submodule(owner), "_hf_hook", None), "weights_map", None)
+    return kept[own] if weight.is_meta and kept is not None else weight
 
 
 def _stored_parts(weight: Tensor) -> Iterator[Tensor]:

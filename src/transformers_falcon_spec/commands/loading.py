@@ -43,7 +43,9 @@ DRAFTERS: dict[str, type[DrafterModel]] = {
 }
 
 
-def load_target(name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_target(
+    name: str, dtype: str, device: str | dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The target, maybe an adapter and the model that it names, in evaluation mode, and its tokenizer.
 
     Raises:

@@ -36,7 +36,7 @@ from ..training.feature_cache import FeatureCache
 from ..training.objectives import objective_of
 from ..training.packing import PackedConversations
 from ..training.recipes import Recipe
-from ..training.trainer import DrafterTrainer
+from ..training.trainer import DrafterTrainer, place
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
 from .mask_view import show_masks
@@ -61,13 +61,14 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         _show_masks(command, command.show_masks)
         return
     check_drafter_options(command, lora)
+    places = command.device_map
     if command.dry_run:
         _check_dry_run(args)
     callbacks = _early_stopping(command, args)
     resume = None if command.dry_run else resume_point(args)
     set_seed(args.seed)
     read = {name: read_training_data(paths, command.limit, command.forbid) for name, paths in command.sources.items()}
-    target, tokenizer = load_target(command.target, command.target_dtype, "cpu")  # the Trainer moves it
+    target, tokenizer = load_target(command.target, command.target_dtype, places)
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = drafter_to_train(command, lora, target, data["train"])
     check_packing(command, drafter)
@@ -84,7 +85,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         bare = unwrap_peft_model(drafter)
         features = objective_of(bare).read_target(bare, target)
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        target.to(args.device)  # type: ignore[arg-type]
+        place(target, args)
         train_data = FeatureCache(data["train"], features, command.cache_features)
     trainer = DrafterTrainer(
         target=target,

@@ -80,6 +80,13 @@ class TrainCommand:
     limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
     forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
     target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
+    target_device_map: str | None = field(
+        default=None,
+        metadata={
+            "help": "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a JSON "
+            "object names a place for each part. Left out, the target is where the drafter is trained."
+        },
+    )
     cache_features: str | None = field(
         default=None,
         metadata={"help": "Folder for the target's features: read once, then trained from. Pays from two epochs on."},
@@ -98,6 +105,21 @@ class TrainCommand:
     save_bf16: bool = field(
         default=False, metadata={"help": "Store weights in bf16 at half the bytes; loads as fp32."}
     )
+
+    @property
+    def device_map(self) -> str | dict[str, Any]:
+        """Where `from_pretrained` puts the target; from the CPU it follows the drafter.
+
+        Raises:
+            [`OptionError`]: an object that is no JSON.
+        """
+        asked = self.target_device_map or "cpu"
+        try:
+            return json.loads(asked) if asked.startswith("{") else asked
+        except json.JSONDecodeError as error:
+            raise OptionError(
+                f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got `{asked}`: {error}.'
+            ) from error
 
     @property
     def sources(self) -> dict[str, list[str]]:

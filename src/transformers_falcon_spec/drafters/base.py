@@ -17,7 +17,7 @@ from ..errors import CheckpointError, DrafterMismatchError, GenerationError, Opt
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
-from ..generation.parts import embedding_width, feature_width
+from ..generation.parts import embedding_width, feature_width, is_spread
 from .adapters import base_of_adapter, options_of_base, put_adapter
 from .contract import FIELD
 from .mismatches import check_contract
@@ -248,9 +248,7 @@ def readable(name_or_path: Any) -> Iterator[None]:
 
 def _check_device(device: torch.device, target: PreTrainedModel) -> None:
     """A target spread over devices moves what its parts are given itself, so any of those will do."""
-    places = {str(place) for place in (getattr(target, "hf_device_map", None) or {}).values()}
-    is_spread = len(places) > 1
-    if device.type == "meta" or (device != target.device and not is_spread):
+    if device.type == "meta" or (device != target.device and not is_spread(target)):
         raise GenerationError(
             f"The drafter must be on the target's device, `{target.device}`, but it is on `{device}`. "
             f"{'Load its weights.' if device.type == 'meta' else 'Move it: `drafter.to(target.device)`.'}"

@@ -19,6 +19,11 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     return next(part for part in model.children() if any(inner is embeddings for inner in part.modules()))
 
 
+def is_spread(model: PreTrainedModel) -> bool:
+    """Whether its parts are on several devices, or on disk, and move what they are given there themselves."""
+    return len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
+
+
 def check_can_be_assisted(model: PreTrainedModel) -> None:
     """Refuse a target that stock assisted generation refuses.
 

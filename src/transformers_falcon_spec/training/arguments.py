@@ -55,6 +55,11 @@ class DrafterTrainingArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every weight is used."})
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Less padding."})
 
+    @property
+    def n_gpu(self) -> int:
+        """At most one: a process trains on one device, and several processes, not `nn.DataParallel`, share the rows out."""
+        return min(super().n_gpu, 1)
+
     def __post_init__(self) -> None:
         """Check the options of this class."""
         if not 0 <= self.glancing_ratio <= 1:

@@ -84,18 +84,18 @@ class TargetFeatures:
         packed = batch.get("position_ids")
         positions = one_text(input_ids.shape[1], input_ids.device) if packed is None else packed
         found = batch if "features" in batch else self.read(input_ids, mask, packed)
-        features, head_inputs = found["features"], found.get("head_inputs", found["features"])
+        features, head_inputs = found["features"].to(input_ids.device), found.get("head_inputs", found["features"])
         is_token = mask[:, 1:].bool() & (positions[:, 1:] > 0)
         return PairBatch(
             input_ids=input_ids,
             positions=positions,
-            token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]),
+            token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]).to(input_ids.device),
             features=features[:, :-1],
-            labels=ahead(head_inputs, positions, self.distance)[:, :-1],
+            labels=ahead(head_inputs.to(input_ids.device), positions, self.distance)[:, :-1],
             is_token=is_token,
             is_counted=ahead(batch["assistant_mask"], positions, self.distance + 1)[:, :-1] & is_token,
         )
 
     def head(self, features: Tensor) -> Tensor:
-        """The target's logits of head inputs, in float32; gradients pass through to the features."""
-        return apply_head(self.target, features)
+        """The target's logits of head inputs, in float32 and on their device; gradients pass through to the features."""
+        return apply_head(self.target, features).to(features.device)

@@ -19,7 +19,8 @@ from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
 from ..drafters.contract import sign
-from ..errors import TrainingError
+from ..errors import OptionError, TrainingError
+from ..generation.parts import is_spread
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
 from .dataset import ConversationDataset
@@ -40,7 +41,8 @@ class DrafterTrainer(Trainer):
     """Trains a drafter on the features and distributions of its frozen target.
 
     Args:
-        target ([`~transformers.PreTrainedModel`]): The target; stays as it is.
+        target ([`~transformers.PreTrainedModel`]):
+            The target; stays as it is, and goes to the device of the training unless it is spread over several by `device_map`.
         model ([`~transformers.PreTrainedModel`] or `peft.PeftModel`):
             The drafter, of a kind that `training/objectives` knows; inside a `PeftModel` its adapter alone is trained.
         args ([`DrafterTrainingArguments`]): How to train.
@@ -56,7 +58,7 @@ class DrafterTrainer(Trainer):
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
-        [`OptionError`]: nothing is known of how to train such a drafter.
+        [`OptionError`]: nothing is known of how to train such a drafter, or several processes were given a target that is spread out.
         [`TrainingError`]: from `train` and `evaluate`: the loss diverged; names the step and the batch's rows.
     """
 
@@ -69,7 +71,7 @@ class DrafterTrainer(Trainer):
         self.features = objective.read_target(self.drafter, target)
         super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
         self.model_accepts_loss_kwargs = False
-        target.to(self.args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+        place(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
@@ -274,3 +276,18 @@ class DrafterTrainer(Trainer):
         num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
         places = acceptance_of(metrics, self.objective.num_places, num_ranks, prefix)
         return DraftTree.best_first(places.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)
+
+
+def place(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
+    """Put the target where the drafter is trained; one that is spread out stays, for its parts move what they are given.
+
+    Raises:
+        [`OptionError`]: it is spread out, and there are several processes.
+    """
+    if not is_spread(target):
+        target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+    elif args.world_size > 1:
+        raise OptionError(
+            f"A target spread over devices serves one process, but there are {args.world_size}. Start one process, or load the target "
+            "without `device_map`, whole for each."
+        )
