@@ -13,10 +13,10 @@ def folder_of(runs: Path, name: str) -> Path:
     return runs / "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
-def run_command(folder: Path, *command: str, module: str = "transformers_falcon_spec.cli") -> None:
-    """`python -m module command` on one thread; what it says goes to `log.txt` of the folder."""
+def run_command(folder: Path, *command: str, module: str = "transformers_falcon_spec.cli", **variables: str) -> None:
+    """`python -m module command` on one thread, with these environment variables; what it says goes to `log.txt` of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY, **variables}
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         subprocess.run(
             [sys.executable, "-m", module, *command], stdout=log, stderr=subprocess.STDOUT, env=environment, check=True

@@ -17,7 +17,7 @@ from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import train as train_command
 from transformers_falcon_spec.commands.train_drafter import fresh_drafter
 from transformers_falcon_spec.drafters.falcon import FalconSpecDrafter
-from transformers_falcon_spec.evaluation.rival_tables import recipe_ablation as table_of
+from transformers_falcon_spec.evaluation.training_tables import recipe_ablation as table_of
 from transformers_falcon_spec.provenance import provenance
 from transformers_falcon_spec.training.objectives import OBJECTIVES, falcon
 

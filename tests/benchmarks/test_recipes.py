@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.recipes import beside_first, check_costs
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.rival_tables import recipes
+from transformers_falcon_spec.evaluation.training_tables import recipes
 from transformers_falcon_spec.provenance import provenance
 
 SECONDS = {  # of two prompts of 10 tokens

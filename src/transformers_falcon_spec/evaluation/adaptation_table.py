@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .tables import source_line, table
+from .tables import interval, source_line, table
 
 NONE = "-"
 
@@ -42,5 +42,4 @@ def adaptation(result: dict[str, Any], name: str) -> str:
 
 
 def _length(found: dict[str, Any]) -> str:
-    low, high = found["acceptance_length_interval"]
-    return f"{found['acceptance_length']:.2f} ({low:.2f} to {high:.2f})"
+    return interval(found["acceptance_length"], found["acceptance_length_interval"])

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ..errors import OptionError
-from . import diffusion_tables, group_tables, rival_tables, speed_tables, tables, tuning_tables
+from . import diffusion_tables, group_tables, rival_tables, speed_tables, tables, training_tables, tuning_tables
 from .adaptation_table import adaptation
 from .matrix import matrix, matrix_in_short
 
@@ -33,9 +33,9 @@ _RENDERERS = {
     **dict.fromkeys(BOOKKEEPING, tuning_tables.bookkeeping),
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
-    **dict.fromkeys(("training.json", "diffuspec_training.json"), rival_tables.training),
-    "recipe_ablation.json": rival_tables.recipe_ablation,
-    "recipes.json": rival_tables.recipes,
+    **dict.fromkeys(("training.json", "diffuspec_training.json"), training_tables.training),
+    "recipe_ablation.json": training_tables.recipe_ablation,
+    "recipes.json": training_tables.recipes,
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
     **dict.fromkeys(GROUP_SPEED, group_tables.group_speed),
@@ -43,6 +43,7 @@ _RENDERERS = {
     **dict.fromkeys(DIFFUSION_SPEED, diffusion_tables.diffusion_speed),
     "diffuspec_rivals.json": speed_tables.speed,
     "diffuspec_cache.json": diffusion_tables.diffusion_cache,
+    "training_speed.json": training_tables.training_speed,
     "lora.json": adaptation,
 }
 PAGES = {
@@ -62,7 +63,7 @@ PAGES = {
         "diffuspec_rivals.json",
         "diffuspec_cache.json",
     ],
-    "train_your_own.md": ["recipes.json", "recipe_ablation.json", "lora.json"],
+    "train_your_own.md": ["recipes.json", "recipe_ablation.json", "training_speed.json", "lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

@@ -1,5 +1,6 @@
 """One results file into Markdown: a table for each kind of measurement."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from .speed_results import today
@@ -59,9 +60,13 @@ def ablation(result: dict[str, Any], name: str) -> str:
     return "\n".join(lines)
 
 
+def interval(value: float, ends: Sequence[float]) -> str:
+    """A value and the interval around it."""
+    return f"{value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
+
+
 def _interval(row: dict[str, Any], key: str = "acceptance_length") -> str:
-    low, high = row[f"{key}_interval"]
-    return f"{row[key]:.2f} ({low:.2f} to {high:.2f})"
+    return interval(row[key], row[f"{key}_interval"])
 
 
 def bounds(result: dict[str, Any], name: str) -> str:
@@ -194,7 +199,7 @@ def tree_cost(result: dict[str, Any], name: str) -> str:
             row["shape"],
             f"{row['num_parameters'] / 1e6:.0f} M",
             f"{1000 * row['plain_seconds']:.1f} ms",
-            *(f"{cost['cost']:.2f} ({cost['interval'][0]:.2f} to {cost['interval'][1]:.2f})" for cost in row["costs"]),
+            *(interval(cost["cost"], cost["interval"]) for cost in row["costs"]),
         ]
         for row in result["rows"]
     ]

@@ -1,0 +1,93 @@
+"""What a training step costs: features read on the way or from disk, one process or two, in turn.
+
+Command: python -m benchmarks.training_speed --data answered.jsonl
+Hardware and time: two CPU cores and nothing else running, about six minutes. Every run is a `falcon-spec train` of its own, which counts its
+tokens, the target's share and its memory itself (`training.json`). Writes `benchmarks/results/training_speed.json`, which `falcon-spec report`
+renders into docs/train_your_own.md.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.running import Turns, times_as_fast
+from benchmarks.training_runs import folder_of, run_command
+from transformers_falcon_spec.provenance import provenance
+
+HERE = Path(__file__).parent
+ROWS = 8  # conversations of a step
+SHARED = (
+    "--target_dtype bfloat16 --bf16 --use_cpu --save_strategy no --logging_steps 50 --report_to none --disable_tqdm true "
+    "--seed 42"
+)
+ARMS = {  # processes, and whether features come from disk
+    "on the way, one process": (1, False),
+    "from disk, one process": (1, True),
+    "on the way, two processes": (2, False),
+    "from disk, two processes": (2, True),
+}
+Told = dict[str, Any]
+
+
+def main() -> None:
+    """Every arm in every turn, after one that writes the features."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--data", required=True, help="answered conversations")
+    parser.add_argument("--limit", type=int, default=512, help="conversations")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "training_speed.json")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        train("from disk, one process", Path(folder) / "first", args, Path(folder) / "features")
+        turns = [
+            {name: train(name, Path(folder) / str(turn), args, Path(folder) / "features") for name in ARMS}
+            for turn in range(args.repeats)
+        ]
+    origin = provenance(seed=42, **{key: str(value) for key, value in vars(args).items()})
+    result = {"provenance": origin, "rows": rows_of(turns), "turns": turns}
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for row in result["rows"]:
+        print(f"{row['name']:30s} {row['tokens_per_second']:.0f} tokens a second, {row['ratio']:.2f} times as fast")
+
+
+def train(name: str, folder: Path, args: argparse.Namespace, features: Path) -> Told:
+    """What one run tells of itself."""
+    processes, from_disk = ARMS[name]
+    folder = folder_of(folder, name)
+    cache = ["--cache_features", str(features)] if from_disk else []
+    command = [
+        "train", "--target", args.target, "--data", args.data, "--limit", str(args.limit), "--output_dir", str(folder),
+        "--max_steps", str(args.steps), "--per_device_train_batch_size", str(ROWS // processes), *cache, *SHARED.split(),
+    ]  # fmt: skip
+    if processes == 1:
+        run_command(folder, *command)
+    else:
+        start = ["--standalone", "--nproc_per_node", str(processes), "-m", "transformers_falcon_spec.cli"]
+        run_command(folder, *start, *command, module="torch.distributed.run", ACCELERATE_USE_CPU="true")
+    told = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return {key: told[key] for key in ("train_tokens_per_second", "target_share", "peak_process_bytes")}
+
+
+def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
+    """The middle run of every arm, and how many times as fast it is as the first one."""
+    first = next(iter(ARMS))
+    seconds: Turns = [{name: 1 / told["train_tokens_per_second"] for name, told in turn.items()} for turn in turns]
+    return [
+        {
+            "name": name,
+            "tokens_per_second": median(turn[name]["train_tokens_per_second"] for turn in turns),
+            "target_share": median(turn[name]["target_share"] for turn in turns),
+            "peak_process_bytes": max(turn[name]["peak_process_bytes"] for turn in turns),
+            **times_as_fast(seconds, name, first),
+        }
+        for name in ARMS
+    ]
+
+
+if __name__ == "__main__":
+    main()
