@@ -1,12 +1,13 @@
 """FSDP2 on two real processes (gloo): each holds half of the drafter's weights, and they learn what one process learns."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from tests.chat import make_rows, save_target, write_rows
 from tests.tiny import make_drafter, make_target
@@ -119,35 +120,50 @@ with still_phases():
 """
 
 
+class Run:
+    """A command that trains in two sharded processes, and what the same takes in one."""
+
+    def __init__(self, folder: Path, state_dict_type: str = "FULL_STATE_DICT") -> None:
+        target = save_target(folder / "target", **SMALL)
+        data, held_out = (write_rows(folder / f"{seed}.jsonl", make_rows(16, seed=seed)) for seed in (0, 1))
+        layers = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+        (folder / "fsdp.json").write_text(json.dumps({**layers, "state_dict_type": state_dict_type}))
+        files = f"--target {target} --data {data} --eval_data {held_out} --max_length 64 --use_cpu --report_to none"
+        self.folder = folder
+        self.command = f"train {files} --max_steps 4 --feature_noise 0 --drafter_config recurrent_dropout=0.0".split()
+
+    def sharded(self, output: str, *options: str) -> dict[str, Tensor]:
+        """The weights that two processes come to, each with four rows of a step."""
+        sharding = ["--fsdp", "--fsdp_config", str(self.folder / "fsdp.json"), "--per_device_train_batch_size", "4"]
+        place = ["--output_dir", str(self.folder / output)]
+        run_two(THROUGH_ACCELERATE, self.folder, *self.command, *sharding, *place, *options)
+        return load_file(self.folder / output / "model.safetensors")
+
+
 @pytest.mark.slow  # two processes that start from nothing
 def test_the_command_trains_a_sharded_drafter_through_accelerate(tmp_path: Path) -> None:
-    target = save_target(tmp_path / "target", **SMALL)
-    data, held_out = (write_rows(tmp_path / f"{seed}.jsonl", make_rows(16, seed=seed)) for seed in (0, 1))
-    config = {
-        "version": 2,
-        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
-        "state_dict_type": "FULL_STATE_DICT",
-    }
-    (tmp_path / "fsdp.json").write_text(json.dumps(config))
-    files = ["train", "--target", str(target), "--data", str(data), "--eval_data", str(held_out), "--max_length", "64"]
-    options = ["--max_steps", "4", "--feature_noise", "0", "--optim", "sgd", "--learning_rate", "0.1", "--use_cpu"]
-    command = [
-        *files,
-        *options,
-        "--drafter_config",
-        "recurrent_dropout=0.0",
-        "--report_to",
-        "none",
-        "--save_strategy",
-        "no",
-    ]
+    run, options = Run(tmp_path), ["--optim", "sgd", "--learning_rate", "0.1", "--save_strategy", "no"]
 
-    sharding = ["--fsdp", "--fsdp_config", str(tmp_path / "fsdp.json"), "--per_device_train_batch_size", "4"]
-    run_two(THROUGH_ACCELERATE, tmp_path, *command, *sharding, "--output_dir", str(tmp_path / "sharded"))
+    sharded = run.sharded("sharded", *options)
 
     assert {path.name for path in tmp_path.glob("sharded-*")} == {"sharded-0", "sharded-1"}
+    whole = [*run.command, *options, "--per_device_train_batch_size", "8", "--output_dir", str(tmp_path / "whole")]
     with still_phases():
-        assert cli.main([*command, "--per_device_train_batch_size", "8", "--output_dir", str(tmp_path / "whole")]) == 0
+        assert cli.main(whole) == 0
     FalconSpecDrafter.from_pretrained(tmp_path / "sharded")
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("sharded", "whole"))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sharded, load_file(tmp_path / "whole" / "model.safetensors"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow  # two processes that start from nothing, twice
+@pytest.mark.parametrize("state_dict_type", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+def test_a_sharded_run_goes_on_from_its_checkpoint(tmp_path: Path, state_dict_type: str) -> None:
+    run, output = Run(tmp_path, state_dict_type), tmp_path / "drafter"
+    expected = run.sharded("drafter", "--save_steps", "2")
+    for path in (output / "model.safetensors", output / "training.json"):
+        path.unlink()
+    shutil.rmtree(output / "checkpoint-4")  # as if it had been killed after the third step
+
+    found = run.sharded("drafter", "--save_steps", "2", "--resume_from_checkpoint", "true")
+
+    assert json.loads((output / "training.json").read_text())["num_resumed"] == 1
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
