@@ -13,7 +13,6 @@ from typing import Any
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
-COSTS = ("train_tokens_per_second", "target_share", "peak_process_bytes", "peak_device_bytes")
 DESCRIPTION = (
     "The same conversations for all, 8 a step, cosine schedule, one run each, seed 42. Loss and share of best tokens that agree with the",
     "target's, one, two, three ... tokens ahead, on held-out answers. What a loss holds differs from method to method.",
@@ -55,7 +54,6 @@ def outcome_of(entry: str) -> dict[str, Any]:
         "loss": last["eval_loss"],
         "accuracy": [last[f"eval_accuracy_at_{place + 1}"] for place in range(places)],
         **{key: told[key] for key in ("command", "commit", "seed", "train_seconds", "num_examples")},
-        **{key: told[key] for key in COSTS if key in told},  # older runs did not count them
     }
 
 

@@ -199,8 +199,8 @@ def test_the_table_holds_every_arm_beside_the_default() -> None:
     result = {
         "provenance": provenance(seed=0, nodes=12),
         "trained": [
-            {"name": name, "num_steps": 750, "num_examples": 8192, "seed": 42, "train_seconds": seconds}
-            for name, seconds in (("default", 90.0), ("two layers", 120.0))
+            {"name": name, "num_steps": 750, "num_examples": 8192, "seed": 42, "accuracy": shares}
+            for name, shares in (("default", [0.5, 0.25]), ("two layers", [0.625]))
         ],
         "rows": [{"decoding": "greedy", "arm": arm, **row} for arm in arms],
         "beside": found,
@@ -211,4 +211,4 @@ def test_the_table_holds_every_arm_beside_the_default() -> None:
     assert {row["arm"]: row["ratio"] for row in found} == {"default; 1": 1.0, "default; 2": 0.5, "two layers; 1": 2.0}
     assert "750 steps each on the same 8192 conversations" in text
     assert "Grown trees of 12\nnodes, not tuned, in so many passes, on 2 held-out prompts" in text
-    assert "| two layers | 1 | 2.0 | 2.50 (2.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text
+    assert "| two layers | 1 | 0.62 | 2.50 (2.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text
