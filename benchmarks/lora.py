@@ -5,7 +5,7 @@ Hardware and time: two CPU cores, about eight minutes. Every stage is kept in `-
 `benchmarks/results/lora.json`, which `falcon-spec report` renders into docs/train_your_own.md. `--tiny` makes everything small, in seconds.
 
 The embedded target is fine-tuned on orders (`benchmarks/orders.py`) and answers further questions about them itself. On those answers
-each arm is trained for the same steps; the acceptance is that of trees of 16 nodes in two passes, untuned, on questions that nobody saw.
+each arm is trained for the same steps; the acceptance is that of trees of 16 nodes in one pass, untuned, on questions that nobody saw.
 """
 
 import argparse
@@ -59,7 +59,7 @@ SHARED = {
 }
 SIZES = {"rows": 800, "held_out": 64, "prompts": 40, "tune_steps": 300, "steps": 300, "max_new_tokens": 160}
 TINY = {"rows": 16, "held_out": 4, "prompts": 2, "tune_steps": 2, "steps": 2, "max_new_tokens": 12}
-OPTIONS = SpeculationConfig(tune=False, dynamic_tree=True, num_tree_nodes=16, tree_depth=6)
+OPTIONS = SpeculationConfig(tune=False, dynamic_tree=True, num_tree_nodes=16)
 
 
 class Stages:

@@ -33,7 +33,7 @@ def adaptation(result: dict[str, Any], name: str) -> str:
         "",
         f"The embedded target after {origin['tune_steps']} steps on made-up orders in JSON, SQL and tables; {origin['rows']} of its own answers, "
         f"{origin['steps']} steps of",
-        f"{origin['per_device_train_batch_size']} for each way; trees of 16 nodes in two passes, not tuned, on {origin['prompts']} unseen questions (95 % interval). "
+        f"{origin['per_device_train_batch_size']} for each way; trees of 16 nodes in one pass (so at most 4 tokens a step), not tuned, on {origin['prompts']} unseen questions (95 % interval). "
         f"{same} of {texts} texts are the target's own. Answers",
         f"and features, which all ways share, took {shared / 60:.1f} min.",
         "",
