@@ -1,7 +1,7 @@
 """A drafter for a target that was fine-tuned: acceptance as published, after LoRA, after training all its weights, and of a fresh one.
 
 Command: python -m benchmarks.lora
-Hardware and time: two CPU cores, about eight minutes. Every stage is kept in `--runs`: run it again to go on. Writes
+Hardware and time: two CPU cores, about ten minutes. Every stage is kept in `--runs`: run it again to go on. Writes
 `benchmarks/results/lora.json`, which `falcon-spec report` renders into docs/train_your_own.md. `--tiny` makes everything small, in seconds.
 
 The embedded target is fine-tuned on orders (`benchmarks/orders.py`) and answers further questions about them itself. On those answers

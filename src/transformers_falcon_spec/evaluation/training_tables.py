@@ -81,8 +81,9 @@ def recipe_ablation(result: dict[str, Any], name: str) -> str:
     ratios = {(row["decoding"], row["arm"]): row for row in result["beside"]}
     decodings = list(dict.fromkeys(row["decoding"] for row in result["beside"]))
     body = []
-    for arm in dict.fromkeys(row["arm"] for row in result["beside"]):
-        drafter, _, passes = arm.rpartition("; ")
+    names = [*trained]
+    arms = {arm: arm.rpartition("; ") for _decoding, arm in ratios}
+    for arm, (drafter, _, passes) in sorted(arms.items(), key=lambda item: (names.index(item[1][0]), int(item[1][2]))):
         body.append([drafter, passes, " ".join(f"{share:.2f}" for share in trained[drafter]["accuracy"])])
         body[-1] += [_kept(found[decoding, arm]) for decoding in decodings]
         body[-1] += [
