@@ -33,10 +33,11 @@ from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
+from ..training.features import place
 from ..training.objectives import objective_of
 from ..training.packing import PackedConversations
 from ..training.recipes import Recipe
-from ..training.trainer import DrafterTrainer, place
+from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
 from .mask_view import show_masks

@@ -34,7 +34,7 @@ _RENDERERS = {
     "rivals.json": speed_tables.speed,
     "depths.json": rival_tables.depths,
     **dict.fromkeys(("training.json", "diffuspec_training.json"), training_tables.training),
-    "recipe_ablation.json": training_tables.recipe_ablation,
+    **dict.fromkeys(training_tables.ABLATIONS, training_tables.recipe_ablation),
     "recipes.json": training_tables.recipes,
     "calibration.json": tables.calibration,
     "easyspec_acceptance.json": group_tables.group_acceptance,
@@ -63,7 +63,7 @@ PAGES = {
         "diffuspec_rivals.json",
         "diffuspec_cache.json",
     ],
-    "train_your_own.md": ["recipes.json", "recipe_ablation.json", "training_speed.json", "lora.json"],
+    "train_your_own.md": ["recipes.json", *training_tables.ABLATIONS, "training_speed.json", "lora.json"],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

@@ -5,6 +5,10 @@ from typing import Any
 from .tables import SET_NAMES, interval, source_line, table
 
 NONE = "-"
+ABLATIONS = {
+    "recipe_ablation.json": "One thing changed at a time",
+    "recipe_ablation_vocabulary.json": "Eagle-3 with a smaller vocabulary and with the whole one",
+}
 
 
 def training(result: dict[str, Any], name: str) -> str:
@@ -93,7 +97,7 @@ def recipe_ablation(result: dict[str, Any], name: str) -> str:
     header = ["drafter", "passes", "accuracy", *(f"length, {decoding}" for decoding in decodings)]
     header += [f"tokens a second, {decoding}" for decoding in decodings]
     lines = [
-        "### One thing changed at a time",
+        f"### {ABLATIONS[name]}",
         "",
         f"The default recipe, then what differs from it; {first['num_steps']} steps each on the same {first['num_examples']} conversations, one run each, seed {first['seed']}. "
         f"Grown trees of {origin['nodes']}",

@@ -9,8 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..core.packing import ahead, one_text
-from ..generation.parts import apply_head, decoder_of
+from ..errors import OptionError
+from ..generation.parts import apply_head, decoder_of, is_spread
 from ..generation.target import Target
+from .arguments import DrafterTrainingArguments
 from .packed_reading import packed_inputs
 
 
@@ -99,3 +101,18 @@ class TargetFeatures:
     def head(self, features: Tensor) -> Tensor:
         """The target's logits of head inputs, in float32 and on their device; gradients pass through to the features."""
         return apply_head(self.target, features).to(features.device)
+
+
+def place(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
+    """Put the target where the drafter is trained; one that is spread out stays, for its parts move what they are given.
+
+    Raises:
+        [`OptionError`]: it is spread out, and there are several processes.
+    """
+    if not is_spread(target):
+        target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+    elif args.world_size > 1:
+        raise OptionError(
+            f"A target spread over devices serves one process, but there are {args.world_size}. Start one process, or load the target "
+            "without `device_map`, whole for each."
+        )

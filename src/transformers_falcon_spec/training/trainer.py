@@ -19,14 +19,13 @@ from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
 from ..drafters.contract import sign
-from ..errors import OptionError, TrainingError
-from ..generation.parts import is_spread
+from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
 from .dataset import ConversationDataset
 from .divergence import divergence, rows_of
 from .feature_cache import FeatureCache
-from .features import PairBatch
+from .features import PairBatch, place
 from .length_groups import SeededLengthGroups
 from .objectives import Objective, Outcome, objective_of
 from .packing import PackedConversations
@@ -276,18 +275,3 @@ class DrafterTrainer(Trainer):
         num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
         places = acceptance_of(metrics, self.objective.num_places, num_ranks, prefix)
         return DraftTree.best_first(places.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)
-
-
-def place(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
-    """Put the target where the drafter is trained; one that is spread out stays, for its parts move what they are given.
-
-    Raises:
-        [`OptionError`]: it is spread out, and there are several processes.
-    """
-    if not is_spread(target):
-        target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-    elif args.world_size > 1:
-        raise OptionError(
-            f"A target spread over devices serves one process, but there are {args.world_size}. Start one process, or load the target "
-            "without `device_map`, whole for each."
-        )
