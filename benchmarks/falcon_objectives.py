@@ -6,6 +6,7 @@ in place of Falcon's own.
 """
 
 import sys
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -54,9 +55,9 @@ class TokenLoss(FalconObjective):
         total = self.args.feature_loss_weight * regression + self.args.token_loss_weight * tokens
         return total, {"regression": regression, "tokens": tokens}
 
+    @abstractmethod
     def token_rows(self, draft_logits: Tensor, target_logits: Tensor, places: Tensor) -> Tensor:
         """The loss of each row `[counted]`."""
-        raise NotImplementedError
 
 
 class ForwardDivergence(TokenLoss):

@@ -1,8 +1,8 @@
 """The default recipe with one thing changed at a time, beside the paper's and Eagle-3: the same data and steps for all, then decoded with.
 
 Command: python -m benchmarks.recipe_ablation --data answered.jsonl --eval_data answered-held_out.jsonl
-Hardware and time: two CPU cores. `--only_train` trains what is missing, two at a time with one thread each, about an hour; without it
-everything that was trained is timed on held-out prompts, which takes ten minutes with nothing else running. Resumes. Writes
+Hardware and time: two CPU cores. What is missing is trained, two at a time with one thread each, about an hour; then, unless
+`--only_train` is given, all arms are timed on held-out prompts, which takes ten minutes with nothing else running. Resumes. Writes
 `benchmarks/results/recipe_ablation.json`, which `falcon-spec report` renders into docs/train_your_own.md.
 
 Trees are grown, with the same nodes for all and as many passes as an arm is allowed; nothing is tuned. `benchmarks/falcon_objectives.py`
@@ -42,7 +42,6 @@ class Arm:
 
 
 EAGLE = "--method eagle --learning_rate 2e-3 --warmup_steps 0.025 --lr_scheduler_type cosine --ttt_steps 4 --drafter_config version=3"
-# The first two find out the features that the others read.
 ARMS = {
     DEFAULT: Arm(passes=(1, 2)),
     "Eagle-3, 2,048 tokens drafted": Arm(f"{EAGLE} draft_vocab_size=2048", features="features_eagle", passes=(3, 6)),
@@ -93,9 +92,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results" / "recipe_ablation.json")
     args = parser.parse_args()
     with ThreadPoolExecutor(args.workers) as pool:
-        list(pool.map(lambda name: train(name, args), args.arms))
+        for names in (readers(args.arms), args.arms):
+            list(pool.map(lambda name: train(name, args), names))
     if not args.only_train:
         measure(args)
+
+
+def readers(names: list[str]) -> list[str]:
+    """The first arm of each folder of features: it writes what the others read, so it must have ended before they start."""
+    return [*{ARMS[name].features: name for name in reversed(names)}.values()]
 
 
 def train(name: str, args: argparse.Namespace) -> None:

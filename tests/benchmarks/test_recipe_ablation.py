@@ -171,6 +171,12 @@ def test_every_arm_is_a_command_and_a_drafter(name: str, tmp_path: Path, monkeyp
         assert str(getattr(drafter.config, key)).lower() in (value.replace(",", ", "), value.replace("null", "none"))
 
 
+def test_one_arm_writes_the_features_that_others_read() -> None:
+    names = ["two layers", "Eagle-3, all tokens drafted", "default", "Eagle-3, 2,048 tokens drafted"]
+
+    assert {*recipe_ablation.readers(names)} == {"two layers", "Eagle-3, all tokens drafted"}
+
+
 def test_an_arm_that_is_trained_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "default").mkdir()
     (tmp_path / "default" / "training.json").write_text("{}", encoding="utf-8")
