@@ -126,6 +126,25 @@ def test_results_with_and_without_a_float32_reading_are_not_mixed(
     assert "must hold measurements under the same settings" in capsys.readouterr().err
 
 
+def test_the_tuner_chooses_only_where_it_is_asked_to_and_such_results_are_not_mixed(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, tuned = ParityCheck.run, []
+
+    def watched(self: ParityCheck, *others: Any) -> Any:
+        tuned.append(self.drafter.generation_config.tune)
+        return run(self, *others)
+
+    monkeypatch.setattr(ParityCheck, "run", watched)
+    common = [*arguments, "--limit", "1"]
+
+    for name, options in {"every_step": [], "tuned": ["--tune"]}.items():
+        assert cli.main([*common, "--output", str(tmp_path / f"{name}.json"), *options]) == 0
+    assert tuned == [False, True]
+    assert cli.main([*common, "--output", str(tmp_path / "tuned.json")]) == 1
+    assert "must hold measurements under the same settings" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -51,6 +51,12 @@ def test_shares_come_with_intervals_and_a_prompt_counts_once_in_the_totals() -> 
     assert [totals[key] for key in ("num_prompts", "num_texts", "identical", "tie", "bug")] == [2, 4, 1, 0, 1]
 
 
+def test_tokens_a_step_are_those_of_identical_texts() -> None:
+    report = make_report(replace(SAME, num_steps=4), replace(TIE, num_steps=99), replace(BUG, num_steps=1))
+
+    assert [row["tokens_per_step"] for row in report["rows"]] == [3.0, None]
+
+
 @pytest.mark.parametrize("result", [SAME, TIE, BUG], ids=["identical", "tie", "bug"])
 def test_a_result_is_read_as_it_was_written(result: ParityResult) -> None:
     assert read_result(json.loads(json.dumps(asdict(result))), Path("x.jsonl")) == result

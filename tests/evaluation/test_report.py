@@ -13,7 +13,8 @@ from transformers_falcon_spec.provenance import provenance
 def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
     results, document = tmp_path / "results", tmp_path / "README.md"
     results.mkdir()
-    row = {"decoding": "greedy", "num_prompts": 200, "num_tokens": 25000, "identical": 199, "tie": 1, "different": 0}
+    row = {"decoding": "greedy", "num_prompts": 200, "num_tokens": 25000, "identical": 199, "tie": 1, "bug": 0}
+    row["tokens_per_step"] = 2.5
     result = {"provenance": provenance(seed=0, dtype="float32", max_new_tokens=64), "rows": [row]}
     (results / "parity.json").write_text(json.dumps(result), encoding="utf-8")
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
@@ -22,7 +23,7 @@ def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
 
     text = document.read_text(encoding="utf-8")
     assert "At most 64 new tokens a text, float32." in text
-    assert "| greedy | 200 | 25000 | 199 | 1 | 0 |" in text
+    assert "| greedy | 200 | 25000 | 2.50 | 199 | 1 | 0 |" in text
     assert "Source: `benchmarks/results/parity.json`; commit `" in text
     assert "old" not in text
     assert text.startswith("before\n")

@@ -63,6 +63,12 @@ class ParityCommand:
             "it. Fewer ties; each choice made again costs a step, and the report counts them."
         },
     )
+    tune: bool = field(
+        default=False,
+        metadata={
+            "help": "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts."
+        },
+    )
     reread_in_float32: bool = field(
         default=True,
         metadata={
@@ -107,7 +113,7 @@ def _make_check(command: ParityCommand) -> ParityCheck:
     target, tokenizer = load_target(command.target, command.dtype, command.device)
     drafter = load_drafter(command.drafter, target)
     drafter.generation_config.strict = command.strict
-    drafter.generation_config.tune = False  # every step is to draft
+    drafter.generation_config.tune = command.tune
     is_low = target.dtype in LOW_PRECISION
     if is_low and command.reread_in_float32:
         print(
@@ -127,8 +133,7 @@ def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
         "max_new_tokens": command.max_new_tokens,
         "seed": command.seed,
     }
-    if command.strict:
-        settings["strict"] = True
+    settings |= {name: True for name in ("strict", "tune") if getattr(command, name)}
     if check.target.dtype in LOW_PRECISION:
         settings["reread_in_float32"] = command.reread_in_float32
     return settings

@@ -79,8 +79,10 @@ def _difference(stored: dict[str, Any]) -> Difference:
 
 
 def tally(results: Sequence[ParityResult]) -> dict[str, Any]:
-    """Counts of each verdict, and its share with a 95 % interval."""
+    """Counts of each verdict, its share with a 95 % interval, and how many tokens a step of an identical text brought."""
     counts = Counter(result.verdict for result in results)
+    identical = [result for result in results if result.verdict == "identical"]
+    num_steps = sum(result.num_steps for result in identical)
     shares = {
         verdict: {
             "share": counts[verdict] / len(results),
@@ -95,6 +97,7 @@ def tally(results: Sequence[ParityResult]) -> dict[str, Any]:
             name: sum(getattr(result, name) for result in results)
             for name in ("num_tokens", "num_steps", "num_reread")
         },
+        "tokens_per_step": sum(result.num_tokens for result in identical) / num_steps if num_steps else None,
         "shares": shares,
     }
 

@@ -9,6 +9,7 @@ SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench",
 Rows = list[dict[str, Any]]
 PARITY_TITLES = {
     "parity.json": "the test prompts",
+    "parity_tuned.json": "the test prompts, with the tuner choosing how much to draft",
     "parity_greedy.json": "more prompts",
     "parity_sampling.json": "twelve ways of sampling, equal seeds",
     "parity_bfloat16.json": "in bfloat16",
@@ -35,9 +36,15 @@ def source_line(result: dict[str, Any], name: str) -> str:
 
 def parity(result: dict[str, Any], name: str) -> str:
     """Texts that are the target's own, by decoding."""
-    header = ["decoding", "prompts", "tokens", "identical", "proven ties", "different"]
-    keys = ("decoding", "num_prompts", "num_tokens", "identical", "tie")
-    body = [[*(str(row[key]) for key in keys), str(row.get("bug", row.get("different")))] for row in result["rows"]]
+    header = ["decoding", "prompts", "tokens", "tokens a step", "identical", "proven ties", "different"]
+    body = [
+        [
+            *(str(row[key]) for key in ("decoding", "num_prompts", "num_tokens")),
+            "-" if row["tokens_per_step"] is None else f"{row['tokens_per_step']:.2f}",
+            *(str(row[verdict]) for verdict in ("identical", "tie", "bug")),
+        ]
+        for row in result["rows"]
+    ]
     dtype, limit = (result["provenance"].get(key) for key in ("dtype", "max_new_tokens"))
     lines = [f"### The same text: {PARITY_TITLES[name]}", "", f"At most {limit} new tokens a text, {dtype}.", ""]
     return "\n".join([*lines, table(header, body), "", source_line(result, name)])
