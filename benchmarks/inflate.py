@@ -32,7 +32,7 @@ from transformers_falcon_spec.drafters.contract import TargetContract
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.shapes import SHAPES, Shape
-from transformers_falcon_spec.provenance import provenance, weights_fingerprint
+from transformers_falcon_spec.provenance import portable, provenance, weights_fingerprint
 
 WHAT = "function of the small model, cost of the large one"
 
@@ -114,8 +114,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.output,
         {
             "what": WHAT,
-            "target": args.target,
-            "drafters": args.drafters,
+            "target": portable(args.target),
+            "drafters": portable(args.drafters),
             "small_fingerprint": weights_fingerprint(target),
             "shape": asdict(shape),
             "dtype": args.dtype,

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,19 +18,70 @@ from torch import Tensor, nn
 _NUM_HASHED = 1024  # values of each weight
 _BYTES_AT_ONCE = 1 << 20
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
+_ABSOLUTE = re.compile(r"(?<![\w./~-])(?:[A-Za-z]:[\\/]|/(?!/))[^\s'\"`,;:()\[\]{}<>|=]*")
+_HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # of the Hub's cache: the name is in it
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
-    """Command, commit, versions and machine, and the `settings` that a reader needs to run it again."""
+    """Command, commit, versions and machine, and the `settings` that a reader needs to run it again; paths as [`portable`] says them."""
     return {
-        **settings,  # first: an option called `device` must not hide the machine
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        **portable(settings),  # first: an option called `device` must not hide the machine
+        "command": " ".join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
         "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
     }
+
+
+def portable(value: Any) -> Any:
+    """The same with every absolute path of this machine in a form that can be read on another one; all else stays as it is.
+
+    What lies in the project, or in the current folder, is named from there, and so is what lies beside either, with `..`. Of other
+    places the last two names are left, or the Hub's name and what follows, behind `...`.
+
+    Args:
+        value (`Any`): A path, a text that may hold some, or lists and dictionaries of such.
+    """
+    if isinstance(value, dict):
+        return {name: portable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(portable, value))
+    is_text, is_path = isinstance(value, str | Path), isinstance(value, Path)
+    if is_text and Path(value).is_absolute() and (is_path or _is_here(Path(value).parent)):  # it may hold spaces
+        return _portable_path(str(value))
+    return _ABSOLUTE.sub(lambda found: _portable_path(found[0]), str(value)) if is_text else value
+
+
+def _portable_path(text: str) -> str:
+    path = Path(os.path.normpath(text))
+    own, *names = path.parts
+    if not names or not _is_here(Path(own, names[0])):  # nothing of this machine
+        return text
+    bases = [base for base in (project_folder(), Path.cwd()) if base is not None]
+    for base in bases:
+        if path.is_relative_to(base):
+            return path.relative_to(base).as_posix()
+    for base in bases:
+        if len(base.parent.parts) > 1 and path.is_relative_to(base.parent):
+            return f"../{path.relative_to(base.parent).as_posix()}"
+    names = list(path.relative_to(Path.home()).parts) if path.is_relative_to(Path.home()) else names[1:] or names
+    start = next((index for index, name in enumerate(names) if _HUB_FOLDER.match(name)), max(len(names) - 2, 0))
+    return "/".join(["...", *names[start:]])
+
+
+def _is_here(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name of a file could be like that
+        return False
+
+
+def project_folder() -> Path | None:
+    """The checkout that this package is used from; None where it is installed."""
+    folder = Path(__file__).parents[2]
+    return folder if (folder / "pyproject.toml").is_file() else None
 
 
 def weights_fingerprint(model: nn.Module) -> str:

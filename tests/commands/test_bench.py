@@ -18,6 +18,7 @@ from transformers_falcon_spec.commands.methods import MethodEntry, parse_methods
 from transformers_falcon_spec.drafters.contract import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, DrafterMismatchError, OptionError
 from transformers_falcon_spec.evaluation.methods import Method
+from transformers_falcon_spec.provenance import portable
 
 ONE = {"t": "folder"}
 
@@ -57,7 +58,7 @@ def test_bench_measures_every_method_on_its_targets(folders: dict[str, str], tmp
     origin = result["provenance"]
     assert {"command", "commit", "versions", "device", "seed", "threads"} <= set(origin)
     assert origin["threads"] == 1
-    assert origin["targets"] == {"small": folders["target"], "big": folders["other"]}
+    assert origin["targets"] == {"small": portable(folders["target"]), "big": portable(folders["other"])}
     assert origin["dtype"] == {"small": "float32", "big": "float32"}
     kinds = {(entry["target"], entry["arm"]): entry["kind"] for entry in result["methods"]}
     assert kinds["small", "two"] == "drafter"

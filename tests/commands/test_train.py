@@ -16,6 +16,7 @@ from tests.training.runs import SMALL
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli, disable, enable
 from transformers_falcon_spec.commands.memory import peak_resident_bytes
 from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.training import arguments
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationDataset
@@ -52,10 +53,10 @@ def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str],
     record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
     assert status == 0
     assert len(drafter.draft_tree) == 7
-    assert drafter.config.target_name_or_path == files["target"]
+    assert drafter.config.target_name_or_path == portable(files["target"])
     assert {"command", "commit", "date", "versions", "device", "train_seconds"} <= set(record)
     assert (record["seed"], record["num_examples"], record["num_resumed"]) == (3, 12, 0)
-    assert record["data"] == {"train": [files["data"]], "eval": [files["eval_data"]]}
+    assert record["data"] == portable({"train": [files["data"]], "eval": [files["eval_data"]]})
     assert record["curve"][-1]["step"] == 6
     assert record["train_tokens_per_second"] > 0
     assert 0 < record["target_share"] < 1

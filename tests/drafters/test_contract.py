@@ -22,6 +22,7 @@ from transformers_falcon_spec.drafters.mismatches import check_contract, mismatc
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.shapes import Shape
+from transformers_falcon_spec.provenance import portable
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -382,7 +383,7 @@ def test_the_command_signs_a_drafter_and_changes_nothing_but_its_config(
     changed = {path.name for path in drafter.iterdir() if files.get(path.name) != path.read_bytes()}
     signed = FalconSpecDrafter.from_pretrained(drafter)
     assert (status, changed) == (0, {"config.json"})
-    assert json.loads((drafter / "config.json").read_text())["target_name_or_path"] == str(folder)
+    assert json.loads((drafter / "config.json").read_text())["target_name_or_path"] == portable(folder)
     assert names(signed, target, make_tokenizer()) == []
     assert names(signed, fine_tuned(target), make_tokenizer(MARKED_TEMPLATE)) == ["other target", "wrong template"]
     assert "weights known: embeddings, head, layers" in capsys.readouterr().out

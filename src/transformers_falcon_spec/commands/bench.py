@@ -34,7 +34,7 @@ from ..evaluation.methods import BASELINE, Method
 from ..evaluation.prompts import Prompt, check_lengths, read_prompts
 from ..evaluation.speed_results import changes_greedy_text, failure_of, is_whole
 from ..evaluation.summary import summarize
-from ..provenance import provenance
+from ..provenance import portable, provenance
 from .loading import load_target, read_config
 from .memory import MemoryRun
 from .methods import MethodEntry, parse_methods, parse_targets
@@ -163,7 +163,7 @@ def _measure(
     described = {entry["arm"]: entry for entry in benchmark.describe(outcome)}
     failed = {failure.arm: failure.to_json() for failure in outcome.failures}
     entries = [
-        {"target": name, "arm": arm, **described.get(arm, {}), "source": source or folder, **peaks.get(arm, {}),
+        {"target": name, "arm": arm, **described.get(arm, {}), "source": portable(source or folder), **peaks.get(arm, {}),
          "failure": failed.get(arm)}
         for arm, source in sources.items()
     ]  # fmt: skip

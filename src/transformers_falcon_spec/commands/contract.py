@@ -14,6 +14,7 @@ from transformers import logging
 
 from ..drafters.contract import FIELD, TargetContract
 from ..errors import OptionError
+from ..provenance import portable
 from .loading import load_drafter, load_target, save_fields
 
 
@@ -49,7 +50,7 @@ def run(command: ContractCommand) -> None:
     setattr(drafter.config, FIELD, None)  # the old one does not matter any more
     drafter.check_target(target)
     contract = TargetContract.of(target, tokenizer)
-    save_fields(Path(command.drafter), {FIELD: contract.to_json(), "target_name_or_path": command.target})
+    save_fields(Path(command.drafter), {FIELD: contract.to_json(), "target_name_or_path": portable(command.target)})
     parts = ", ".join(contract.weights) or "none"
     print(f"`{command.drafter}` is for `{command.target}` in {contract.dtype}; weights known: {parts}.")
     for part, reason in contract.skipped.items():

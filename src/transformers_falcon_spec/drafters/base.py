@@ -20,6 +20,7 @@ from ..generation.options import SpeculationConfig
 from ..generation.parts import embedding_width, feature_width, is_spread
 from .adapters import base_of_adapter, options_of_base, put_adapter
 from .contract import FIELD
+from .fields import name_portably
 from .mismatches import check_contract
 from .option_files import hub_options, read_options
 from .weights import check_download, check_finite
@@ -156,6 +157,8 @@ class DrafterModel(PreTrainedModel):
         """Save weights, config and options; the arguments are those of `PreTrainedModel.save_pretrained`."""
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
+        if kwargs.get("is_main_process", True):
+            name_portably(Path(save_directory))
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override]
         """Publish it: weights, config, recipe, card and provenance. The options are those of `hub.publish.push`.

@@ -1,13 +1,17 @@
 """Fields that configurations of drafters share: what follows from the target, and a check of names."""
 
+import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..errors import OptionError
+from ..provenance import portable
 from .contract import FIELD, TargetContract
 
+_NAMES = ("target_name_or_path", "_name_or_path")  # of models, whose folders other machines do not have
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -34,3 +38,15 @@ def check_fields(config_class: type, options: dict[str, Any]) -> None:
     unknown = sorted(set(options) - {field.name for field in fields(config_class)})
     if unknown:
         raise OptionError(f"`{config_class.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+
+
+def name_portably(folder: Path) -> None:
+    """Take this machine's own paths out of the names of models in a drafter's `config.json`, its models' own configs included."""
+    path = folder / "config.json"
+    stored = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps(_named(json.loads(stored)), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _named(config: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: _named(value) for name, value in config.items() if isinstance(value, dict)}
+    return {**config, **inner, **{name: portable(config[name]) for name in _NAMES if name in config}}

@@ -19,7 +19,7 @@ from ..drafters.contract import template_digest
 from ..errors import BenchmarkError, OptionError
 from ..generation.timed import timed_generate
 from ..generation.watch import watched_stats
-from ..provenance import weights_fingerprint
+from ..provenance import portable, weights_fingerprint
 from .decoding import decoding_options, repetition_rate
 from .methods import BASELINE, Method, target_alone
 from .prompts import Prompt, check_lengths
@@ -64,7 +64,7 @@ class Failure:
     @classmethod
     def of(cls, error: Exception, target: str, arm: str, stage: Stage, **counts: int) -> "Failure":
         """What an exception says."""
-        return cls(target, arm, stage, type(error).__name__, str(error), **counts)
+        return cls(target, arm, stage, type(error).__name__, portable(str(error)), **counts)
 
     @property
     def text(self) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..provenance import portable
 
 
 class Records:
@@ -19,6 +20,7 @@ class Records:
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        settings = portable(settings)
         self.path = path
         self.entries: list[dict[str, Any]] = []
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +28,7 @@ class Records:
         if not rows:
             self._write({"settings": settings})
             return
-        if rows[0].get("settings") != settings:
+        if portable(rows[0].get("settings")) != settings:
             raise OptionError(
                 f"`{path}` must hold measurements under the same settings, {settings}, but it was begun with "
                 f"{rows[0].get('settings')}. Delete it, or write to another file."

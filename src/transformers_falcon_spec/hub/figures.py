@@ -16,7 +16,7 @@ from ..drafters.base import DrafterModel
 from ..errors import PublishError
 from ..evaluation.speed_results import Result, Row, is_whole, read_result
 from ..evaluation.tables import SET_NAMES
-from ..provenance import weights_fingerprint
+from ..provenance import portable, weights_fingerprint
 
 DATASETS = {
     "gsm8k": "openai/gsm8k",
@@ -77,7 +77,9 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
             f"`{path}` must hold all runs of each row, but some are missing. Run its command again: it goes on."
         )
     method = found[0]
-    return Figures(path.name, result["provenance"], dtypes[method["target"]], method.get("conditions") or {}, rows)
+    return Figures(
+        path.name, portable(result["provenance"]), dtypes[method["target"]], method.get("conditions") or {}, rows
+    )
 
 
 def _fingerprint(drafter: DrafterModel, dtype: str) -> str:

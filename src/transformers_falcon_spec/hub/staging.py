@@ -17,7 +17,9 @@ from transformers import AutoModel
 
 from ..drafters.base import DrafterModel, readable
 from ..drafters.diffuspec.proxy_files import DESCRIPTION_FILE
+from ..drafters.fields import name_portably
 from ..errors import CheckpointError, PublishError
+from ..provenance import portable
 from .bundle import auto_map, write_recipe
 from .card import TEMPLATE, About, check_target_name, render_card
 from .figures import eval_entries, read_figures
@@ -60,25 +62,37 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     drafter = load_whole(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
-    training = json.loads((folder / TRAINING).read_text(encoding="utf-8")) if (folder / TRAINING).is_file() else None
+    records = {name: _record(folder / name) for name in (TRAINING, "conversion.json") if (folder / name).is_file()}
     for path in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         shutil.copyfile(path, into / path.name)
-    for name in ("generation_config.json", TRAINING, "conversion.json", DESCRIPTION_FILE):
+    for name in ("generation_config.json", DESCRIPTION_FILE):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, into / name)
+    for name, record in records.items():
+        (into / name).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     changes = {"target_name_or_path": target, "auto_map": auto_map(type(drafter))}
     (into / "config.json").write_text(
         json.dumps({**config, **changes}, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
+    name_portably(into)
     write_recipe(type(drafter), into)
-    facts: dict[str, Any] = {"training": training, "about": publication.about, "template": publication.template}
+    facts: dict[str, Any] = {
+        "training": records.get(TRAINING),
+        "about": publication.about,
+        "template": publication.template,
+    }
     (into / "README.md").write_text(render_card(drafter, repo_id, target, figures=figures, **facts), encoding="utf-8")
     if entries := eval_entries(figures):
         (into / FIGURES).parent.mkdir()
         (into / FIGURES).write_text(
             yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8"
         )
+
+
+def _record(path: Path) -> Any:
+    """Where a drafter comes from, without this machine's own paths, which records of earlier versions hold."""
+    return portable(json.loads(path.read_text(encoding="utf-8")))
 
 
 def load_whole(folder: Path) -> DrafterModel:

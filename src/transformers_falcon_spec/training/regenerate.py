@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import OptionError
+from ..provenance import portable
 from .conversations import Message
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ def regenerate(
     """
     options = options or RegenerateOptions()
     batches = _batches(tokenizer, rows, options)
-    progress = _Progress.start(Path(output), {**asdict(options), "num_rows": len(rows), "target": target.name_or_path})
+    settings = {**asdict(options), "num_rows": len(rows), "target": portable(target.name_or_path)}
+    progress = _Progress.start(Path(output), settings)
     with progress.output.open("r+", encoding="utf-8", newline="\n") as file:
         file.seek(progress.num_bytes)
         file.truncate()
@@ -98,7 +100,7 @@ class _Progress:
         output.parent.mkdir(parents=True, exist_ok=True)
         if progress.path.is_file():
             stored = json.loads(progress.path.read_text(encoding="utf-8"))
-            if stored["options"] != options:
+            if portable(stored["options"]) != options:
                 raise OptionError(
                     f"`{output}` was begun with {stored['options']}, but the options now are {options}. "
                     "Go on with the old options, or write to another file."

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...drafters.base import DrafterModel
 from ...errors import OptionError
-from ...provenance import weights_fingerprint
+from ...provenance import project_folder, weights_fingerprint
 from ..speed_results import is_whole, read_result
 from .files import folder_of
 
@@ -62,8 +62,15 @@ def _of_results(path: Path, name: str, drafter: DrafterModel) -> Promise:
         acceptance_length=max(row["acceptance_length_pooled"] for row in rows),
         lowest={row["set"]: row["acceptance_length_pooled_interval"][0] for row in rows},
         by_depth=rows[0]["acceptance_by_depth"],
-        prompts=[file for file in result["provenance"].get("prompts", []) if Path(file).is_file()],
+        prompts=_at_hand(result["provenance"].get("prompts", [])),
     )
+
+
+def _at_hand(files: list[str]) -> list[str]:
+    """Those of the files that are here, seen from the current folder or from the project."""
+    places = [[base / file for base in (Path(), project_folder()) if base is not None] for file in files]
+    found = (next((place for place in each if place.is_file()), None) for each in places)
+    return [str(place) for place in found if place is not None]
 
 
 def _of_record(path: Path) -> Promise | None:

@@ -1,0 +1,129 @@
+"""Where figures come from is said in paths that mean something on other machines: in every file that is kept, and by those that write."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformers_falcon_spec import provenance as module
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.records import Records
+from transformers_falcon_spec.provenance import portable, project_folder, provenance
+
+ROOT = Path(__file__).parents[1]
+PLACES = re.compile(
+    r"(?<![\w./~-])(?:/(?:work|root|home|tmp|private|Users|mnt|media|scratch|workspace)/|[A-Za-z]:\\+Users)"
+)
+ALLOWED = {
+    "tests/test_provenance.py": "made-up places, and the names that are looked for",
+    "tests/hub/test_recipe.py": "made-up places of the cache of code from the Hub",
+}
+
+
+def test_no_file_that_is_kept_holds_a_place_of_the_machine_that_made_it() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("This is no checkout: nothing says which files are kept.")
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        if name in ALLOWED or Path(name).suffix == ".safetensors" or not (ROOT / name).is_file():
+            continue
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1):
+            found += [
+                f"{name}:{number}: {line[place.start() : place.start() + 80]}" for place in PLACES.finditer(line)
+            ]
+
+    assert not found
+
+
+@pytest.mark.parametrize("text", ['"/work/main/x"', "a=/home/me/x", "see `/tmp/x/y`", "C:\\Users\\me", "['/root/x']"])
+def test_places_of_a_machine_are_recognised(text: str) -> None:
+    assert PLACES.search(text)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a project and, beside it, the current folder."""
+    for name in ("near/project/models", "near/here", "far/away/models", "my home/drafters"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(module, "project_folder", lambda: tmp_path / "near" / "project")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "my home")
+    monkeypatch.chdir(tmp_path / "near" / "here")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("near/project/models/reference-target", "models/reference-target"),
+        ("near/project", "."),
+        ("near/here/runs/../runs/x.json", "runs/x.json"),
+        ("near/data/x.jsonl", "../data/x.jsonl"),
+        ("far/away/models/llama", ".../models/llama"),
+        ("my home/x.json", ".../x.json"),
+        ("my home/drafters/by me/falcon", ".../by me/falcon"),
+        ("far/hub/models--own--llama/snapshots/0123abc", ".../models--own--llama/snapshots/0123abc"),
+    ],
+)
+def test_a_path_keeps_what_says_something_elsewhere(places: Path, path: str, expected: str) -> None:
+    assert portable(places / path) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "own/llama",
+            "models/reference-target",
+            "prompt-lookup:3",
+            "https://example.org/tmp/x",
+            "and/or",
+            "/",
+            "a / b",
+        ),
+        *("../shared/data", "/no/such/folder/here", "2/3 of /s", "/" + 300 * "x", "/a\0", "", None, 3, 0.5, True),
+    ],
+)
+def test_what_is_no_place_of_this_machine_stays(value: Any) -> None:
+    assert portable(value) == value
+    assert type(portable(value)) is type(value)
+
+
+def test_paths_are_found_inside_of_texts_and_of_lists(places: Path) -> None:
+    inside, outside = places / "near/project/a.jsonl", places / "far/away/models/b"
+
+    assert portable(f"['{inside}', 'x/y']") == "['a.jsonl', 'x/y']"
+    assert portable(f"name={outside}") == "name=.../models/b"
+    assert portable(f"`{outside}` must be a folder: {inside}.") == "`.../models/b` must be a folder: a.jsonl."
+    assert portable({"a": [inside, (str(outside), 1)]}) == {"a": ["a.jsonl", (".../models/b", 1)]}
+
+
+def test_a_record_names_arguments_and_settings_portably(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, output = places / "near/project/models/t", places / "far/away/models/x.json"
+    monkeypatch.setattr(
+        sys, "argv", ["/usr/bin/falcon-spec", "bench", f"--targets=t={target}", "--output", str(output)]
+    )
+
+    record = provenance(targets={"t": str(target)}, output=output, device="cpu")
+
+    assert record["command"] == "falcon-spec bench --targets=t=models/t --output .../models/x.json"
+    assert (record["targets"], record["output"]) == ({"t": "models/t"}, ".../models/x.json")
+    assert str(places) not in json.dumps(record)
+
+
+def test_measurements_go_on_whether_their_settings_were_stored_with_a_place_or_without(places: Path) -> None:
+    file, prompts = places / "near/here/x.jsonl", places / "near/project/p.jsonl"
+    file.write_text(json.dumps({"settings": {"prompts": [str(prompts)]}}) + '\n{"a": 1}\n', encoding="utf-8")
+
+    assert Records(file, {"prompts": [str(prompts)]}).entries == [{"a": 1}]
+    assert Records(file, {"prompts": ["p.jsonl"]}).entries == [{"a": 1}]
+    with pytest.raises(OptionError, match="same settings"):
+        Records(file, {"prompts": ["q.jsonl"]})
+
+
+def test_the_project_is_the_checkout() -> None:
+    assert project_folder() == ROOT
