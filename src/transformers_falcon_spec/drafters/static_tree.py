@@ -121,7 +121,8 @@ class StaticTreeGenerator(PairGenerator):
         probs = self._probs(lists, budget)
         num_children = int(part.siblings[1].max()) + 1
         children = draw_children(probs, self._depths(part, number), num_children, budget, self.rng)
-        return probs, children[(slice(None), *part.siblings)]
+        parents, places = part.siblings
+        return probs, children[:, parents, places]
 
     def _chances(self, part: DraftPass, lists: Tensor, found: Tensor, budget: DraftBudget, number: int) -> Tensor:
         """How likely the `found` tokens of a pass seem."""

@@ -75,7 +75,7 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         probs = torch.softmax(logits / budget.temperature, dim=-1)
         heads = plan.heads_of_parents
         children = draw_children(probs[:, heads], (heads + 1).tolist(), plan.num_children, budget, self.rng)
-        token_ids[:, 1:] = children[(slice(None), *plan.siblings)].to(token_ids.device)
+        token_ids[:, 1:] = children[:, plan.siblings[0], plan.siblings[1]].to(token_ids.device)
         chances = _chances(plan, logits, token_ids, budget)
         return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index, chances=chances)
 
