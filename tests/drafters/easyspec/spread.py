@@ -25,6 +25,7 @@ from transformers_falcon_spec.errors import FalconSpecError
 
 RANK = int(os.environ.get("RANK", "0"))
 SHORT = 3  # seconds to wait for a rank that stands still
+LONG = 60  # and for one that is gone, which nobody should wait out; a busy machine drafts in less
 CHAIN = DraftTree.chain(3).to_json()
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3]).to_json()
 SPLIT = ("greedy", "sampled")
@@ -128,9 +129,9 @@ def refusals(target: Any) -> dict[str, str]:
     }
 
 
-def lost(target: Any, act: Callable[[], Any]) -> dict[str, Any]:
+def lost(target: Any, act: Callable[[], Any], wait: float) -> dict[str, Any]:
     """What the first rank says when the other one is lost in the middle of a draft, and how long that took."""
-    drafter = make(target, wait=SHORT)
+    drafter = make(target, wait=wait)
     gathered, ranks = drafter.join().gathered, drafter.join()
 
     def lose(part: torch.Tensor) -> torch.Tensor:
@@ -154,9 +155,9 @@ def main(folder: Path, scenario: str) -> None:
         split = AutoModelForCausalLM.from_pretrained(folder / "target", distributed_config=config)
         found = {**texts(target, split), **refusals(target), "again": noted(target, make(target))}
     elif scenario == "killed":
-        found = lost(target, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        found = lost(target, lambda: os.kill(os.getpid(), signal.SIGKILL), LONG)
     else:
-        found = lost(target, lambda: time.sleep(3 * SHORT))
+        found = lost(target, lambda: time.sleep(3 * SHORT), SHORT)
     (folder / f"rank{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
     if scenario == "texts":
         dist.destroy_process_group()
