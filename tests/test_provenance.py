@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transformers_falcon_spec import provenance as module
 from transformers_falcon_spec.errors import OptionError
@@ -123,6 +124,25 @@ def test_measurements_go_on_whether_their_settings_were_stored_with_a_place_or_w
     assert Records(file, {"prompts": ["p.jsonl"]}).entries == [{"a": 1}]
     with pytest.raises(OptionError, match="same settings"):
         Records(file, {"prompts": ["q.jsonl"]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "CPU, "),
+        ({"device": "cpu"}, "CPU, "),
+        ({"device": torch.device("cpu")}, "CPU, "),
+        ({"device": "auto"}, "GPU None"),
+        ({"device": "cuda:1"}, "GPU cuda:1"),
+    ],
+)
+def test_a_machine_with_a_gpu_is_named_by_what_computed(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
+
+    assert provenance(**settings)["device"].startswith(expected)
 
 
 def test_the_project_is_the_checkout() -> None:

@@ -23,14 +23,17 @@ _HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # of the Hub's cache: the na
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
-    """Command, commit, versions and machine, and the `settings` that a reader needs to run it again; paths as [`portable`] says them."""
+    """Command, commit, versions and machine, and the `settings` that a reader needs to run it again; paths as [`portable`] says them.
+
+    `device` among them is where it was computed, the CPU if left out; the record names that machine instead.
+    """
     return {
-        **portable(settings),  # first: an option called `device` must not hide the machine
+        **portable(settings),
         "command": " ".join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
         "commit": _commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores",
+        "device": _machine(str(settings.get("device", "cpu"))),
         "threads": torch.get_num_threads(),
     }
 
@@ -82,6 +85,13 @@ def project_folder() -> Path | None:
     """The checkout that this package is used from; None where it is installed."""
     folder = Path(__file__).parents[2]
     return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def _machine(device: str) -> str:
+    """What computes there. A machine may have a GPU and compute on the CPU."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return f"CPU, {os.cpu_count()} cores"
+    return torch.cuda.get_device_name(None if device == "auto" else device)
 
 
 def weights_fingerprint(model: nn.Module) -> str:

@@ -305,6 +305,16 @@ def test_the_prefill_of_a_stock_run_is_that_of_a_text_of_one_token(
     assert record["seconds"] == whole[3] - whole[1] > record["prefill_seconds"]
 
 
+def test_a_run_on_the_cpu_leaves_a_gpu_alone(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waited.append("started, and filled"))
+
+    run = timed_generate(target, LOOPING, 2, GREEDY, 0)
+
+    assert (len(run.new_ids), waited) == (2, [])
+
+
 def test_watching_leaves_no_hooks(target: PreTrainedModel) -> None:
     method = prompt_lookup("lookup", 4)
 

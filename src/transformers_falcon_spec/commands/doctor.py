@@ -54,7 +54,7 @@ def run(command: DoctorCommand) -> None:
     """Examine, and print."""
     logging.set_verbosity_error()
     report = Report(command.target, command.drafter)
-    report.sections["environment"] = environment()
+    report.sections["environment"] = environment(command.device)
     pair = _whole(report, command.target, lambda: load_target(command.target, command.dtype, command.device))
     if pair is not None:
         target, tokenizer = pair

@@ -119,7 +119,11 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
     if trainer.is_world_process_zero():
         args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
         record = provenance(
-            seed=args.seed, data=command.sources, train_seconds=seconds, num_resumed=int(resume is not None)
+            seed=args.seed,
+            device=args.device,
+            data=command.sources,
+            train_seconds=seconds,
+            num_resumed=int(resume is not None),
         )
         record |= throughput
         record["recipe"] = _effective(command.recipe, recipe, args, drafter.config)

@@ -60,6 +60,6 @@ def _devices_of(target: PreTrainedModel) -> list[torch.device]:
 
 
 def synchronize() -> None:
-    """Wait for the device, if there is one, so that only finished work is timed."""
-    if torch.cuda.is_available():
+    """Wait for the device, if this process has used one, so that only finished work is timed."""
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()

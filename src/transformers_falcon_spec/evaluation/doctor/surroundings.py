@@ -32,9 +32,9 @@ TALK = [
 ]
 
 
-def environment() -> Section:
+def environment(device: str) -> Section:
     """Versions, device and threads, and how busy the machine is."""
-    told = provenance()
+    told = provenance(device=device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     names = ("versions", "device", "threads", "commit")
