@@ -49,7 +49,7 @@ def test_the_reference_has_a_place_for_every_public_name(reference: Page) -> Non
 
 def test_the_reference_lists_every_argument(reference: Page) -> None:
     names = [name for name in inspect.signature(SpeculationConfig).parameters if name != "kwargs"]
-    names += re.findall(r"^        (\w+) \(`", FalconSpecConfig.__doc__ or "", flags=re.MULTILINE)
+    names += re.findall(r"^    (\w+) \(`", inspect.getdoc(FalconSpecConfig) or "", flags=re.MULTILINE)
 
     listed = re.findall(r"^(\w+)\n?\s*\(", re.sub(r"\n\s*", "\n", reference.text), flags=re.MULTILINE)
 
