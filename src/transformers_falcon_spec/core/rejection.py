@@ -25,7 +25,8 @@ class DrawnTree:
 
     Args:
         parents (`Sequence[int]`): Parent of each node; -1 at the root, a parent before its children.
-        token_ids (`Sequence[int]`): The token at each node; siblings differ and stand in the order of their draws.
+        token_ids (`Sequence[int]`): The token at each node; siblings differ and stand in the order of their draws. Where fewer
+            tokens than siblings have probability, the last siblings were not drawn: they and all below them are never kept.
         draft_probs (`torch.Tensor` of shape `(dists, vocab)`): The distributions that were drawn from.
         dist_index (`Sequence[int]`): For each node the distribution of its first child; not read at leaves.
     """
@@ -48,12 +49,17 @@ class DrawnTree:
 
 
 class _Place:
-    """A node on the way: how sure it is to be kept, and what is left of both distributions after it."""
+    """A node on the way: how sure it is to be kept, and what is left of both distributions after it.
+
+    All of it is in float64, where every number of a float32 tensor is a normal one and sums of them hardly round.
+    """
 
     def __init__(self, tree: DrawnTree, node: int, weight: float, target: Tensor) -> None:
-        self.tree, self.node, self.weight, self.target = tree, node, weight, target
+        self.tree, self.node, self.weight = tree, node, weight
+        self.target = target.double() / target.double().sum()
         self.untried = tree.children(node)
-        self.draft = tree.draft_probs[tree.dist_index[node]] if self.untried else torch.zeros_like(target)
+        if self.untried:
+            self._leave(tree.draft_probs[tree.dist_index[node]].double())
 
     def weight_of(self, child: int) -> float:
         """The chance of keeping `child`, as far as this place is kept.
@@ -65,7 +71,7 @@ class _Place:
         if self.draft[token] <= 0:
             raise DraftTreeError(
                 f"Every token must have a chance in the distribution it was drawn from, but token {token} of node {child} "
-                "has none. `draft_probs` must be what was drawn from, after all processors."
+                "has none while others have. `draft_probs` must be what was drawn from, after all processors."
             )
         return min(1.0, self.weight * float(self.target[token] / self.draft[token]))
 
@@ -79,9 +85,21 @@ class _Place:
         else:
             self.weight = 0.0  # nothing of the target is left here; the place itself will be rejected
         self.untried.remove(child)
-        self.draft = self.draft.clone()
-        self.draft[self.tree.token_ids[child]] = 0
-        self.draft = self.draft / self.draft.sum().clamp(min=torch.finfo(self.draft.dtype).tiny)
+        others = self.draft.clone()
+        others[self.tree.token_ids[child]] = 0
+        self._leave(others)
+
+    def _leave(self, draft: Tensor) -> None:
+        """The next child was drawn from these probabilities, which need not sum to 1; from nothing none was drawn."""
+        self.draft = draft / draft.sum()
+        if not draft.any():
+            self.untried = []
+
+    def happens(self, chance: float, draws: Draws) -> bool:
+        """Whether something of this chance happens; certain and impossible things cost no draw."""
+        if chance >= 1 or chance <= 0:
+            return chance >= 1
+        return int(draws.categorical(self.target.new_tensor([[chance, 1 - chance]]))) == 0
 
     def end(self, draws: Draws) -> Verdict:
         """Keep the path to here and draw the token after it from what is left of the target."""
@@ -99,7 +117,7 @@ def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws
     place = _Place(tree, 0, 1.0, target_probs(0))
     while place.untried:
         child = place.untried[0]
-        if _happens(place.weight_of(child), draws):
+        if place.happens(place.weight_of(child), draws):
             place = _Place(tree, child, 1.0, target_probs(child))
         else:
             place.reject(child)
@@ -119,15 +137,8 @@ def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Dr
         if place.untried:
             child = place.untried[0]
             way.append(_Place(tree, child, place.weight_of(child), target_probs(child)))
-        elif len(way) == 1 or _happens(place.weight, draws):
+        elif len(way) == 1 or place.happens(place.weight, draws):
             return place.end(draws)
         else:
             way.pop()
             way[-1].reject(place.node)
-
-
-def _happens(chance: float, draws: Draws) -> bool:
-    """Whether something of this chance happens; certain and impossible things cost no draw."""
-    if chance >= 1 or chance <= 0:
-        return chance >= 1
-    return int(draws.categorical(torch.tensor([[chance, 1 - chance]], dtype=torch.double))) == 0

@@ -169,10 +169,12 @@ def draw_children(
     """Distinct tokens `[rows, parents, num_children]`, drawn one after the other from `probs` `[rows, parents, vocab]`.
 
     Each parent draws anew, unless the budget brings noise: then that of `depths`, where the children of each parent stand.
+    Where fewer tokens than children have probability, the last children have none.
     """
     noise = _coming_noise(probs, depths, budget)
-    if noise is None:
-        noise = torch.empty(probs.shape).exponential_(generator=rng).to(probs.device)
+    if noise is None:  # in float64 no quotient becomes 0, so that draws are from `probs` however small a part of it is
+        noise = torch.empty(probs.shape, dtype=torch.double, device=rng.device).exponential_(generator=rng)
+        probs = probs.to(noise.device)
     children = draw_distinct(probs.flatten(0, 1), noise.flatten(0, 1), num_children)
     return children.reshape(*probs.shape[:2], -1)
 

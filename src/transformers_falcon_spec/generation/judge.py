@@ -109,11 +109,12 @@ class Judge:
             )
         transcript = self.batch.rows[row]
         dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
-        tree = DrawnTree(parents, token_ids, draft.draft_probs[row].to("cpu"), dist_index)
+        place = "cpu" if len(self.batch) == 1 else transcript.input_ids.device  # where generators of rows are
+        tree = DrawnTree(parents, token_ids, draft.draft_probs[row].to(place), dist_index)
 
         def target_probs(node: int) -> Tensor:
             drafted = tuple(token_ids[above] for above in tree.path_to(node)[1:])
-            return transcript.probs_after(drafted, reading.logits[row, node][None]).to("cpu")
+            return transcript.probs_after(drafted, reading.logits[row, node][None]).to(place)
 
         verdict = REJECTION_RULES[self.verifier](tree, target_probs, transcript.draws)
         num_committed = transcript.commit_foreseen(verdict.token_ids, lambda: self.batch.is_closed(row))
