@@ -40,8 +40,13 @@ class Pair:
 def plain(target: PreTrainedModel, prompt: Tensor | None = None, seed: int = 0, **options: Any) -> Any:
     """What `target` writes alone; 24 tokens unless told otherwise."""
     torch.manual_seed(seed)
+    return seedless(target, options.pop("assistant_model", None), prompt, **options)
+
+
+def seedless(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **options: Any) -> Any:
+    """What `target` writes with a drafter, from wherever the random stream is."""
     options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True, **options}
-    return target.generate(make_prompt() if prompt is None else prompt, **options)
+    return target.generate(make_prompt() if prompt is None else prompt, assistant_model=drafter, **options)
 
 
 def drafted(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **options: Any) -> Any:

@@ -79,7 +79,7 @@ def chances_of_texts(target: Any, prompt: Tensor, temperature: float, num: int) 
         for text, chance in chances.items():
             logits = target(torch.cat([prompt, torch.tensor([text], dtype=torch.long)], dim=-1)).logits[0, -1]
             for token, probability in enumerate(torch.softmax(logits.float() / temperature, dim=-1).tolist()):
-                longer[*text, token] = chance * probability
+                longer[(*text, token)] = chance * probability
         chances = {text: chance for text, chance in longer.items() if chance > 1e-9}
     return chances
 

@@ -8,7 +8,6 @@ draft distribution. Draws with replacement whose duplicates were dropped are of 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

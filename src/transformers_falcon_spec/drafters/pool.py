@@ -13,7 +13,7 @@ from ..generation.adapters import check_drafter_adapter, unwrapped
 from ..generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.judge import REJECTION_RULES
 from ..generation.options import SpeculationConfig
-from ..generation.ranks import ALONE, Ranks, ranks_of
+from ..generation.ranks import ALONE, JoiningDrafter, Ranks
 from .base import DrafterModel
 
 TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
@@ -85,7 +85,7 @@ class DrafterPool(nn.Module):
         Raises:
             [`OptionError`]: one of the drafters computes on several.
         """
-        if any(ranks_of(drafter).num > 1 for drafter in self.members):
+        if any(isinstance(drafter, JoiningDrafter) and drafter.join().num > 1 for drafter in self.members):
             raise OptionError(
                 "A drafter that computes on several ranks must draft alone, for a pool chooses by the clock, and each rank has its own. "
                 "Pass it to `generate` itself."

@@ -64,10 +64,10 @@ class SpeculativeDecoding:
         model_kwargs: dict[str, Any],
     ) -> None:
         self.batch, self.config, self.model_kwargs = batch, config, model_kwargs
-        self.capability = probe(model)
+        self.ranks = ranks_of(drafter, model)
+        self.capability = self.ranks.told(probe(model))
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
-        self.ranks = ranks_of(drafter)
         self.generator = drafter.candidate_generator(self.target, self.max_length, self._draft_draws())
         self.is_strict = drafter.generation_config.strict
         self.judge = Judge(batch, verifier_of(drafter, config), model.dtype if self.is_strict else None, self.ranks)
@@ -79,12 +79,14 @@ class SpeculativeDecoding:
         where = (model.device, model.dtype, torch.get_num_threads())
         how = (self.form, self.judge.verifier, self.is_strict, config.do_sample, config.temperature)
         circumstances = (*where, len(batch), *how)
-        if self.ranks.num == 1:
-            self.tuner = tuner_of(drafter, model, self.judge.verifier, circumstances)
-        else:
-            self.tuner = Tuner((), model.device)
+        self.tuner = (
+            tuner_of(drafter, model, self.judge.verifier, circumstances)
+            if self.ranks.is_first
+            else Tuner((), model.device)
+        )
+        if self.ranks.num > 1:
             self.stats.notes.append(
-                f"{self.ranks.num} ranks draft together, so nothing is tuned: each has a clock of its own."
+                f"{self.ranks.num} ranks write this text together: the first one decides for all of them."
             )
         if self.form != "tree":
             what = "chains only" if self.form == "chain" else "one row for each path of a draft"
@@ -130,14 +132,15 @@ class SpeculativeDecoding:
         """Drafts within what fits, or the roots alone: a plain step."""
         rooms = self._rooms()
         may_draft = any(rooms) and not self.judge.num_unclear
-        budget = self.tuner.limited(self._budget(rooms)) if may_draft else None
+        budget = None
+        if may_draft:
+            full = self._budget(rooms)
+            budget = self.ranks.limited(self.tuner.limited(full), full)
         draft = None
         if budget is not None:
             with self._seconds("draft"):
-                draft = self.generator.propose(budget)
-                if draft is not None:
-                    draft = self.ranks.share(draft)
-                    self.stats.search_seconds += draft.search_seconds
+                draft = self.ranks.share(self.generator.propose(budget), self.batch.prompt_ids.device)
+                self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
         roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft

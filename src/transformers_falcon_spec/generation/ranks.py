@@ -1,20 +1,26 @@
 """Processes that make one call of `generate` together: what the first of them drafts and decides holds for all."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from ..core.verification import Verdict
 from ..errors import OptionError, RankError
-from .candidates import Draft
+from ..provenance import weights_fingerprint
+from .candidates import Draft, DraftBudget, Prices
 
 Value = TypeVar("Value")
+DATA_PARALLEL = ("dp", "fsdp", "ddp", "data")  # how dimensions of a mesh begin whose processes read different prompts
 
 
 class Ranks:
@@ -40,37 +46,75 @@ class Ranks:
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse ranks that differ in what they must have in common; `facts` are plain objects by name."""
 
-    def share(self, draft: Draft) -> Draft:
-        """The first rank's tokens and tree; all that goes with them stays each rank's own, for nobody else judges by it."""
+    def limited(self, limited: DraftBudget | None, full: DraftBudget) -> DraftBudget | None:
+        """The first rank's `limited` budget, or None for a plain step; `full` is this rank's own, whose noise stays."""
+        if self.num == 1:
+            return limited
+        said = None if limited is None else (limited.num_nodes, limited.num_passes, limited.drafter, limited.prices)
+        limits = self.told(said)
+        if limits is None:
+            return None
+        num_nodes, num_passes, drafter, prices = limits
+        agreed = None if prices is None else AgreedPrices(**vars(prices), ranks=self)
+        return replace(full, num_nodes=num_nodes, num_passes=num_passes, drafter=drafter, prices=agreed)
+
+    def share(self, draft: Draft | None, place: torch.device) -> Draft | None:
+        """The first rank's draft, on `place`; what its tokens were drawn from nobody else needs, for nobody else judges by it."""
         if self.num == 1:
             return draft
-        token_ids, parents = self.told((draft.token_ids.tolist(), draft.parents.tolist()))
-        place = draft.token_ids.device
-        return replace(
-            draft, token_ids=torch.tensor(token_ids, device=place), parents=torch.tensor(parents, device=place)
+        said = None
+        if draft is not None:
+            parts = (draft.token_ids, draft.parents, draft.is_guest, draft.chances)
+            said = ([part if part is None else part.cpu() for part in parts], draft.num_passes)
+        said = self.told(said)
+        if self.is_first or said is None:
+            return draft if self.is_first else None
+        (token_ids, parents, is_guest, chances), num_passes = said
+        assert token_ids is not None  # the others may be missing, but not the parents
+        assert parents is not None
+        return Draft(
+            token_ids.to(place),
+            parents.to(place),
+            is_guest=is_guest if is_guest is None else is_guest.to(place),
+            num_passes=num_passes,
+            chances=chances,
         )
 
 
+@dataclass(frozen=True)
+class AgreedPrices(Prices):
+    """Prices of which every rank draws the first one's conclusions, so that all of them take the same passes."""
+
+    ranks: Ranks
+
+    def pays(self, number: int, hope: float) -> bool:
+        """Whether pass `number` can be expected to, by what the first rank hopes."""
+        return self.ranks.told(super().pays(number, hope))
+
+
 class SpreadRanks(Ranks):
-    """All processes of `torch.distributed`, on which this is one. Every one of them must make one.
+    """Processes of `torch.distributed`, of which this is one. Every one of them must make one.
 
     Args:
-        timeout_seconds (`float`): How long a rank waits for the others.
+        timeout_seconds (`float`, *optional*): How long a rank waits for the others; None is as long as `torch.distributed` does.
+        members (`Sequence[int]`, *optional*): Their numbers among all processes; None is all of them.
 
     Raises:
         [`OptionError`]: `torch.distributed` does not run.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float | None = None, members: Sequence[int] | None = None) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise OptionError(
                 '`backend="distributed"` needs processes that know of each other, but `torch.distributed` does not run here. Start '
                 "the program with `torchrun` and load the target over all of them, or call `torch.distributed.init_process_group()`."
             )
-        self.num, self.rank = dist.get_world_size(), dist.get_rank()
-        timeout = timedelta(seconds=timeout_seconds)
-        self._states = dist.new_group(timeout=timeout)
-        self._words = dist.new_group(backend="gloo", timeout=timeout)  # needs no device to talk of plain objects
+        members = list(range(dist.get_world_size()) if members is None else members)
+        self.num, self.rank, self._first = len(members), members.index(dist.get_rank()), members[0]
+        timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
+        self._states, self._words = (  # plain objects need no device; processes that are no members do not take part
+            dist.new_group(members, timeout, backend, use_local_synchronization=True) for backend in (None, "gloo")
+        )
 
     def told(self, value: Value) -> Value:
         """What the first rank has for `value`.
@@ -80,7 +124,7 @@ class SpreadRanks(Ranks):
         """
         values = [value]
         with self._together("word of the first rank"):
-            dist.broadcast_object_list(values, src=0, group=self._words)
+            dist.broadcast_object_list(values, src=self._first, group=self._words)
         return values[0]
 
     def gathered(self, part: Tensor) -> Tensor:
@@ -153,6 +197,39 @@ def named_options(config: Any) -> dict[str, Any]:
     return {f"`{name}`": str(value) for name, value in config.to_dict().items() if not name.startswith("_")}
 
 
-def ranks_of(drafter: Any) -> Ranks:
-    """The ranks on which a drafter computes; this one alone unless it says otherwise."""
-    return drafter.join() if isinstance(drafter, JoiningDrafter) else ALONE
+_OF_TARGETS: WeakKeyDictionary[PreTrainedModel, SpreadRanks] = WeakKeyDictionary()
+
+
+def ranks_of(drafter: Any, target: PreTrainedModel) -> Ranks:
+    """The ranks on which a drafter computes, or else those that hold a part of the target each; this one alone if there are none.
+
+    Raises:
+        [`RankError`]: the ranks have other drafters or options, or one of them did not come.
+    """
+    ranks = drafter.join() if isinstance(drafter, JoiningDrafter) else ALONE
+    members = _holders(target) if ranks.num == 1 else []
+    if len(members) <= 1:
+        return ranks
+    if target not in _OF_TARGETS:
+        _OF_TARGETS[target] = SpreadRanks(members=members)
+    ranks = _OF_TARGETS[target]
+    for member in drafter.members:
+        weights = weights_fingerprint(member) if isinstance(member, nn.Module) else None
+        options = {**named_options(member.config), **named_options(member.generation_config)}
+        ranks.check_same({"drafter weights": weights, **options})
+    return ranks
+
+
+def _holders(target: PreTrainedModel) -> list[int]:
+    """The processes that must run the target together, each with a part of it. Those that read other prompts are not among them."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    mesh: Any = getattr(target, "_device_mesh", None)
+    if mesh is None and not any(isinstance(module, FSDPModule) for module in target.modules()):
+        mesh = next((weight.device_mesh for weight in target.parameters() if isinstance(weight, DTensor)), None)
+    if mesh is None:
+        return []
+    if mesh.mesh_dim_names is not None:
+        names = tuple(name for name in mesh.mesh_dim_names if not name.startswith(DATA_PARALLEL))
+        mesh = mesh[names] if names else None
+    return [] if mesh is None else mesh.mesh.flatten().tolist()
