@@ -9,6 +9,7 @@ import pytest
 from tests.chat import make_rows, save_target, write_rows
 from tests.training.runs import SMALL
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, cli
+from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
 
 WIDTH = SMALL["hidden_size"]
 
@@ -74,9 +75,22 @@ def test_the_papers_recipe_is_kept(command: list[str], tmp_path: Path) -> None:
     assert (config.block_size, config.recurrence, config.transition_rank) == (2, "sequence", None)
     assert not config.shortcut
     assert not config.block_position_embedding
+    assert config.num_hidden_layers == 2
+    assert config.draft_tree == paper_tree().to_json()  # held-out data replaces it by none that was fitted
+    assert "eval_acceptance_at_depth_4" in record_of(tmp_path)["curve"][-1]  # of more passes than one
     assert found["name"] == "paper"
     assert (found["training"]["feature_loss_weight"], found["training"]["token_loss_weight"]) == (1.0, 0.1)
     assert (found["training"]["use_glancing"], found["training"]["glancing_ratio"]) == (True, 0.4)
+
+
+def test_a_tree_that_is_asked_for_is_fitted_by_the_papers_recipe_too(command: list[str], tmp_path: Path) -> None:
+    fitted = ["--draft_tree_nodes", "6", "--draft_tree_passes", "2"]
+
+    status = cli.main([*command, "--output_dir", str(tmp_path), "--recipe", "paper", *fitted])
+
+    tree = FalconSpecDrafter.from_pretrained(tmp_path).draft_tree
+    assert status == 0
+    assert (len(tree), int(tree.depths.max())) <= (6, 4)
 
 
 def test_other_methods_are_trained_as_before(command: list[str], tmp_path: Path) -> None:
@@ -125,6 +139,7 @@ def test_a_run_stops_when_evaluations_get_no_better(command: list[str], tmp_path
             ["--early_stopping_patience", "1", "--metric_for_best_model", "acceptance_length"],
             "OptionError: `--early_stopping_patience` needs",
         ),
+        (["--recipe", "paper", "--draft_tree_passes", "2"], "OptionError: `draft_tree_passes` is for a tree that is"),
         (["--recipe", "paper", "--method", "eagle"], "OptionError: The recipe `paper` is one for `falcon`"),
     ],
 )
@@ -143,4 +158,5 @@ def test_the_help_says_what_the_recipes_are(capsys: pytest.CaptureFixture[str]) 
 
     text = "".join(capsys.readouterr().out.split())
     assert "paper,forfalcon:--learning_rate0.0005" in text
-    assert "recurrence=sequence" in text
+    assert "num_hidden_layers=2recurrence=sequence" in text
+    assert "draft_tree=(119nodes)" in text

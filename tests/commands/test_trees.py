@@ -11,10 +11,12 @@ from tests.chat import save_target
 from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter
-from transformers_falcon_spec import DraftTree, FalconSpecDrafter, cli
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, cli
 from transformers_falcon_spec.commands.loading import load_tree, save_tree
-from transformers_falcon_spec.commands.paper_tree import WIDTHS, paper_tree
-from transformers_falcon_spec.errors import DraftTreeError
+from transformers_falcon_spec.commands.memory import MemoryRun, Peak
+from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.errors import DraftTreeError, PublishError
+from transformers_falcon_spec.hub.figures import read_figures
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_drafter(target, block_size=2).save_pretrained(folder / "falcon")
     make_eagle(target, "eagle-1").save_pretrained(folder / "eagle")
     make_medusa(target, num_heads=2).save_pretrained(folder / "medusa")
+    LookaheadDrafter.from_target(target).save_pretrained(folder / "lookahead")
     prompts = folder / "sums.jsonl"
     prompts.write_text('{"id": "a", "prompt": "one plus two"}\n{"id": "b", "prompt": "three"}\n', encoding="utf-8")
     return folder
@@ -111,10 +114,10 @@ def test_the_papers_tree_has_its_shape(tmp_path: Path, capsys: pytest.CaptureFix
 
     out, tree = capsys.readouterr().out, load_tree(str(path))
     depths = tree.depths[0].tolist()
-    assert [depths.count(depth) for depth in range(1, 9)] == list(WIDTHS)
+    assert [depths.count(depth) for depth in range(1, 9)] == [20, 19, 19, 15, 16, 10, 10, 9]
     assert tree.parents[0].tolist().count(0) == 20
-    assert "120 nodes, root included; below it, by depth: 20, 20, 19, 15, 16, 10, 10, 9" in out
-    assert len(re.findall(r"rank \d+", out)) == 119
+    assert "119 nodes, root included; below it, by depth: 20, 19, 19, 15, 16, 10, 10, 9" in out
+    assert len(re.findall(r"rank \d+", out)) == 118
 
 
 def test_a_drafter_takes_the_papers_tree(models: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_drafter_takes_the_papers_tree(models: Path) -> None:
 
     drafter.generation_config.draft_tree = paper_tree().to_json()
 
-    assert drafter.num_nodes == 120
+    assert drafter.num_nodes == 119
 
 
 def test_a_drafters_tree_is_shown_its_options_first(models: Path, tmp_path: Path) -> None:
@@ -180,3 +183,91 @@ def test_what_is_timed_is_not_watched(models: Path, capsys: pytest.CaptureFixtur
     assert cli.main([*common, "--compare", "--show_tree"]) == 1
 
     assert "`compare` measures time" in capsys.readouterr().err
+
+
+def write_tree(path: Path, tree: DraftTree) -> str:
+    path.write_text(json.dumps({"draft_tree": tree.to_json(), "nodes": len(tree)}), encoding="utf-8")  # as `trees fit`
+    return str(path)
+
+
+def test_a_tree_from_a_file_is_drafted_measured_and_recorded(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, processes = DraftTree.chain(5), []
+    monkeypatch.setattr(MemoryRun, "measure", lambda process: processes.append(process) or Peak(1, None, 1))
+    common = ["--prompts", str(models / "sums.jsonl"), "--draft_tree", write_tree(tmp_path / "tree.json", chain)]
+    methods = ["--methods", f"d={models / 'falcon'}", "prompt-lookup", "--targets", str(models / "target")]
+    files = ["--output", str(tmp_path / "speed.json"), "--max_new_tokens", "8", "--memory_texts", "1"]
+
+    assert cli.main(["bench", *methods, *common, *files, "--decodings", "greedy"]) == 0
+
+    result = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
+    assert [process.draft_tree for process in processes] == [str(tmp_path / "tree.json")] * 3  # their memory, too
+    entries = {entry["arm"]: entry for entry in result["methods"]}
+    assert (entries["d"]["settings"], entries["d"]["num_nodes"]) == ({"draft_tree": chain.to_json()}, 6)
+    assert entries["prompt-lookup"]["num_nodes"] == 11
+    assert result["provenance"]["draft_tree"].endswith("tree.json")
+    drafter = FalconSpecDrafter.from_pretrained(models / "falcon")
+    with pytest.raises(PublishError, match="but 0 of its 3 methods have its weights and settings"):
+        read_figures([tmp_path / "speed.json"], drafter)  # figures of another tree are not the drafter's own
+    drafter.generation_config.draft_tree = chain.to_json()
+    assert len(read_figures([tmp_path / "speed.json"], drafter)) == 1
+
+
+def test_parity_is_checked_with_a_tree_from_a_file_and_goes_on_with_no_other(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon"), "--max_new_tokens", "8"]
+    common = ["parity", *pair, "--prompts", str(models / "sums.jsonl"), "--output", str(tmp_path / "parity.json")]
+
+    tree = ["--draft_tree", write_tree(tmp_path / "tree.json", DraftTree.chain(5))]
+    assert cli.main([*common, *tree]) == 0
+    assert cli.main(common) == 1  # the results of both would be one
+
+    report = json.loads((tmp_path / "parity.json").read_text(encoding="utf-8"))
+    assert report["rows"][0]["identical"] == 2
+    assert report["provenance"]["draft_tree"].endswith("tree.json")
+    assert "must hold measurements under the same settings" in capsys.readouterr().err
+
+
+def test_text_is_written_with_a_tree_from_a_file(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon"), str(models / "eagle")]
+    tree = ["--draft_tree", write_tree(tmp_path / "tree.json", DraftTree.from_lists([-1, 0, 0, 1, 3]))]
+
+    status = cli.main(["generate", *pair, *tree, "--prompt", "one plus two", "--max_new_tokens", "8", "--show_tree"])
+
+    assert status == 0
+    assert "4 drafted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree", "message"),
+    [
+        ("falcon", None, "no-tree.json` must be a JSON file with `parents` and `ranks`"),
+        (
+            "medusa",
+            DraftTree.chain(3),
+            "the draft tree must end at depth 2, the number of heads, but it reaches depth 3",
+        ),
+        ("falcon", DraftTree.chain(128), "`draft_tree` has 129 nodes and reaches depth 128. Take a smaller one"),
+        ("lookahead", DraftTree.chain(2), "must be given to drafters that draft static trees, but"),
+    ],
+    ids=["no file", "deeper than heads", "beyond the context", "no static trees"],
+)
+@pytest.mark.parametrize("command", ["generate", "parity", "bench"])
+def test_a_tree_that_cannot_be_drafted_is_refused_before_anything_is_written(
+    models: Path, tmp_path: Path, command: str, kind: str, tree: DraftTree | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    path = tmp_path / "no-tree.json"
+    given = ["--draft_tree", str(path) if tree is None else write_tree(path, tree), "--max_new_tokens", "8"]
+    pair = ["--target", str(models / "target"), "--drafter", str(models / kind)]
+    if command == "bench":
+        pair = ["--targets", str(models / "target"), "--methods", str(models / kind), "--memory_texts", "0"]
+    files = [] if command == "generate" else ["--output", str(tmp_path / "out.json")]
+
+    status = cli.main([command, *pair, *given, *files, "--prompts", str(models / "sums.jsonl")])
+
+    assert status == 1
+    assert message in capsys.readouterr().err

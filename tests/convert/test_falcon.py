@@ -11,6 +11,7 @@ from tests import runs
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
+from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
 
 from . import foreign, reference_falcon
 from .drafting import View, chain, commits, converted, random_ids
@@ -98,3 +99,19 @@ def test_the_text_is_the_targets_own(mode: dict[str, Any], tmp_path: Path) -> No
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize(("block_size", "depth"), [(1, 8), (2, 8), (3, 6), (4, 8)])
+def test_a_converted_drafter_brings_the_papers_tree(block_size: int, depth: int, tmp_path: Path) -> None:
+    config, weights = foreign.falcon(k_mask=block_size)
+
+    drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights))
+
+    assert drafter.draft_tree.to_json() == paper_tree(block_size).to_json()
+    assert int(drafter.draft_tree.depths.max()) == depth
+    target = make_target("llama").double()
+    drafter.generation_config.tune = False  # all of the tree is drafted
+    pair = runs.both(target, drafter.double())
+    pair.assert_equal()
+    assert pair.stats.num_drafted > pair.stats.num_steps * 30
+    assert pair.stats.acceptance_length > 1

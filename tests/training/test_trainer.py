@@ -307,7 +307,8 @@ def test_a_batch_without_anything_to_draft_is_refused_in_words(tmp_path: Path) -
         ),
         ({"glancing_ratio": 1.5}, r"`glancing_ratio` must lie in 0\.\.1, but it is 1\.5"),
         ({"glancing_ratio": -0.1}, "`glancing_ratio` must lie"),
-        ({"draft_tree_nodes": 1}, "`draft_tree_nodes` must be at least 2"),
+        ({"draft_tree_nodes": 1}, "`draft_tree_nodes` must be 0 or at least 2 and .* but they are 1 and 1"),
+        ({"draft_tree_nodes": 0, "draft_tree_passes": 2}, "`draft_tree_passes` is for a tree that is fitted"),
         ({"draft_tree_passes": 0}, "`draft_tree_passes` at least 1"),
     ],
 )

@@ -35,7 +35,7 @@ from ..evaluation.prompts import Prompt, check_lengths, read_prompts
 from ..evaluation.speed_results import changes_greedy_text, failure_of, is_whole
 from ..evaluation.summary import summarize
 from ..provenance import portable, provenance
-from .loading import load_target, read_config
+from .loading import TREE_HELP, load_target, load_tree, read_config
 from .memory import MemoryRun
 from .methods import MethodEntry, parse_methods, parse_targets
 
@@ -70,6 +70,9 @@ class BenchCommand:
     threads: int | None = field(default=None, metadata={"help": "CPU threads; None leaves torch's choice."})
     dtype: str = field(default="float32", metadata={"help": "auto, float32, bfloat16 or float16."})
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+    draft_tree: str | None = field(
+        default=None, metadata={"help": f"{TREE_HELP} Methods that are no drafters of this package do without."}
+    )
 
 
 def run(command: BenchCommand) -> None:
@@ -83,6 +86,8 @@ def run(command: BenchCommand) -> None:
     targets = parse_targets(command.targets)
     methods = parse_methods(command.methods, targets)
     prompts = _checked_prompts(command)
+    if command.draft_tree is not None:
+        load_tree(command.draft_tree)
     for folder in targets.values():  # before anything is loaded or measured
         config, tokenizer = read_config(folder)
         check_lengths(prompts, tokenizer, config, command.max_new_tokens)
@@ -143,7 +148,7 @@ def _measure(
     sources |= {entry.name: entry.source for entry in wanted}
     peaks, failed_memory, killed = _memory(command, name, folder, sources)
     target, tokenizer = load_target(folder, command.dtype, command.device)
-    loaded, failures = _load([entry for entry in wanted if entry.name not in killed], target, name)
+    loaded, failures = _load([entry for entry in wanted if entry.name not in killed], target, name, command.draft_tree)
     benchmark = Benchmark(
         target=target,
         tokenizer=tokenizer,
@@ -170,12 +175,14 @@ def _measure(
     return outcome, entries, str(target.dtype).removeprefix("torch.")
 
 
-def _load(entries: list[MethodEntry], target: PreTrainedModel, name: str) -> tuple[list[Method], list[Failure]]:
+def _load(
+    entries: list[MethodEntry], target: PreTrainedModel, name: str, draft_tree: str | None
+) -> tuple[list[Method], list[Failure]]:
     """The methods that can be loaded, and why the others cannot."""
     loaded, failures = [], []
     for entry in entries:
         try:
-            loaded.append(entry.load(target))
+            loaded.append(entry.load(target, draft_tree))
         except Exception as error:  # noqa: BLE001  whatever is wrong with its files, the others go on
             failures.append(Failure.of(error, name, entry.name, "loading"))
     return loaded, failures
@@ -202,6 +209,7 @@ def _memory(
             dtype=command.dtype,
             device=command.device,
             threads=torch.get_num_threads(),
+            draft_tree=command.draft_tree,
         )
         try:
             peak = memory_run.measure()

@@ -25,7 +25,7 @@ from ..evaluation.steps import StepLog
 from ..generation.output import observe_steps
 from ..generation.timed import Run, timed_generate
 from ..provenance import provenance
-from .loading import load_assistant, load_target
+from .loading import TREE_HELP, load_assistant, load_target
 
 WARM_UP_TOKENS = 8
 BAR_WIDTH = 40
@@ -49,6 +49,7 @@ class GenerateCommand:
     dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
     limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
+    draft_tree: str | None = field(default=None, metadata={"help": TREE_HELP})
     show_tree: bool = field(
         default=False, metadata={"help": "Print the tree of each step: tokens, how likely they seemed, what was kept."}
     )
@@ -80,7 +81,7 @@ def run(command: GenerateCommand) -> None:
     """Write every prompt's text; compare if asked."""
     logging.set_verbosity_error()
     target, tokenizer = load_target(command.target, command.dtype, command.device)
-    drafter = load_assistant(command.drafter, target, tokenizer)
+    drafter = load_assistant(command.drafter, target, tokenizer, command.draft_tree)
     prompts = [Prompt("command", str(i), (("user", text),)) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit)
     console = Console()

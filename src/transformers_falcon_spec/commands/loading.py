@@ -31,6 +31,7 @@ from ..drafters.mismatches import check_contract
 from ..drafters.pool import DrafterPool
 from ..errors import DraftTreeError, OptionError
 
+TREE_HELP = "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own trees."
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_PARALLEL = "layer-parallel"  # what wraps a language model
 DRAFTERS: dict[str, type[DrafterModel]] = {
@@ -82,26 +83,50 @@ def _tokenizer(name: str) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(name if has_own else base)
 
 
-def load_drafter(name: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> DrafterModel:
+def load_drafter(
+    name: str,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_tree: str | None = None,
+) -> DrafterModel:
     """A drafter of the kind that its config names, maybe by its adapter, in the target's type and on its device.
 
-    `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers.
+    `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` it drafts the tree of that file.
 
     What differs from the target it was made for is told in the log when it is used; with `tokenizer` the chat template, too.
 
     Raises:
         [`CheckpointError`]: the config names no drafter of this package.
-        [`OptionError`]: N is no number above 0, or the language model cannot draft so.
+        [`DraftTreeError`]: there is no tree in the file, or drafters of this kind draft no static trees.
+        [`OptionError`]: N is no number above 0, the language model cannot draft so, or the tree is too large or too deep.
     """
-    if name.partition(":")[0] == LAYER_PARALLEL:
-        return _layer_parallel(name, target)
-    with readable(name):
-        kind = check_is_drafter(name, DRAFTERS)
-    drafter = DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
-    if tokenizer is not None:
+    is_wrapped = name.partition(":")[0] == LAYER_PARALLEL
+    drafter = _layer_parallel(name, target) if is_wrapped else _stored_drafter(name, target)
+    if draft_tree is not None:
+        _take_tree(drafter, name, draft_tree)
+    if draft_tree is not None or (tokenizer is not None and not is_wrapped):
         drafter.check_target(target)  # sizes first
+    if tokenizer is not None and not is_wrapped:
         check_contract(drafter, target, tokenizer)
     return drafter
+
+
+def _stored_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
+    with readable(name):
+        kind = check_is_drafter(name, DRAFTERS)
+    return DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
+
+
+def _take_tree(drafter: DrafterModel, name: str, file: str) -> None:
+    """Put the tree of a file in the place of the drafter's own."""
+    tree = load_tree(file)
+    if drafter.draft_tree is None:
+        raise DraftTreeError(
+            f"`--draft_tree` must be given to drafters that draft static trees, but `{name}` is a `{type(drafter).__name__}`, which "
+            "makes its own. Leave it out."
+        )
+    drafter.generation_config.draft_tree = tree.to_json()
+    drafter.generation_config.dynamic_tree = None
 
 
 def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
@@ -140,14 +165,18 @@ def load_trainable(name: str) -> PreTrainedModel:
 
 
 def load_assistant(
-    names: list[str], target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    names: list[str],
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_tree: str | None = None,
 ) -> DrafterModel | DrafterPool:
     """A drafter, or several of which the tuner asks one in each step.
 
     Raises:
         [`CheckpointError`]: a config names no drafter of this package.
+        [`DraftTreeError`]: `draft_tree` is no tree, or one of them drafts no static trees.
     """
-    drafters = [load_drafter(name, target, tokenizer) for name in names]
+    drafters = [load_drafter(name, target, tokenizer, draft_tree) for name in names]
     return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
 
 

@@ -50,6 +50,7 @@ class MemoryRun:
         dtype (`str`): Type of the models.
         device (`str`): Where they are.
         threads (`int`): CPU threads.
+        draft_tree (`str`, *optional*): File of the static tree that a drafter of this package is to draft.
     """
 
     target: str
@@ -60,6 +61,7 @@ class MemoryRun:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
+    draft_tree: str | None = None
 
     def measure(self) -> Peak:
         """Do it in a fresh process.
@@ -83,7 +85,7 @@ class MemoryRun:
         """Do it in this process, which should do nothing else."""
         torch.set_num_threads(self.threads)
         target, tokenizer = load_target(self.target, self.dtype, self.device)
-        method = MethodEntry.parse(self.source).load(target) if self.source else target_alone()
+        method = MethodEntry.parse(self.source).load(target, self.draft_tree) if self.source else target_alone()
         for prompt in read_prompts(self.prompts, self.limit) if self.limit else []:
             ids = prompt.input_ids(tokenizer)
             with method.path(target):

@@ -53,14 +53,17 @@ class MethodEntry:
             )
         return cls(name, target or None, source)
 
-    def load(self, target: PreTrainedModel) -> Method:
+    def load(self, target: PreTrainedModel, draft_tree: str | None = None) -> Method:
         """The method, loaded for a target, in its type and on its device.
+
+        A drafter of this package drafts the static tree of the file `draft_tree`, where one is given.
 
         A folder whose config names a drafter of this package becomes that drafter, one that names a DFlash drafter of
         Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
 
         Raises:
             [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source, or it cannot draft so.
+            [`DraftTreeError`]: `draft_tree` holds no tree, or the drafter drafts no static trees.
             [`DrafterMismatchError`]: the drafter was made for another target.
         """
         lookup, _, num_tokens = self.source.partition(":")
@@ -68,7 +71,7 @@ class MethodEntry:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
         kind = LAYER_PARALLEL if lookup == LAYER_PARALLEL else self._model_type()
         if kind in {LAYER_PARALLEL, *DRAFTERS}:
-            drafter = load_drafter(self.source, target)
+            drafter = load_drafter(self.source, target, draft_tree=draft_tree)
             drafter.check_target(target)
             return with_drafter(self.name, drafter)
         if kind == MuseGlimmerAssistantConfig.model_type:

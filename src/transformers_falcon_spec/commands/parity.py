@@ -27,7 +27,7 @@ from ..evaluation.parity_report import interval, percent, quoted, read_result, r
 from ..evaluation.prompts import Prompt, read_prompts
 from ..evaluation.records import Records
 from ..provenance import provenance, weights_fingerprint
-from .loading import load_drafter, load_target
+from .loading import TREE_HELP, load_drafter, load_target
 
 
 @dataclass
@@ -56,6 +56,7 @@ class ParityCommand:
         metadata={"help": "auto, float32, bfloat16 or float16: the type in which target and drafter compute."},
     )
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+    draft_tree: str | None = field(default=None, metadata={"help": TREE_HELP})
     strict: bool = field(
         default=False,
         metadata={
@@ -111,7 +112,7 @@ def run(command: ParityCommand) -> None:
 def _make_check(command: ParityCommand) -> ParityCheck:
     """The pair, loaded; says whether differences are read again in float32."""
     target, tokenizer = load_target(command.target, command.dtype, command.device)
-    drafter = load_drafter(command.drafter, target)
+    drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree)
     drafter.generation_config.strict = command.strict
     drafter.generation_config.tune = command.tune
     is_low = target.dtype in LOW_PRECISION

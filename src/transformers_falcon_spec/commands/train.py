@@ -136,7 +136,8 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
         }
         with writing_to(args.output_dir):
             if isinstance(drafter, PeftModel):
-                has_new_tree = trainer.eval_dataset is not None and trainer.objective.has_draft_tree
+                is_fitted = trainer.objective.has_draft_tree and args.draft_tree_nodes > 0
+                has_new_tree = trainer.eval_dataset is not None and is_fitted
                 save_adapter(drafter, Path(args.output_dir), has_new_tree, command.save_bf16)
             else:
                 save(drafter, Path(args.output_dir), command.save_bf16, state)
@@ -211,7 +212,7 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
 def _judge(trainer: DrafterTrainer) -> None:
     """Measure what the drafter has learnt on the evaluation data, and fit its draft tree, where it has one, to that."""
     if trainer.objective.has_draft_tree:
-        logger.info("Draft tree fitted to the evaluation data: %s", trainer.fit_draft_tree().to_json())
+        logger.info("Draft tree, by the evaluation data unless it was given: %s", trainer.fit_draft_tree().to_json())
     else:
         trainer.evaluate()
 

@@ -1,12 +1,13 @@
 """Falcon checkpoints of the paper's authors (fields `k_mask`, weights `lstm.*`) become a [`FalconSpecDrafter`].
 
 The published code runs its LSTM over the batch axis, so that every token starts from a zero state: `recurrence="token"`.
-Where it cuts blocks from the first row fed, this package ends them at the newest one. Facts: Bestpay-inc/Falcon, `models/cnets.py`.
+The checkpoints hold no tree; the drafter gets the paper's. Where the code cuts blocks from the first row fed, this package ends them at the newest one. Facts: Bestpay-inc/Falcon, `models/cnets.py`.
 """
 
 import torch
 
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
+from ..drafters.falcon.paper_tree import paper_tree
 from ..errors import CheckpointError
 from .exact import Conversion, check_shape, renamed
 from .layers import flag, layer_fields, layer_names
@@ -65,6 +66,7 @@ def _config(checkpoint: Checkpoint, target: TargetFacts | None) -> FalconSpecCon
         block_position_embedding=False,
         num_recurrent_layers=NUM_RECURRENT_LAYERS,
         recurrent_dropout=DROPOUT,
+        draft_tree=paper_tree(block_size).to_json(),
     )
 
 

@@ -20,7 +20,7 @@ _RENDERERS = {
     "batches.json": tables.batches,
     **dict.fromkeys(tables.PARITY_TITLES, tables.parity),
     "bounds.json": tables.bounds,
-    "ablation.json": tables.ablation,
+    **dict.fromkeys(tables.ABLATION_TITLES, tables.ablation),
     "memory.json": tables.memory,
     "architectures.json": matrix,
     "architectures_oldest.json": matrix_in_short,
@@ -63,7 +63,13 @@ PAGES = {
         "diffuspec_rivals.json",
         "diffuspec_cache.json",
     ],
-    "train_your_own.md": ["recipes.json", *training_tables.ABLATIONS, "training_speed.json", "lora.json"],
+    "train_your_own.md": [
+        "recipes.json",
+        *training_tables.ABLATIONS,
+        *tables.ABLATION_TITLES,
+        "training_speed.json",
+        "lora.json",
+    ],
 }  # all others go to the README
 _ELSEWHERE = {name for names in PAGES.values() for name in names}
 

@@ -6,6 +6,10 @@ from typing import Any
 from .speed_results import today
 
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}
+ABLATION_TITLES = {
+    "ablation_csgd.json": "Chain and tree, with CSGD and without it, by the paper's recipe",
+    "ablation.json": "Forms of a Falcon drafter",
+}
 Rows = list[dict[str, Any]]
 PARITY_TITLES = {
     "parity.json": "the test prompts",
@@ -63,7 +67,15 @@ def ablation(result: dict[str, Any], name: str) -> str:
         ]
         for point in result["points"]
     ]
-    lines = ["### Ablation", "", *result["description"], "", table(header, body), "", source_line(result, name)]
+    lines = [
+        f"### {ABLATION_TITLES[name]}",
+        "",
+        *result["description"],
+        "",
+        table(header, body),
+        "",
+        source_line(result, name),
+    ]
     return "\n".join(lines)
 
 

@@ -37,7 +37,10 @@ class DrafterTrainingArguments(TrainingArguments):
     )
     draft_tree_nodes: int = field(
         default=16,
-        metadata={"help": "Nodes, root included, of the tree fitted to the evaluation data after training."},
+        metadata={
+            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of the drafter's "
+            "config."
+        },
     )
     draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
     eval_decode_prompts: int = field(
@@ -69,8 +72,7 @@ class DrafterTrainingArguments(TrainingArguments):
                 "`ttt_steps` must be at least 1 and `ttt_decay` lie above 0 and up to 1, but they are "
                 f"{self.ttt_steps} and {self.ttt_decay}."
             )
-        if self.draft_tree_nodes < MIN_TREE_NODES or self.draft_tree_passes < 1:
-            raise OptionError("`draft_tree_nodes` must be at least 2 and `draft_tree_passes` at least 1.")
+        self.check_tree()
         if not 0 <= self.anneal_share <= 1:
             raise OptionError(f"`anneal_share` must lie in 0..1, but it is {self.anneal_share}.")
         if self.num_anchors < 1:
@@ -81,6 +83,23 @@ class DrafterTrainingArguments(TrainingArguments):
                 f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or leave the option out."
             )
         super().__post_init__()
+
+    def check_tree(self) -> None:
+        """Check what is said of the tree that is fitted.
+
+        Raises:
+            [`OptionError`]: no tree has that size, or passes are asked for and nothing is fitted.
+        """
+        if (self.draft_tree_nodes < MIN_TREE_NODES and self.draft_tree_nodes != 0) or self.draft_tree_passes < 1:
+            raise OptionError(
+                f"`draft_tree_nodes` must be 0 or at least {MIN_TREE_NODES} and `draft_tree_passes` at least 1, but they are "
+                f"{self.draft_tree_nodes} and {self.draft_tree_passes}."
+            )
+        if self.draft_tree_nodes == 0 and self.draft_tree_passes != 1:
+            raise OptionError(
+                f"`draft_tree_passes` is for a tree that is fitted, but it is {self.draft_tree_passes} and `draft_tree_nodes` is 0, which "
+                "keeps the tree that the drafter has. Set `draft_tree_nodes`, too, or leave `draft_tree_passes` out."
+            )
 
     def _check_decoding(self) -> None:
         """What evaluation decodes, and what is asked of that."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import SchedulerType
 
+from ..drafters.falcon.paper_tree import paper_tree
 from ..errors import OptionError
 from .arguments import DrafterTrainingArguments
 
@@ -44,12 +45,19 @@ class Recipe:
         for name, value in self.settings(width).items():
             if name not in given:
                 setattr(args, name, value)
+        args.check_tree()
 
     def __str__(self) -> str:
         """Its options in the words of the command line."""
-        fields = " ".join(f"{name}={value}" for name, value in self.drafter_config.items())
+        shown = {name: _shown(value) for name, value in self.drafter_config.items()}
+        fields = " ".join(f"{name}={value}" for name, value in shown.items())
         options = " ".join(f"--{name} {getattr(value, 'value', value)}" for name, value in self.training.items())
         return f"{options} --drafter_config {fields}".lower()
+
+
+def _shown(value: Any) -> Any:
+    """A field's value for people: of a tree how large it is."""
+    return f"({len(value['parents'])} nodes)" if isinstance(value, dict) else value
 
 
 # Losses, rate and form found by the experiments in `LOG.md`, on a target of width 256; `models/falcon-reference` was trained so. There
@@ -73,7 +81,7 @@ _MEASURED = Recipe(
     },
     measured_width=MEASURED_WIDTH,
 )
-# arXiv 2412.12639, section 3. The paper's rate is 3e-5, for 800,000 steps; this one suits runs of thousands.
+# arXiv 2412.12639: section 3, and figures 2 (two attention blocks) and 6 (the tree). The paper's rate is 3e-5, for 800,000 steps; this one suits runs of thousands.
 _PAPER = Recipe(
     training={
         "learning_rate": 5e-4,
@@ -83,13 +91,16 @@ _PAPER = Recipe(
         "token_loss_weight": 0.1,
         "use_glancing": True,
         "glancing_ratio": 0.4,
+        "draft_tree_nodes": 0,  # the tree is given below
     },
     drafter_config={
         "block_size": 2,
+        "num_hidden_layers": 2,
         "recurrence": "sequence",
         "block_position_embedding": False,
         "shortcut": False,
         "newest_row": False,
+        "draft_tree": paper_tree().to_json(),
     },
 )
 RECIPES: dict[str, dict[str, Recipe]] = {"default": {"falcon": _MEASURED}, "paper": {"falcon": _PAPER}}

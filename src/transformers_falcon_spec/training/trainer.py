@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -254,7 +254,8 @@ class DrafterTrainer(Trainer):
     def fit_draft_tree(self) -> DraftTree:
         """Give the drafter the best static tree for the acceptance measured on the evaluation data, and return it.
 
-        Places beyond the first block are taken to be accepted as the same place in it.
+        Places beyond the first block are taken to be accepted as the same place in it. With `draft_tree_nodes=0` the drafter is
+        evaluated with the tree that it has, and keeps it.
 
         Raises:
             [`TrainingError`]: the drafter has no such tree.
@@ -272,6 +273,8 @@ class DrafterTrainer(Trainer):
         return tree
 
     def _best_tree(self, metrics: Mapping[str, float], prefix: str) -> DraftTree:
+        if self.args.draft_tree_nodes == 0:
+            return cast(DraftTree, self.drafter.draft_tree)
         num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
         places = acceptance_of(metrics, self.objective.num_places, num_ranks, prefix)
         return DraftTree.best_first(places.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)

@@ -14,6 +14,7 @@ from tests.drafters.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter
+from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
 from transformers_falcon_spec.drafters.diffuspec.presets import PRESETS, mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
@@ -188,6 +189,41 @@ def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted()
 def test_a_mask_that_nobody_names_and_an_unknown_preset_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DiffusionDrafter.from_model(make_model(), make_target(), **options)
+
+
+def test_the_papers_preset_drafts_with_the_papers_numbers_whatever_the_family() -> None:
+    target = make_target(seed=7).double()
+    texts = [runs.plain(target, max_new_tokens=40).sequences[0].tolist()]
+
+    drafter = wrapped("dream", target, preset="paper", proxy_texts=texts)
+
+    config = drafter.config
+    assert (config.draft_length, config.min_draft_tokens, config.num_draft_tokens) == ("adaptive", 20, 30)
+    assert (config.growth, config.smoothing, config.num_steps) == (10, 0.5, 1)
+    assert (config.search, config.mass, config.max_candidates, config.beam_width) == ("cps", 0.8, 15, 3)
+    assert config.model_weight == 0.5
+    assert (config.attention, config.logits_shift, config.auto_class) == ("full", 1, "AutoModel")  # the family's
+    assert drafter.proxy.order == 3
+    assert drafter.proxy.fingerprint == NgramProxy.fit(texts, 3, target.config.vocab_size).fingerprint
+    drafter.generation_config.tune = False  # drafts are as long as the preset says
+    pair = runs.both(target, drafter, max_new_tokens=40)
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 10 * pair.stats.num_steps  # fewer where the text has less room left
+    assert pair.stats.acceptance_length > 1.1
+
+
+def test_the_papers_preset_wants_training_text_for_its_proxy() -> None:
+    with pytest.raises(
+        OptionError, match=r"needs training text for its 3-gram proxy, but `proxy_texts` is None\. Pass"
+    ):
+        wrapped("dream", make_target(), preset="paper")
+
+
+def test_the_papers_lengths_need_a_model_of_such_blocks() -> None:
+    with pytest.raises(
+        OptionError, match="`num_draft_tokens` must be at most 4, the block that the model was trained"
+    ):
+        wrapped("sdar", make_target(), preset="paper", proxy_texts=[[2, 3]])
 
 
 def test_a_block_larger_than_the_models_is_refused() -> None:

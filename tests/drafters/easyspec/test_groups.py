@@ -13,26 +13,27 @@ def spans(text: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "group_size", "aligned", "groups"),
+    ("num_layers", "group_size", "groups"),
     [
-        (32, 4, True, "0 | 1-3 | 4-7 | 8-11 | 12-15 | 16-19 | 20-23 | 24-27 | 28-30 | 31"),
-        (28, 4, True, "0 | 1-3 | 4-7 | 8-11 | 12-15 | 16-19 | 20-23 | 24-26 | 27"),
-        (16, 2, False, "0 | 1-2 | 3-4 | 5-6 | 7-8 | 9-10 | 11-12 | 13-14 | 15"),
-        (8, 3, True, "0 | 1-2 | 3-5 | 6 | 7"),
-        (4, 9, True, "0 | 1-2 | 3"),
+        (32, None, "0 | 1-3 | 4-7 | 8-11 | 12-15 | 16-19 | 20-23 | 24-27 | 28-30 | 31"),
+        (28, None, "0 | 1-3 | 4-7 | 8-11 | 12-15 | 16-19 | 20-23 | 24-26 | 27"),
+        (16, None, "0 | 1-2 | 3-4 | 5-6 | 7-8 | 9-10 | 11-12 | 13-14 | 15"),
+        (16, 2, "0 | 1-2 | 3-4 | 5-6 | 7-8 | 9-10 | 11-12 | 13-14 | 15"),
+        (16, 4, "0 | 1-3 | 4-7 | 8-11 | 12-14 | 15"),
+        (8, 3, "0 | 1-3 | 4-6 | 7"),
+        (9, 3, "0 | 1-2 | 3-5 | 6-7 | 8"),
+        (4, 9, "0 | 1-2 | 3"),
+        (17, None, "0 | 1-3 | 4-7 | 8-11 | 12-15 | 16"),
     ],
 )
-def test_the_default_groups_are_those_of_the_paper(
-    num_layers: int, group_size: int, aligned: bool, groups: str
-) -> None:
-    assert build_groups(num_layers, group_size, aligned) == spans(groups)
+def test_the_default_groups_are_those_of_the_paper(num_layers: int, group_size: int | None, groups: str) -> None:
+    assert build_groups(num_layers, group_size) == spans(groups)
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-def test_built_groups_hold_and_are_as_large_as_asked(aligned: bool) -> None:
+def test_built_groups_hold_and_are_as_large_as_asked() -> None:
     for num_layers in range(1, 25):
         for group_size in range(1, 7):
-            groups = build_groups(num_layers, group_size, aligned)
+            groups = build_groups(num_layers, group_size)
 
             check_groups(groups, num_layers)
             largest = max(map(len, groups))

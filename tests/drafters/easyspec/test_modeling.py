@@ -148,7 +148,7 @@ def test_wrapping_leaves_the_model_as_it_is(target: Any) -> None:
 
     assert drafter.model is model
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
-    assert drafter.config.layer_groups == [[0], [1, 2, 3], [4, 5], [6]]
+    assert drafter.config.layer_groups == [[0], [1], [2, 3], [4, 5], [6]]
     assert drafter.feature_layers == ()
     assert drafter.device == model.device
     drafter.check_target(target)

@@ -3,6 +3,7 @@
 The model stays as it is: what differs between families is said in the configuration. Source: arXiv 2510.02358.
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ from .attention_check import check_attention
 from .calls import CALLS, ModelCall, Reading
 from .candidates import DiffusionCandidateGenerator
 from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
-from .presets import check_mask, mask_id, preset_of, preset_options
+from .presets import check_mask, fitted_proxy, mask_id, preset_of, preset_options
 from .proxy import NgramProxy, proxy_beside
 
-_OF_WRAPPING = ("preset", "tokenizer", "target_tokenizer", "mask_is_text")
+_OF_WRAPPING = ("preset", "tokenizer", "target_tokenizer", "mask_is_text", "proxy_texts")
 DEFAULT_BLOCK = 8  # of a fresh drafter
 
 
@@ -99,6 +100,7 @@ class DiffusionDrafter(TextDrafter):
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         mask_is_text: bool = False,
+        proxy_texts: Iterable[Sequence[int] | Tensor] | None = None,
         **options: Any,
     ) -> Self:
         """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
@@ -106,11 +108,13 @@ class DiffusionDrafter(TextDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A masked diffusion model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            preset (`str`, *optional*): A family of `presets.py`; left out, the model's `model_type` tells.
+            preset (`str`, *optional*):
+                A family of `presets.py`; left out, the model's `model_type` tells. `"paper"` drafts with the paper's options, besides.
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
                 That of `model`, to compare tokens and to find the mask. Without both only vocabularies of one size are the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
             mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never drafted.
+            proxy_texts (`Iterable`, *optional*): Token ids of texts that a 3-gram proxy is fitted to; `preset="paper"` needs them.
             options: Fields of [`DiffusionConfig`].
 
         Raises:
@@ -131,6 +135,7 @@ class DiffusionDrafter(TextDrafter):
         CALLS[config.call].check(model)
         drafter = cls(config, model).eval()
         check_attention(model, config, drafter.device)
+        drafter.proxy = fitted_proxy(preset, proxy_texts, config.vocab_size)
         return drafter
 
     @classmethod

@@ -1,16 +1,18 @@
-"""What is known of public diffusion models: their mask, shift, attention and call. None of them was run on the published weights.
+"""What is known of public diffusion models (mask, shift, attention, call), and how the paper drafts. None was run on published weights.
 
 Facts are those of the models' cards, configurations and code as of early 2026. A mask is looked up by its token wherever a
 tokenizer names one: an id that is free in one vocabulary is a word of another.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ...errors import DrafterMismatchError, OptionError
+from .proxy import NgramProxy
 
 
 @dataclass(frozen=True)
@@ -64,18 +66,39 @@ PRESETS = {
         block_field="block_size",
     ),
 }
+# How the paper drafts, with any model (arXiv 2510.02358, section 5): an adaptive length of 20 to 30, and for its search a 3-gram model
+# that was fitted to training text.
+PAPER = "paper"
+PAPER_OPTIONS = {
+    "draft_length": "adaptive",
+    "min_draft_tokens": 20,
+    "num_draft_tokens": 30,
+    "growth": 10,
+    "smoothing": 0.5,
+    "num_steps": 1,
+    "search": "cps",
+    "mass": 0.8,
+    "max_candidates": 15,
+    "beam_width": 3,
+    "model_weight": 0.5,
+}
+PAPER_ORDER = 3
 
 
 def preset_of(name: str | None, config: PreTrainedConfig) -> Preset | None:
-    """The preset of that name; without a name the one that the `model_type` tells, or None.
+    """The preset of that name; without a name the one that the `model_type` tells, or None. `paper` adds the paper's options to that.
 
     Raises:
         [`OptionError`]: there is no such preset.
     """
+    family = next((preset for preset in PRESETS.values() if config.model_type in preset.model_types), None)
     if name is None:
-        return next((preset for preset in PRESETS.values() if config.model_type in preset.model_types), None)
+        return family
+    if name == PAPER:
+        family = family or Preset((), {})
+        return replace(family, options={**family.options, **PAPER_OPTIONS})
     if name not in PRESETS:
-        raise OptionError(f"`preset` must be one of {sorted(PRESETS)}, but it is {name!r}.")
+        raise OptionError(f"`preset` must be one of {sorted([*PRESETS, PAPER])}, but it is {name!r}.")
     return PRESETS[name]
 
 
@@ -97,6 +120,22 @@ def preset_options(preset: Preset | None, config: PreTrainedConfig, given: Mappi
             f"`block_size` must be at most {block_size}, the block that the model was trained for, but it is {wanted}."
         )
     return {**found, **given}
+
+
+def fitted_proxy(
+    name: str | None, texts: Iterable[Sequence[int] | Tensor] | None, vocab_size: int
+) -> NgramProxy | None:
+    """The proxy that a preset asks for, fitted to training text; None where there is no text.
+
+    Raises:
+        [`OptionError`]: the preset is the paper's, and there is no text.
+    """
+    if name == PAPER and texts is None:
+        raise OptionError(
+            f"The preset `{PAPER}` needs training text for its {PAPER_ORDER}-gram proxy, but `proxy_texts` is None. Pass "
+            "`proxy_texts=[...]`, token ids of the target for each text."
+        )
+    return None if texts is None else NgramProxy.fit(texts, PAPER_ORDER, vocab_size)
 
 
 def mask_id(

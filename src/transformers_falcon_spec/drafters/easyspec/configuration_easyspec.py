@@ -24,7 +24,7 @@ class LayerParallelConfig(PreTrainedConfig):
         draft_config (`PreTrainedConfig` or `dict`): Configuration of the language model that drafts.
         layer_groups (`list[list[int]]`, *optional*):
             Layers that attend at once, all layers in their order; the first and the last one each alone. None is what
-            `build_groups` makes of groups of 4.
+            `build_groups` makes of groups of 2 in models of up to 16 layers, else of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
             `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same results to
             rounding, and keeps the attention weights of the groups a second time; `"distributed"` spreads them over the processes
@@ -50,7 +50,7 @@ class LayerParallelConfig(PreTrainedConfig):
     >>> from transformers import LlamaConfig
     >>> config = LayerParallelConfig(draft_config=LlamaConfig(num_hidden_layers=6, vocab_size=100), vocab_size=128)
     >>> config.layer_groups, config.draft_vocab_size
-    ([[0], [1, 2, 3], [4], [5]], 100)
+    ([[0], [1, 2], [3, 4], [5]], 100)
 
     ```
     """

@@ -4,18 +4,26 @@ from collections.abc import Sequence
 
 from ...errors import OptionError
 
-DEFAULT_SIZE = 4  # arXiv 2502.02493, table 1; 2 there for a model of 16 layers
+# arXiv 2502.02493, table 1: groups of 4 in models of 28 and 32 layers, of 2 in one of 16
+SHALLOW = 16
+SHALLOW_SIZE, DEFAULT_SIZE = 2, 4
 
 
-def build_groups(num_layers: int, group_size: int = DEFAULT_SIZE, aligned: bool = True) -> list[list[int]]:
+def default_size(num_layers: int) -> int:
+    """Layers of a group unless told otherwise, as in the paper: 2 in models of up to 16 layers, else 4."""
+    return SHALLOW_SIZE if num_layers <= SHALLOW else DEFAULT_SIZE
+
+
+def build_groups(num_layers: int, group_size: int | None = None) -> list[list[int]]:
     """Groups of `group_size` layers; the first and the last layer stand alone.
+
+    Where the layers between those two make whole groups, these follow each other from layer 1 on, as in the paper's model of 16
+    layers; else groups end before multiples of `group_size`, as in its models of 28 and 32.
 
     Args:
         num_layers (`int`): Layers of the model.
-        group_size (`int`, *optional*, defaults to 4): Most layers of a group; 1 drafts as the model itself does.
-        aligned (`bool`, *optional*, defaults to `True`):
-            Groups end before multiples of `group_size`, as the paper's do for models of 28 and 32 layers; else whole groups follow
-            each other from layer 1 on, as for its model of 16 layers.
+        group_size (`int`, *optional*):
+            Most layers of a group; 1 drafts as the model itself does. Left out it is 2 for models of up to 16 layers, else 4.
 
     Raises:
         [`OptionError`]: a number below 1.
@@ -24,18 +32,20 @@ def build_groups(num_layers: int, group_size: int = DEFAULT_SIZE, aligned: bool 
 
     ```python
     >>> build_groups(10, 4)
-    [[0], [1, 2, 3], [4, 5, 6, 7], [8], [9]]
-    >>> build_groups(10, 4, aligned=False)
     [[0], [1, 2, 3, 4], [5, 6, 7, 8], [9]]
+    >>> build_groups(12, 4)
+    [[0], [1, 2, 3], [4, 5, 6, 7], [8, 9, 10], [11]]
 
     ```
     """
+    group_size = default_size(num_layers) if group_size is None else group_size
     for name, value in (("num_layers", num_layers), ("group_size", group_size)):
         if value < 1:
             raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
+    is_even = (num_layers - 2) % group_size == 0
     groups, start = [[0]], 1
     while start < num_layers - 1:
-        end = (start // group_size + 1) * group_size if aligned else start + group_size
+        end = start + group_size if is_even else (start // group_size + 1) * group_size
         end = min(end, num_layers - 1)
         groups.append(list(range(start, end)))
         start = end

@@ -89,7 +89,7 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A causal language model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            group_size (`int`, *optional*): Most layers of a group, 4 unless told otherwise; not beside `layer_groups`.
+            group_size (`int`, *optional*): Most layers of a group, 2 in models of up to 16 layers and 4 in others unless told otherwise; not beside `layer_groups`.
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
                 That of `model`, to compare tokens. Without both of them only vocabularies of one size are taken for the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.

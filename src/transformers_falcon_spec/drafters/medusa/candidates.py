@@ -24,12 +24,7 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         self.drafter = drafter
         self.feature_layers = drafter.feature_layers
         self._tree = drafter.draft_tree
-        self._max_depth, num_heads = int(self._tree.depths.max()), drafter.config.num_heads
-        if self._max_depth > num_heads:
-            raise OptionError(
-                f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, but it "
-                f"reaches depth {self._max_depth}."
-            )
+        self._max_depth = int(self._tree.depths.max())
         num_ranks = int(self._tree.ranks.max()) + 1
         if num_ranks > target.vocab_size:
             raise OptionError(

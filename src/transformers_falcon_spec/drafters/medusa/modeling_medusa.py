@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
+from ...errors import OptionError
 from ...generation.candidates import TargetView
 from ...generation.parts import apply_head, feature_width
 from ..base import DrafterModel
@@ -135,12 +136,17 @@ class MedusaDrafter(DrafterModel):
     def candidate_generator(
         self, target: TargetView, max_length: int, rng: torch.Generator
     ) -> MedusaCandidateGenerator:
-        """A generator that drafts with this model for one call.
-
-        Raises:
-            [`OptionError`]: the draft tree is deeper than there are heads.
-        """
+        """A generator that drafts with this model for one call."""
         return MedusaCandidateGenerator(self, target, max_length, rng)
+
+    def _check_tree(self, model: PreTrainedModel) -> None:
+        super()._check_tree(model)
+        depth, num_heads = int(self.draft_tree.depths.max()), self.config.num_heads
+        if depth > num_heads:
+            raise OptionError(
+                f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, but it "
+                f"reaches depth {depth}."
+            )
 
 
 def _head(config: MedusaConfig) -> nn.Sequential:
