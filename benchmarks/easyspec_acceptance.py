@@ -93,14 +93,17 @@ def replay(target: Any, drafter: Any, kind: str, variant: str, args: argparse.Na
 def counted(
     texts: dict[str, Text], arms: dict[Arm, Replay], num_layers: int, records: Records
 ) -> dict[Arm, list[Steps]]:
-    """What each text takes with each arm; what `records` holds already is not counted again."""
+    """What each text takes with each arm; what `records` holds already for the same groups is not counted again."""
+    groups = {arm: build_groups(num_layers, arm[2]) for arm in arms}
     known = {
-        (tuple(entry["arm"]), entry["text"]): Steps(**entry["steps"]) for entry in records.entries if "arm" in entry
+        (tuple(entry["arm"]), entry["text"]): Steps(**entry["steps"])
+        for entry in records.entries
+        if "arm" in entry and entry.get("groups") == groups.get(tuple(entry["arm"]))
     }
     for arm, (name, text) in tqdm(list(product(arms, texts.items())), desc="replays", unit="text"):
         if (arm, name) not in known:
-            steps = known[arm, name] = arms[arm].steps(text, build_groups(num_layers, arm[2]))
-            records.append({"arm": arm, "text": name, "steps": asdict(steps)})
+            steps = known[arm, name] = arms[arm].steps(text, groups[arm])
+            records.append({"arm": arm, "groups": groups[arm], "text": name, "steps": asdict(steps)})
     return {arm: [known[arm, name] for name in texts] for arm in arms}
 
 

@@ -115,7 +115,7 @@ def test_more_kinds_of_drafts_join_what_was_counted(
     assert again[: len(lines)] == lines
     assert len(again) == len(lines) + 4 * 2
     assert both["rows"][: len(first["rows"])] == first["rows"]
-    assert both["groups"] == {"1": [[0], [1], [2], [3], [4]], "3": [[0], [1, 2], [3], [4]]}
+    assert both["groups"] == {"1": [[0], [1], [2], [3], [4]], "3": [[0], [1, 2, 3], [4]]}
     assert first["rows"][0]["acceptance_length"] > 2  # a model that drafts for itself, without groups
     assert all(row["acceptance_length"] <= first["rows"][0]["acceptance_length"] for row in first["rows"])
     ablated = [row["acceptance_length"] for row in first["rows"][1:]]
