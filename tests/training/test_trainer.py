@@ -259,6 +259,16 @@ def test_a_tree_can_be_fitted_to_a_real_evaluation(tmp_path: Path) -> None:
     assert len(trainer.fit_draft_tree()) == 5
 
 
+@pytest.mark.parametrize("tree", [None, DraftTree.chain(5).to_json()], ids=["none", "chain"])
+def test_a_tree_is_kept_if_asked(tmp_path: Path, tree: Any) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 2, "draft_tree": tree}, draft_tree_nodes=0)
+
+    found = trainer.fit_draft_tree()
+
+    assert trainer.drafter.config.draft_tree == tree
+    assert found.to_json() == (tree or DraftTree.chain(2).to_json())  # without one, a chain of one block is drafted
+
+
 def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
     drafter = make_drafter(make_target(), target_name_or_path="x/right")
     args = DrafterTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)

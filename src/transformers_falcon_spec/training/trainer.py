@@ -266,10 +266,10 @@ class DrafterTrainer(Trainer):
             )
         tree = self._best_tree(self.evaluate(), "eval")
         options = self.drafter.generation_config
-        owner = (
-            self.drafter.config if options.draft_tree is None else options
-        )  # whichever the drafter takes its tree from
-        owner.draft_tree = tree.to_json()
+        # whichever the drafter takes its tree from
+        owner = self.drafter.config if options.draft_tree is None else options
+        if self.args.draft_tree_nodes:
+            owner.draft_tree = tree.to_json()
         return tree
 
     def _best_tree(self, metrics: Mapping[str, float], prefix: str) -> DraftTree:
