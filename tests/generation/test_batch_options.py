@@ -24,7 +24,7 @@ from tests.tiny import (
     make_prompt,
     make_target,
 )
-from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation import processors
 from transformers_falcon_spec.generation.batch import Batch
 
 
@@ -38,7 +38,12 @@ class StopsAt(StoppingCriteria):
         return torch.isin(input_ids[:, -1], torch.tensor(self.tokens))
 
 
-def test_without_eos_rows_that_are_complete_grow_with_the_others() -> None:
+@pytest.mark.parametrize("is_in_step", [True, False])
+def test_without_eos_rows_that_are_complete_grow_with_the_others(
+    is_in_step: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_in_step:
+        monkeypatch.setattr(processors, "ROW_CRITERIA", (*processors.ROW_CRITERIA, StopsAt))
     target = make_target().double()
     text = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask, max_new_tokens=40).sequences
     criterion = StopsAt([int(text[0, 15]), int(text[1, 20]), int(text[2, 25]), int(text[3, 30])])
@@ -47,15 +52,7 @@ def test_without_eos_rows_that_are_complete_grow_with_the_others() -> None:
 
     pair.assert_equal()
     assert pair.drafted.sequences.shape[1] < 52
-
-
-def test_a_criterion_must_answer_for_the_row_it_is_shown() -> None:
-    class ForFour(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            return torch.zeros(4, dtype=torch.bool)
-
-    with pytest.raises(GenerationError, match="one gave 4 answers for one row"):
-        batch_and_drafted(make_target(), stopping_criteria=StoppingCriteriaList([ForFour()]))
+    assert pair.stats.num_accepted > 0
 
 
 class CountsItsCalls(LogitsProcessor):
@@ -106,15 +103,6 @@ def test_processors_see_each_row_as_a_plain_batch_shows_it(options: dict[str, An
 
     assert drafted.sequences.tolist() == gold.sequences.tolist()
     assert drafted.speculation.num_accepted > 0
-
-
-def test_a_processor_that_cannot_be_copied_is_refused() -> None:
-    class Stubborn(CountsItsCalls):
-        def __deepcopy__(self, memo: Any) -> Any:
-            raise TypeError("one of a kind")
-
-    with pytest.raises(GenerationError, match="`Stubborn` cannot be copied: one of a kind"):
-        batch_and_drafted(make_target(), logits_processor=LogitsProcessorList([Stubborn()]))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -180,7 +168,8 @@ def test_what_waits_for_the_end_of_a_row_is_streamed_at_the_end() -> None:
     assert streamer.chunks == [[5, 9], [6, 0], [7, 0]]
 
 
-def test_without_eos_a_streamer_waits_for_rows_that_are_complete() -> None:
+def test_without_eos_a_streamer_waits_for_rows_that_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "ROW_CRITERIA", (*processors.ROW_CRITERIA, StopsAt))
     config, streamer, criteria = (
         GenerationConfig(do_sample=False),
         ListStreamer(),

@@ -31,6 +31,45 @@ class Verdict:
         return self.token_ids[-1]
 
 
+class Walk:
+    """The way of one text through a tree: from the root on to the child that holds the token after it, as long as there is one.
+
+    Args:
+        parents (`Sequence[int]`): Parent of each node.
+        token_ids (`Sequence[int]`): The token at each node.
+        is_guest (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
+    """
+
+    def __init__(
+        self, parents: Sequence[int], token_ids: Sequence[int], is_guest: Sequence[bool] | None = None
+    ) -> None:
+        self._children = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(parents, token_ids, strict=True))
+            if parent >= 0 and not (is_guest and is_guest[node])
+        }
+        self._path: list[int] = [0]
+        self._committed: list[int] = []
+
+    @property
+    def node(self) -> int:
+        """Where it stands: the token after this node is asked for next."""
+        return self._path[-1]
+
+    def take(self, token: int) -> bool:
+        """Commit the token after the node; returns whether the walk can go on from there."""
+        self._committed.append(token)
+        child = self._children.get((self.node, token))
+        if child is not None:
+            self._path.append(child)
+        return child is not None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What became text so far."""
+        return Verdict(tuple(self._path[: len(self._committed)]), tuple(self._committed))
+
+
 def lazy_walk(
     parents: Sequence[int],
     token_ids: Sequence[int],
@@ -63,22 +102,11 @@ def lazy_walk(
 
     ```
     """
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(parents, token_ids, strict=True))
-        if parent >= 0 and not (is_guest and is_guest[node])
-    }
-    path: list[int] = [0]
-    committed: list[int] = []
+    walk = Walk(parents, token_ids, is_guest)
     while True:
-        token, is_complete = commit(path[-1])
-        if token is None:
-            return Verdict(tuple(path[:-1]), tuple(committed))
-        committed.append(token)
-        child = children.get((path[-1], token))
-        if is_complete or child is None:
-            return Verdict(tuple(path), tuple(committed))
-        path.append(child)
+        token, is_complete = commit(walk.node)
+        if token is None or not walk.take(token) or is_complete:
+            return walk.verdict
 
 
 def coverage(

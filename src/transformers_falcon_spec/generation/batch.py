@@ -1,5 +1,6 @@
 """The texts of all rows: which may still grow, what the caller's streamer gets, and how they are returned as one batch."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -7,9 +8,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, row_seeds
+from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, choose, row_seeds
 from . import processors as row_processors
-from .transcript import Transcript
+from .transcript import Transcript, answers, processed
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 class Batch:
     """One [`Transcript`] for each row. Rows grow at their own pace; the caller sees what a batch without a drafter shows.
 
+    Where the caller's processors or criteria may tell rows apart by their places, rows grow in step: token by token, all of them are
+    shown together.
+
     Args:
         input_ids (`torch.Tensor` of shape `(rows, prompt)`): The prompts.
         mask (`torch.Tensor` of shape `(rows, prompt)`, *optional*): 0 at padding.
         processors ([`~transformers.LogitsProcessorList`]): Of several rows each gets its own.
-        criteria ([`~transformers.StoppingCriteriaList`]): Called for each row with its own text.
+        criteria ([`~transformers.StoppingCriteriaList`]): Called for each row with its own text, or in step for all of them.
         config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
         is_coupled (`bool`): Draws that a drafter can foresee.
         streamer (`BaseStreamer`, *optional*): Gets each token of all rows once the last of them has it.
@@ -39,14 +43,19 @@ class Batch:
         is_coupled: bool = False,
         streamer: "BaseStreamer | None" = None,
     ) -> None:
-        num_rows = len(input_ids)
-        draws = _draws(num_rows, input_ids.device, is_coupled, bool(config.do_sample))
-        of_row = [processors] if num_rows == 1 else [row_processors.of_row(processors, row) for row in range(num_rows)]
+        num_rows, self.is_drawn = len(input_ids), bool(config.do_sample)
+        self.is_in_step = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
+        self._processors, self._criteria = processors, criteria
+        self._shown_scores: tuple[Tensor, ...] = ()  # in step, of all rows
+        of_row, draws = [processors], _draws(num_rows, input_ids.device, is_coupled, self.is_drawn)
+        if num_rows > 1:
+            of_row = [row_processors.of_row(processors, row) for row in range(num_rows)]
+        own = StoppingCriteriaList() if self.is_in_step else criteria  # in step nobody asks for a row alone
         self.rows = [
-            Transcript(input_ids[row : row + 1], of_row[row], criteria, config, draws[row], self._stream)
+            Transcript(input_ids[row : row + 1], of_row[row], own, config, draws[row], self._stream)
             for row in range(num_rows)
         ]
-        self.prompt_len, self.is_drawn = input_ids.shape[1], bool(config.do_sample)
+        self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
         self._pad: Tensor | None = config._pad_token_tensor if ends_rows else None
@@ -66,7 +75,36 @@ class Batch:
     def is_closed(self, row: int) -> bool:
         """Whether a row gets no more tokens. Without a token that ends rows, complete ones grow with the others."""
         transcript = self.rows[row]
-        return transcript.is_complete and (self._pad is not None or len(transcript) >= self.longest)
+        if not transcript.is_complete or self._pad is not None:
+            return transcript.is_complete
+        if self.is_in_step:
+            return all(other.is_complete for other in self.rows)
+        return len(transcript) >= self.longest
+
+    def end_of(self, row: int, max_length: int) -> int:
+        """How long a row may get: complete ones as long as the others, which in step nobody knows yet."""
+        return self.longest if self.rows[row].is_complete and not self.is_in_step else max_length
+
+    def commit_in_step(self, logits: Mapping[int, Tensor], chosen: Mapping[int, int] | None = None) -> dict[int, int]:
+        """The next token of rows that stand at one length, with the calls of decoding without a drafter; returns it by row.
+
+        Args:
+            logits (`Mapping[int, torch.Tensor]`): The target's raw logits `[1, vocab]` of the rows that go on. Ended ones count 0.
+            chosen (`Mapping[int, int]`, *optional*): Tokens that another process chose.
+        """
+        ids = self.sequences
+        blank = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
+        raw = torch.cat([logits.get(row, blank).to(blank) for row in range(len(self))])
+        scores = processed(self._processors, ids, raw.clone(), self.is_drawn)
+        for row in logits:
+            transcript, own = self.rows[row], scores[row : row + 1]
+            token = choose(own, self.is_drawn, transcript.draws) if chosen is None else ids.new_tensor([chosen[row]])
+            transcript.append(token, raw[row : row + 1], own)
+        self._shown_scores += () if self.rows[0].scores is None else (scores,)
+        is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
+        for transcript, is_complete in zip(self.rows, is_done.tolist(), strict=True):
+            transcript.is_complete |= is_complete
+        return {row: int(self.rows[row].input_ids[0, -1]) for row in logits}
 
     @property
     def is_complete(self) -> bool:

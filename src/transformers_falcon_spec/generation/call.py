@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..errors import GenerationError
+from ..errors import GenerationError, OptionError
 from .batch import Batch
+from .judge import REJECTION_RULES
 from .loop import Drafter, SpeculativeDecoding, verifier_of
 from .output import SpeculativeOutput
-from .processors import check_memoryless
+from .processors import check_memoryless, of_batches
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -36,6 +37,8 @@ def speculative_decoding(
     verifier, is_strict = verifier_of(drafter, generation_config), drafter.generation_config.strict
     if verifier == "traversal" or is_strict:  # the others ask once for each committed token, in order
         check_memoryless(logits_processor, "strict" if is_strict else f'verifier="{verifier}"')
+    if len(input_ids) > 1:
+        _check_in_step(logits_processor, stopping_criteria, generation_config, verifier, is_strict)
     batch = Batch(
         input_ids,
         model_kwargs.get("attention_mask"),
@@ -66,4 +69,31 @@ def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
         raise GenerationError(
             f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "
             "Shorten it, or load a target with a longer context."
+        )
+
+
+def _check_in_step(
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    verifier: str,
+    is_strict: bool,
+) -> None:
+    """Refuse what can only be shown all rows of a batch together, where it cannot be."""
+    shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
+    if not shown:
+        return
+    if verifier in REJECTION_RULES or is_strict:
+        raise OptionError(
+            f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be judged token by token, but "
+            f"`{'strict' if is_strict else f'verifier={verifier!r}'}` judges each row by itself. Set `drafter.generation_config` to "
+            '`verifier="lazy_walk"` and `strict=False`, or call `generate` once for each prompt.'
+        )
+    is_shown_scores = (
+        config.output_scores and config.return_dict_in_generate and of_batches(LogitsProcessorList(), criteria)
+    )
+    if is_shown_scores and any(hasattr(criterion, "eos_token_id") for criterion in criteria):
+        raise GenerationError(
+            f"In a batch `{shown[-1]}` would be shown the scores of rows that have ended, which are not computed with a drafter. Leave "
+            "out `output_scores`, or call `generate` once for each prompt."
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
-from ..core.verification import Verdict, lazy_walk
+from ..core.verification import Verdict, Walk, lazy_walk
 from ..errors import OptionError
 from .batch import Batch
 from .candidates import Draft
@@ -37,6 +37,9 @@ class Judge:
         """The first token of every row, of the logits `[rows, 1, vocab]` after its prompt."""
 
         def choose() -> list[Verdict]:
+            if self.batch.is_in_step:
+                chosen = self.batch.commit_in_step(dict(enumerate(logits)))
+                return [Verdict((0,), (token,)) for token in chosen.values()]
             tokens = [row.commit_token(logits[number]) for number, row in enumerate(self.batch.rows)]
             return [Verdict((0,), (token,)) for token in tokens]
 
@@ -58,15 +61,44 @@ class Judge:
             return verdicts
         decision = self.ranks.told(Decision([], 0, [], []))
         self.num_unclear = decision.num_unclear
+        if self.batch.is_in_step:
+            self._follow_in_step(decision.verdicts, logits)
         for number, (row, verdict) in enumerate(zip(rows, decision.verdicts, strict=True)):
-            row.follow(verdict.token_ids, [logits[number, node][None] for node in verdict.path])
+            if not self.batch.is_in_step:
+                row.follow(verdict.token_ids, [logits[number, node][None] for node in verdict.path])
             row.is_complete = decision.is_complete[number]
             if decision.draws:
                 row.draws.set_state(decision.draws[number], logits.device)
         return decision.verdicts
 
+    def _follow_in_step(self, verdicts: list[Verdict], logits: Tensor) -> None:
+        """The same calls, in the same order, as the first rank makes."""
+        for row in self.batch.rows:
+            row.step_scores = []
+        for place in range(max(len(verdict.token_ids) for verdict in verdicts)):
+            going = {row: verdict for row, verdict in enumerate(verdicts) if place < len(verdict.token_ids)}
+            said = {row: logits[row, verdict.path[place]][None] for row, verdict in going.items()}
+            self.batch.commit_in_step(said, {row: verdict.token_ids[place] for row, verdict in going.items()})
+
+    def _judged_in_step(self, draft: Draft, trees: Sequence[Tree], logits: Tensor) -> list[Verdict]:
+        """All rows walk together, and as far as each of them finds its token in its tree."""
+        walks = {}
+        for row, (parents, token_ids) in enumerate(trees):
+            self.batch.rows[row].step_scores = []
+            if not self.batch.is_closed(row):
+                walks[row] = Walk(parents, token_ids, _guests(draft, row))
+        going, can_go_on = dict(walks), True
+        while going and can_go_on:
+            tokens = self.batch.commit_in_step({row: logits[row, walk.node][None] for row, walk in going.items()})
+            finds = {row: walk.take(tokens[row]) for row, walk in going.items()}
+            going = {row: walk for row, walk in going.items() if not self.batch.is_closed(row)}
+            can_go_on = all(finds[row] for row in going)
+        return [walks[row].verdict if row in walks else Verdict((), ()) for row in range(len(trees))]
+
     def _judged(self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: Reading) -> list[Verdict]:
         self.num_unclear = 0
+        if self.batch.is_in_step:
+            return self._judged_in_step(draft, trees, reading.logits)
         verdicts = []
         for row, (parents, token_ids) in enumerate(trees):
             self.batch.rows[row].step_scores = []
@@ -75,9 +107,8 @@ class Judge:
             elif self.verifier in REJECTION_RULES and max(parents) >= 0:
                 verdicts.append(self._by_rejection(row, draft, parents, token_ids, reading))
             else:
-                guests = None if draft.is_guest is None else draft.is_guest[min(row, len(draft.is_guest) - 1)].tolist()
                 commit = self._committer(row, reading.logits[row], depths[row])
-                verdicts.append(lazy_walk(parents, token_ids, commit, guests))
+                verdicts.append(lazy_walk(parents, token_ids, commit, _guests(draft, row)))
         return verdicts
 
     def _committer(self, row: int, logits: Tensor, depths: Tensor) -> Callable[[int], tuple[int | None, bool]]:
@@ -119,3 +150,8 @@ class Judge:
         verdict = REJECTION_RULES[self.verifier](tree, target_probs, transcript.draws)
         num_committed = transcript.commit_foreseen(verdict.token_ids, lambda: self.batch.is_closed(row))
         return Verdict(verdict.path[:num_committed], verdict.token_ids[:num_committed])
+
+
+def _guests(draft: Draft, row: int) -> list[bool] | None:
+    """Which nodes of a row are read but never become text; None where all may."""
+    return None if draft.is_guest is None else draft.is_guest[min(row, len(draft.is_guest) - 1)].tolist()

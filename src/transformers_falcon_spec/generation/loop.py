@@ -149,9 +149,8 @@ class SpeculativeDecoding:
         """How deep each row's draft may be: to the end of text, context, or of what the other rows still ask for."""
         rooms = []
         for row, context in enumerate(self.target.room_to_context):
-            transcript = self.batch.rows[row]
-            end = self.batch.longest if transcript.is_complete else self.max_length
-            rooms.append(0 if self.batch.is_closed(row) else max(min(end - len(transcript) - 1, context), 0))
+            room = self.batch.end_of(row, self.max_length) - len(self.batch.rows[row]) - 1
+            rooms.append(0 if self.batch.is_closed(row) else max(min(room, context), 0))
         return tuple(rooms)
 
     def _budget(self, rooms: tuple[int, ...]) -> DraftBudget:

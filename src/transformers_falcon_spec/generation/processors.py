@@ -1,21 +1,26 @@
-"""What is known of logits processors: which remember their calls, which read scores alone, and how a row gets its own."""
+"""What is known of logits processors and stopping criteria: which remember calls, which read rows together, and how a row gets its own."""
 
 import copy
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
+    EosTokenCriteria,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
     MinPLogitsWarper,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
     SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
@@ -25,13 +30,14 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from ..errors import GenerationError, OptionError
+from ..errors import OptionError
 
 _ROW_TENSORS: dict[type, tuple[str, ...]] = {  # attributes with one entry for each row
     RepetitionPenaltyLogitsProcessor: ("prompt_ignore_length",),
     EncoderRepetitionPenaltyLogitsProcessor: ("encoder_input_ids",),
 }
 _WITH_MEMORY = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+ROW_CRITERIA: tuple[type, ...] = (MaxLengthCriteria, MaxTimeCriteria, EosTokenCriteria, StopStringCriteria)
 _HISTORY_FREE = (
     *(TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper),
     *(EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization),
@@ -52,7 +58,7 @@ def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
     """
     for processor in processors:
         kind = type(processor)
-        if isinstance(processor, _WITH_MEMORY) or kind.__module__.split(".")[0] != "transformers":
+        if isinstance(processor, _WITH_MEMORY) or _is_foreign(processor):
             raise OptionError(
                 f"`{option}` asks for scores that may not become text, so every logits processor must be a function of the "
                 f"text alone, but `{kind.__module__}.{kind.__qualname__}` "
@@ -61,12 +67,21 @@ def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
             )
 
 
-def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """Processors that treat the only row they see as row `row` of the batch; none shares a state with other rows.
+def of_batches(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[Any]:
+    """Those that may tell rows of a batch apart by their places, or look at several: they must be shown all rows at one length.
 
-    Raises:
-        [`GenerationError`]: a processor of the caller's cannot be copied.
+    What comes from outside Transformers, and criteria that are not known to read each row by itself.
     """
+    foreign = [processor for processor in processors if _is_foreign(processor)]
+    return [*foreign, *(criterion for criterion in criteria if type(criterion) not in ROW_CRITERIA)]
+
+
+def _is_foreign(processor: Any) -> bool:
+    return type(processor).__module__.split(".")[0] != "transformers"
+
+
+def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """Processors of Transformers that treat the only row they see as row `row` of the batch; none shares a state with other rows."""
     return LogitsProcessorList([_of_row(processor, row) for processor in processors])
 
 
@@ -81,21 +96,7 @@ def _of_row(processor: Any, row: int) -> Any:
             if isinstance(value, Tensor) and value.dim() and len(value) > 1:
                 setattr(mine, name, int(value[row]) if value.dim() == 1 else value[row : row + 1])
         return mine
-    if kind.__module__.startswith("transformers."):  # all others keep nothing and read each row by itself
-        return processor
-    return _copied(processor)
-
-
-def _copied(processor: Any) -> Any:
-    """A copy that shares nothing with the original but models."""
-    models = {id(value): value for value in vars(processor).values() if isinstance(value, nn.Module)}
-    try:
-        return copy.deepcopy(processor, models)
-    except Exception as error:  # whatever a foreign object raises
-        raise GenerationError(
-            f"In a batch every row needs its own logits processors, but `{type(processor).__name__}` cannot be copied: {error}. "
-            "Give it a `__deepcopy__`, or call `generate` once for each prompt."
-        ) from error
+    return processor  # all others keep nothing and read each row by itself
 
 
 def _prefix_constrained(processor: Any, row: int) -> Any:
@@ -121,7 +122,7 @@ def _no_repeat_of_prompt(processor: Any, row: int) -> Any:
 
 
 def _synth_id(processor: Any, _row: int) -> Any:
-    return _copied(processor)
+    return copy.deepcopy(processor)
 
 
 _MAKERS: dict[type, Callable[[Any, int], Any]] = {

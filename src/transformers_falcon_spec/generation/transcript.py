@@ -56,7 +56,7 @@ class Transcript:
         """Choose the token that follows the text, given the target's raw logits `[1, vocab]`, and append it."""
         raw, scores = self._processed(self.input_ids, logits)
         token = choose(scores, self._do_sample, self.draws)
-        self._append(token, raw, scores)
+        self.append(token, raw, scores)
         return int(token)
 
     def commit_clear_token(self, logits: Tensor, dtype: torch.dtype) -> int | None:
@@ -77,7 +77,7 @@ class Transcript:
             token, lead = scores.argmax(dim=-1), float(best[0] - best[1])
         if lead <= bound:
             return None
-        self._append(token, raw, scores)
+        self.append(token, raw, scores)
         return int(token)
 
     @property
@@ -111,7 +111,7 @@ class Transcript:
             if states:
                 self.draws.set_state(states[num_committed], scores.device)
             num_committed += 1
-            self._append(chosen[node : node + 1], raw[node : node + 1], scores[node : node + 1])
+            self.append(chosen[node : node + 1], raw[node : node + 1], scores[node : node + 1])
             return tokens[node]
 
         return commit
@@ -128,7 +128,7 @@ class Transcript:
         """Append tokens for whose places `probs_after` was asked; returns how many there were until the text was closed."""
         foreseen, self._foreseen = self._foreseen, {}
         for place, token in enumerate(token_ids):
-            self._append(torch.tensor([token], device=self.input_ids.device), *foreseen[token_ids[:place]])
+            self.append(torch.tensor([token], device=self.input_ids.device), *foreseen[token_ids[:place]])
             if is_closed():
                 return place + 1
         return len(token_ids)
@@ -138,26 +138,10 @@ class Transcript:
         self.step_scores = []
         for token, said in zip(token_ids, logits, strict=True):
             raw, scores = self._processed(self.input_ids, said)
-            self._append(torch.tensor([token], device=self.input_ids.device), raw, scores)
+            self.append(torch.tensor([token], device=self.input_ids.device), raw, scores)
 
-    def _processed(self, ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw logits in float32 and processed scores, both `[rows, vocab]`, of the token after `ids`."""
-        raw = logits.to(dtype=torch.float32, copy=True, device=ids.device)
-        kept = raw if self.logits is None else raw.clone()  # processors may write in place
-        scores = self._processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
-        if scores.shape != kept.shape:
-            raise GenerationError(
-                f"Logits processors must return scores of shape {tuple(kept.shape)}, but one returned {tuple(scores.shape)}. "
-                "Each must give back one score for each token of the vocabulary."
-            )
-        if self._do_sample and not scores.amax().isfinite():  # plain sampling fails there, too
-            raise GenerationError(
-                f"Sampling needs a finite best score, but after the logits processors it is {float(scores.amax())}. Look for a "
-                "processor that divides by zero or forbids every token, or a target whose own logits overflow."
-            )
-        return kept, scores
-
-    def _append(self, token: Tensor, raw: Tensor, scores: Tensor) -> None:
+    def append(self, token: Tensor, raw: Tensor, scores: Tensor) -> None:
+        """Append a token `[1]` that was chosen by `scores`, all of `[1, vocab]`, made of the `raw` logits."""
         if self.logits is not None:
             self.logits += (raw,)
         if self.scores is not None:
@@ -165,13 +149,51 @@ class Transcript:
         self.step_scores.append(scores)
         self.input_ids = torch.cat([self.input_ids, token[:, None]], dim=-1)
         self._announce()
-        is_done = self._criteria(self.input_ids, self.scores)
-        if is_done.numel() > 1:
+        self.is_complete = bool(answers(self._criteria, self.input_ids, self.scores)) or self.is_complete
+
+    def _processed(self, ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        raw = logits.to(dtype=torch.float32, copy=True, device=ids.device)
+        kept = raw if self.logits is None else raw.clone()  # processors may write in place
+        return kept, processed(self._processors, ids, raw, self._do_sample)
+
+
+def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_sample: bool) -> Tensor:
+    """Processed scores `[rows, vocab]` of the tokens after `ids`, of `raw` logits, into which processors may write.
+
+    Raises:
+        [`GenerationError`]: processors return something else, or nothing can be drawn.
+    """
+    scores: Tensor = processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
+    if scores.shape != raw.shape:
+        raise GenerationError(
+            f"Logits processors must return scores of shape {tuple(raw.shape)}, but one returned {tuple(scores.shape)}. "
+            "Each must give back one score for each token of the vocabulary."
+        )
+    if do_sample and not scores.amax().isfinite():  # plain sampling fails there, too
+        raise GenerationError(
+            f"Sampling needs a finite best score, but after the logits processors it is {float(scores.amax())}. Look for a "
+            "processor that divides by zero or forbids every token, or a target whose own logits overflow."
+        )
+    return scores
+
+
+def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
+    """Which of the rows `ids` `[rows, tokens]` any of the criteria ends, `[rows]`; what says one thing says it of all rows.
+
+    Raises:
+        [`GenerationError`]: one answers for other rows than these.
+    """
+    is_done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    for criterion in criteria:
+        answer = torch.as_tensor(criterion(ids, scores), dtype=torch.bool, device=ids.device)
+        if answer.shape not in ((), (1,), (len(ids),)):
             raise GenerationError(
-                f"Stopping criteria are asked for each row alone, but one gave {is_done.numel()} answers for one row. "
-                "Each must answer for the rows of the `input_ids` that it gets."
+                f"A stopping criterion must give one answer for each of the {len(ids)} rows that it is shown, but "
+                f"`{type(criterion).__qualname__}` gave answers of shape {tuple(answer.shape)}. Let it return a tensor of shape "
+                f"`(len(input_ids),)`."
             )
-        self.is_complete = bool(is_done) or self.is_complete
+        is_done = is_done | answer
+    return is_done
 
 
 def _if(config: GenerationConfig, name: str) -> tuple[Tensor, ...] | None:
