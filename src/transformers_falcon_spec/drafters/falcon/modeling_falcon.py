@@ -28,6 +28,7 @@ from ..base import DrafterModel
 from ..static_tree import tree_from_json
 from .candidates import FalconCandidateGenerator
 from .configuration_falcon import FalconSpecConfig
+from .recurrence import Recurrence
 
 ATTENTION_BIAS = 3.0  # of fresh queries and keys
 POSITION_SPREAD = 0.3  # of fresh block positions
@@ -135,7 +136,7 @@ class FalconSpecDrafter(DrafterModel):
         super().__init__(config)
         assert config.embedding_size is not None  # the configuration fills in both widths
         assert config.feature_size is not None
-        self.recurrence = nn.LSTM(
+        self.recurrence = Recurrence(
             config.embedding_size + config.feature_size,
             config.hidden_size,
             num_layers=config.num_recurrent_layers,
