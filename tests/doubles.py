@@ -1,7 +1,7 @@
 """Stand-ins for drafters: one that drafts random trees, and one that tells another drafter part of the truth."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +119,10 @@ class InformedDrafter:
         """As the inner drafter does."""
         self.drafter.check_target(model)
 
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """The parts of the inner drafter, which drafts in eval mode; a double inside has none."""
+        return self.drafter.modules() if isinstance(self.drafter, torch.nn.Module) else iter(())
+
     def candidate_generator(self, target: Any, max_length: int, rng: torch.Generator) -> "InformedGenerator":
         """A generator for one call."""
         return InformedGenerator(self, self.drafter.candidate_generator(target, max_length, rng))
@@ -130,6 +134,7 @@ class InformedGenerator(TreeCandidateGenerator):
     def __init__(self, drafter: InformedDrafter, inner: TreeCandidateGenerator) -> None:
         super().__init__(inner.target, inner.max_length, inner.rng)
         self.drafter, self.inner, self.feature_layers = drafter, inner, drafter.feature_layers
+        self.wants_node_choices = inner.wants_node_choices
         self._random = random.Random(0)
         self._lengths: tuple[int, ...] = ()
 

@@ -53,7 +53,7 @@ class GeneratorDraws:
 
         def noise(depth: int) -> Tensor:
             while len(found) < depth:
-                found.append(multinomial_noise(torch.empty(vocab_size, device=device), copy))
+                found.append(multinomial_noise(torch.empty(vocab_size, dtype=torch.float, device=device), copy))
             return found[depth - 1]
 
         return noise
@@ -112,7 +112,7 @@ class CoupledDraws:
     def noise(self, number: int, vocab_size: int) -> Float[Tensor, " vocab"]:
         """Exponential noise of the token with this number."""
         generator = torch.Generator().manual_seed(_hashed(f"{self.seed} {number}".encode()))
-        return torch.empty(vocab_size).exponential_(generator=generator)
+        return torch.empty(vocab_size, dtype=torch.float).exponential_(generator=generator)
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Noise by depth in the next draft; 1 is the next token."""

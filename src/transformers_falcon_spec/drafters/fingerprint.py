@@ -44,7 +44,7 @@ class Print:
     @classmethod
     def of(cls, values: Tensor) -> "Print":
         """Of float32 values on the CPU."""
-        places = torch.linspace(0, len(values) - 1, NUM_SAMPLED).long()
+        places = torch.linspace(0, len(values) - 1, NUM_SAMPLED, dtype=torch.float).long()
         return cls(hashlib.blake2b(_bytes(values), digest_size=8).hexdigest(), _bytes(values[places].bfloat16()).hex())
 
     def likeness(self, other: "Print") -> Likeness:

@@ -21,7 +21,7 @@ class PendingPairs:
     def __init__(self) -> None:
         self.token_ids: list[Tensor] = []
         self.features: list[Tensor] = []
-        self.root = torch.empty(0)  # [1] newest committed token
+        self.root = torch.empty(0, dtype=torch.long)  # [1] newest committed token
         self.num_taken = 0
         self.num_waiting = 0  # pairs, those of the first commit left out
 

@@ -74,7 +74,7 @@ class StaticTreeGenerator(PairGenerator):
         token_ids = self.roots.repeat(1, len(tree))
         dists: list[Tensor] = []  # [rows, parents, vocab] of each pass
         dist_index = torch.full_like(token_ids[:1], -1)
-        chances = torch.ones(token_ids.shape) if budget.wants_chances else None
+        chances = torch.ones(token_ids.shape, dtype=torch.float) if budget.wants_chances else None
         for number, draft_pass in enumerate(passes):
             if number:
                 parents = draft_pass.parent_blocks.expand(len(token_ids), -1)

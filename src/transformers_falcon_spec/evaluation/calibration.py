@@ -127,7 +127,9 @@ def error_by_luck(chances: Tensor, seed: int) -> float:
     """The calibration error that is left on average if every node comes true with exactly its chance."""
     generator, total = torch.Generator().manual_seed(seed), 0.0
     for chance in chances.sort().values.double().chunk(NUM_BINS):
-        num_kept = (torch.rand(NUM_DRAWS, len(chance), generator=generator) < chance).double().sum(dim=1)
+        num_kept = (
+            (torch.rand(NUM_DRAWS, len(chance), generator=generator, dtype=torch.float) < chance).double().sum(dim=1)
+        )
         total += float((num_kept - chance.sum()).abs().mean())
     return total / len(chances)
 

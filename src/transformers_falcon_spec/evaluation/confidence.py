@@ -53,7 +53,7 @@ class Observations:
         ranks = torch.where(is_it.any(-1), is_it.int().argmax(-1), best.indices.shape[1])
         found = scores.gather(1, index.clamp(min=0)[:, None])[:, 0].masked_fill(index < 0, -torch.inf)
         norms = torch.stack([(scores / each).logsumexp(-1) for each in (*TEMPERATURES, as_it_is)], dim=-1)
-        used = torch.full((len(depths),), as_it_is)
+        used = torch.full((len(depths),), as_it_is, dtype=torch.float)
         return cls(torch.tensor(depths), best.values.cpu(), found.cpu(), ranks.cpu(), norms.cpu(), used)
 
     @classmethod
@@ -65,7 +65,12 @@ class Observations:
     def from_json(cls, value: dict[str, Any]) -> "Observations":
         """What `to_json` wrote."""
         chosen = [-torch.inf if score is None else score for score in value["chosen"]]
-        return cls(**{name: torch.tensor(entries) for name, entries in (value | {"chosen": chosen}).items()})
+        types = {"depths": torch.long, "ranks": torch.long}
+        found = {
+            name: torch.tensor(entries, dtype=types.get(name, torch.float))
+            for name, entries in (value | {"chosen": chosen}).items()
+        }
+        return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
         """Lists of numbers; scores to five digits after the point."""
@@ -103,7 +108,7 @@ class Observations:
     @property
     def _temperatures(self) -> Tensor:
         """`[lists, steps]`."""
-        common = torch.tensor(TEMPERATURES).expand(len(self), -1)
+        common = torch.tensor(TEMPERATURES, dtype=torch.float).expand(len(self), -1)
         return torch.cat([common, self.as_it_is[:, None]], dim=1)
 
 
@@ -162,7 +167,7 @@ class _WatchedCall:
     def __init__(self, watch: ListWatch, generator: GrownTreeGenerator) -> None:
         self.watch, self.generator = watch, generator
         self.lists: dict[tuple[int, ...], Tensor] = {}  # [places, tokens]: of a block, or of one node
-        self.latest = torch.empty(0)
+        self.latest = torch.empty(0, dtype=torch.float)
         self.propose_inside, self.commit_inside = generator.propose, generator.commit
         self.children_inside, self.scores_inside = generator.children_of, generator.scores
         for name, method in (

@@ -145,10 +145,12 @@ class Knowledge:
         pairs = zip(self.kept, self.expected, strict=True)
         weights = [(kept.total + 1) / (expected.total + 1) for kept, expected in pairs]
         return Prices(
-            nodes=torch.tensor([rate * (self.read(num) - plain) for num in range(1, num_nodes + 1)]),
+            nodes=torch.tensor(
+                [rate * (self.read(num) - plain) for num in range(1, num_nodes + 1)], dtype=torch.float
+            ),
             passes=[0.0, *(rate * (more - less) for less, more in pairwise(draft))],
             yields=[mean.value for mean in self.yields],
-            weights=torch.tensor([1.0, *weights]).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
+            weights=torch.tensor([1.0, *weights], dtype=torch.float).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
             width=min(round(self.num_nodes.value / NODES_PER_WIDTH), MAX_WIDTH),
         )
 

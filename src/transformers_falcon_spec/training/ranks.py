@@ -17,7 +17,7 @@ def rank_counts(outcome: Outcome, num_places: int) -> Tensor:
     listed = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1)
     is_hit = (listed.indices == best) & (listed.values > -torch.inf)  # what cannot be drafted has no rank
     rank = torch.where(is_hit.any(-1), is_hit.int().argmax(-1), MAX_RANK)
-    counts = torch.zeros(1, num_places, MAX_RANK + 1, device=logits.device)
+    counts = torch.zeros(1, num_places, MAX_RANK + 1, dtype=torch.float, device=logits.device)
     counts[0].index_put_((outcome.places, rank), torch.ones_like(rank, dtype=counts.dtype), accumulate=True)
     return counts
 
@@ -25,7 +25,11 @@ def rank_counts(outcome: Outcome, num_places: int) -> Tensor:
 def acceptance_of(metrics: Mapping[str, float], num_places: int, num_ranks: int, prefix: str) -> Tensor:
     """The share of each rank at each place of a block, `[places, ranks]`, as an evaluation found them."""
     return torch.tensor(
-        [[metrics[f"{prefix}_rank_{rank}_at_{place + 1}"] for rank in range(num_ranks)] for place in range(num_places)]
+        [
+            [metrics[f"{prefix}_rank_{rank}_at_{place + 1}"] for rank in range(num_ranks)]
+            for place in range(num_places)
+        ],
+        dtype=torch.float,
     )
 
 

@@ -65,7 +65,9 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             return None
         self._search_seconds = 0.0
         logits = [
-            self._filled_in(number, row, num, num_steps, budget) if num else torch.empty(0, self.target.vocab_size)
+            self._filled_in(number, row, num, num_steps, budget)
+            if num
+            else torch.empty(0, self.target.vocab_size, dtype=torch.float)
             for number, (row, num) in enumerate(zip(self._rows, nums, strict=True))
         ]
         if self._is_drawn(budget):
@@ -225,7 +227,11 @@ def _chances(drafts: list[_RowDraft], logits: list[Tensor], budget: DraftBudget)
             depths.append(depths[parent] + 1)
         probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
         places = torch.tensor(depths[1:], dtype=torch.long) - 1
-        rows.append(torch.cat([torch.ones(1), probs[places, torch.tensor(draft.token_ids[1:], dtype=torch.long)]]))
+        rows.append(
+            torch.cat(
+                [torch.ones(1, dtype=torch.float), probs[places, torch.tensor(draft.token_ids[1:], dtype=torch.long)]]
+            )
+        )
     return pad_sequence(rows, True)
 
 

@@ -225,7 +225,7 @@ def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -
         if token not in ends:
             open_below(len(found) - 1, siblings.place + 1, (*siblings.context[-1:], token))
     token_ids, parents, totals = zip(*found, strict=True)
-    return LatticeTree(torch.tensor(token_ids), torch.tensor(parents), torch.tensor(totals))
+    return LatticeTree(torch.tensor(token_ids), torch.tensor(parents), torch.tensor(totals, dtype=torch.float))
 
 
 class _Beam(NamedTuple):

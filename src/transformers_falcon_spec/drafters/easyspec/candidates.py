@@ -44,7 +44,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
     def commit(self, committed: Committed) -> None:
         """Keep the new tokens for the next proposal; at first the whole text."""
         num_new = committed.num_new if self.pending else committed.lengths
-        nothing = torch.empty(len(num_new), max(num_new), 0)
+        nothing = torch.empty(len(num_new), max(num_new), 0, dtype=torch.float)
         super().commit(replace(committed, num_new=num_new, features=nothing))
 
     def propose(self, budget: DraftBudget) -> Draft | None:

@@ -62,8 +62,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
     def _read_pending(self) -> Tensor:
         """Read the new pairs, re-running old ones where fewer than k came; `[rows, 1, k, hidden]` of each row's last block."""
         ids, features, num_new = self.take_pending()
-        self._tails = self._tails or [torch.empty(0)] * len(num_new)
         fused, self._state = self.drafter.recur(self._rows(ids, features), self._state, num_new)
+        self._tails = self._tails or [fused.new_empty(0)] * len(num_new)
         rows, num_rerun = [], []
         for row, num in enumerate(num_new):
             known = torch.cat([self._tails[row].to(fused).reshape(-1, fused.shape[-1]), fused[row, :num]])

@@ -113,7 +113,7 @@ def _chances(plan: _Plan, logits: Tensor, token_ids: Tensor, budget: DraftBudget
     probs = torch.softmax(logits[:, plan.heads_of_parents] / (budget.temperature or 1.0), dim=-1)
     depths = (plan.heads_of_parents + 1).tolist()
     below = node_chances(probs, token_ids[:, 1:], plan.siblings[0], depths, budget)
-    return torch.cat([torch.ones(len(below), 1), below], dim=-1)
+    return torch.cat([torch.ones(len(below), 1, dtype=torch.float), below], dim=-1)
 
 
 @lru_cache(maxsize=256)

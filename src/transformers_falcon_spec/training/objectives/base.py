@@ -86,5 +86,5 @@ class Objective(ABC):
         """Uniform noise on the input features: what a drafter feeds itself in later passes is not exact either."""
         if not self.args.feature_noise:
             return pairs
-        noise = torch.rand(pairs.features.shape, generator=generator).to(pairs.features) * 2 - 1
+        noise = torch.rand(pairs.features.shape, generator=generator, dtype=torch.float).to(pairs.features) * 2 - 1
         return replace(pairs, features=pairs.features + self.args.feature_noise * noise)

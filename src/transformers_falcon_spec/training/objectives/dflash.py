@@ -49,7 +49,7 @@ class DFlashObjective(Objective):
         logits = self._logits(self.fill_in(model, pairs, anchors)[counted])
         wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
         places = places.expand_as(labels)[counted]
-        weights = torch.exp(-places / (self.block_size / 2))
+        weights = torch.exp(-places.float() / (self.block_size / 2))
         weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
         divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, wanted))
         terms = {"divergence": divergence, "cross_entropy": cross_entropy}
@@ -93,7 +93,11 @@ def draw_anchors(
     """
     numbers = text_numbers(positions, len(positions))
     can_start = apart(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
-    scores = torch.rand(can_start.shape, generator=generator).to(can_start.device).masked_fill(~can_start, -1.0)
+    scores = (
+        torch.rand(can_start.shape, generator=generator, dtype=torch.float)
+        .to(can_start.device)
+        .masked_fill(~can_start, -1.0)
+    )
     drawn = scores.topk(min(most, scores.shape[1]), dim=-1)
     scores = torch.full_like(scores, -1.0).scatter(1, drawn.indices, drawn.values)[numbers, positions]
     num_anchors = max(int((scores >= 0).sum(-1).max()), 1)

@@ -102,7 +102,7 @@ class DiffusionObjective(Objective):
         logits = found[index[layout.sources[counted]]]
         wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
         places = places.expand_as(labels)[counted]
-        weights = PLACE_DECAY**places
+        weights = PLACE_DECAY ** places.float()
         weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
         divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, wanted))
         loss, terms = token_loss(divergence, cross_entropy), {"divergence": divergence, "cross_entropy": cross_entropy}
@@ -125,7 +125,10 @@ class DiffusionObjective(Objective):
         share = self.args.anneal_share
         if self.config.attention != "full" or not model.training or progress >= share:
             return layout
-        is_seen = torch.rand(layout.allowed.shape, generator=generator).to(layout.allowed.device) < progress / share
+        is_seen = (
+            torch.rand(layout.allowed.shape, generator=generator, dtype=torch.float).to(layout.allowed.device)
+            < progress / share
+        )
         places = torch.arange(layout.allowed.shape[-1], device=layout.allowed.device)
         is_seen |= places <= places[:, None]
         return Layout(layout.token_ids, layout.positions, layout.allowed & is_seen, layout.sources)

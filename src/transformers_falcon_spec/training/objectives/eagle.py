@@ -66,7 +66,7 @@ class TrainingTimeTest(EagleObjective):
         logits, wanted = output.logits, restricted[labels]
         rows, _cross_entropy = token_terms(logits, wanted)
         by_step = torch.stack([_mean(rows, can_draft[labels] & (places == step)) for step in steps])
-        weights = self.args.ttt_decay ** torch.arange(self.num_places, device=rows.device)
+        weights = self.args.ttt_decay ** torch.arange(self.num_places, dtype=torch.float, device=rows.device)
         terms = {f"divergence_at_{step + 1}": by_step[step] for step in steps}
         if not model.training:
             logits, wanted = self._spread(logits, every.shape[-1]), every[labels]

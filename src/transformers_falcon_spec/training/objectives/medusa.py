@@ -50,7 +50,7 @@ class MedusaObjective(Objective):
         places = heads.expand_as(sources)[is_text]
         losses = self._by_place(token_loss(*token_terms(logits, wanted)), places)
         terms = {f"token_loss_at_{place}": loss for place, loss in enumerate(losses.detach(), start=1)}
-        return Outcome((HEAD_DECAY ** (heads + 1) * losses).sum(), terms, logits, wanted, places)
+        return Outcome((HEAD_DECAY ** (heads + 1).float() * losses).sum(), terms, logits, wanted, places)
 
     def _by_place(self, losses: Tensor, places: Tensor) -> Tensor:
         """Mean `[heads]` of the losses of each head; 0 where it has none."""
