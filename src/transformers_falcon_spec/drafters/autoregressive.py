@@ -22,7 +22,7 @@ _OF_EACH_LAYER = (
 
 
 def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
-    """A model like `target` with `num_hidden_layers` layers, 2 unless told otherwise, in float32 on the target's device.
+    """A model like `target` with `num_hidden_layers` layers, 2 unless told otherwise, in float32 on the target's device and in eval mode.
 
     Where it differs from the target in depth alone, it starts out with the target's embeddings, norms and head, and with layers
     spread evenly over the target's, the first and the last among them (the start of DistilBERT, arXiv 1910.01108, section 3).
@@ -73,7 +73,7 @@ def _assembled(target: PreTrainedModel, layers: list[int], options: dict[str, An
     """The draft model, filled where it differs from the target in depth alone."""
     config = _config(target.config.get_text_config(decoder=True), layers, options)
     DynamicCache(config=config).get_seq_length()  # assisted generation asks for it; without attention there is none
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         model(torch.zeros(1, 1, dtype=torch.long))  # layers that need one another say so at the latest when they run
     model.generation_config = copy.deepcopy(target.generation_config)

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 
 from ..errors import DrafterMismatchError, OptionError
-from ..generation.parts import check_can_be_assisted, embedding_width, head_width
+from ..generation.parts import check_can_be_assisted, embedding_width, head_width, named
 from .fields import check_fields
 
 DEFAULT_LAYERS = MuseGlimmerAssistantConfig.num_hidden_layers
@@ -52,14 +52,14 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     widths = {"embeddings": embedding_width(target), "layers": text.hidden_size, "head": head_width(target)}
     if len(set(widths.values())) > 1:
         raise DrafterMismatchError(
-            f"DFlash needs a target whose embeddings, layers and head have one width, but `{target.config._name_or_path}` "
+            f"DFlash needs a target whose embeddings, layers and head have one width, but {named(target)} "
             f"has {widths}. Train a drafter of another `method` for it."
         )
     fields = {**_sizes(target), **options}
     fields.setdefault("layer_types", [ATTENTION] * fields.get("num_hidden_layers", DEFAULT_LAYERS))
     config = MuseGlimmerAssistantConfig(**fields)
     _check(config, text)
-    return MuseGlimmerAssistantModel(config).to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+    return MuseGlimmerAssistantModel(config).eval().to(device=target.device)
 
 
 def context_layers(drafter: PreTrainedModel) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from ..core.verification import lazy_walk
 from ..drafters.base import DrafterModel
 from ..generation.candidates import Committed, Draft, DraftBudget, TargetView
 from ..generation.loop import MAX_NODES
+from ..generation.modes import in_eval_mode
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def replayed(
     while length < len(text.token_ids):
         generator.commit(Committed(ids[:, :length], (length,), (num_new,), None))
         room = longest - length - 1
-        draft = generator.propose(DraftBudget((room,), MAX_NODES)) if room else None
+        with in_eval_mode(drafter):
+            draft = generator.propose(DraftBudget((room,), MAX_NODES)) if room else None
         num_kept = 0 if draft is None else _num_kept(draft, text.token_ids[length:])
         yield draft, num_kept
         length, num_new = length + num_kept + 1, num_kept + 1

@@ -10,6 +10,7 @@ from ..errors import GenerationError, OptionError
 from .batch import Batch
 from .judge import REJECTION_RULES
 from .loop import Drafter, SpeculativeDecoding, verifier_of
+from .modes import in_eval_mode
 from .output import SpeculativeOutput
 from .processors import check_memoryless, of_batches
 
@@ -48,7 +49,8 @@ def speculative_decoding(
         is_coupled=verifier == "gumbel",
         streamer=streamer,
     )
-    return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
+    with in_eval_mode(drafter):
+        return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 
 
 def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 One generator object serves one `generate` call on one thread and is then dropped. It owns all state of that call: drafter
 cache, pairs not yet read, private `rng`. The drafter module is read-only meanwhile, so that threads share it. The loop
-owns the target: cache, positions, padding, masks, hooks, processors, criteria and every draw that decides text. A
-generator never sees padding, cache holes or the target's cache, and never touches the global random state.
+owns the target: cache, positions, padding, masks, hooks, processors, criteria and every draw that decides text, and keeps
+the drafter in eval mode for the call. A generator never sees padding, cache holes or the target's cache, and never
+touches the global random state.
 
 Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] follows; so `commit` hands over pairs
 (f[p], t[p+1]). Order: commit(prompt), then repeat [propose,] commit. Commits without a proposal happen (a plain step);
@@ -19,6 +20,7 @@ from torch import Tensor
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..errors import OptionError
+from .modes import in_eval_mode
 
 
 @runtime_checkable
@@ -159,7 +161,8 @@ class TreeCandidateGenerator(CandidateGenerator):
         self._has_prompt = True
         self.commit(Committed(input_ids, (input_ids.shape[1],), (num_new,), features))
         room = max(self.max_length - input_ids.shape[1] - 1, 0)
-        draft = self.propose(DraftBudget((room,), room + 1, is_chain=True)) if room else None
+        with in_eval_mode(getattr(self, "drafter", None)):
+            draft = self.propose(DraftBudget((room,), room + 1, is_chain=True)) if room else None
         return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.token_ids[:, 1:]], dim=-1), None)
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:

@@ -24,6 +24,16 @@ def is_spread(model: PreTrainedModel) -> bool:
     return len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
 
 
+def cuda_devices(model: PreTrainedModel) -> list[torch.device]:
+    """CUDA devices on which it could draw; those of other processes are left alone."""
+    return sorted({weight.device for weight in model.parameters() if weight.device.type == "cuda"}, key=str)
+
+
+def named(model: PreTrainedModel) -> str:
+    """How messages call a model: by name or path, and one that has neither by its class."""
+    return f"`{model.config._name_or_path or type(model).__name__}`"
+
+
 def check_can_be_assisted(model: PreTrainedModel) -> None:
     """Refuse a target that stock assisted generation refuses.
 

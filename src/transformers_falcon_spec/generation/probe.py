@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..core.tree import DraftTree
 from ..errors import TargetError
 from .cache import new_cache
+from .modes import check_target_mode
 from .target import Form, Target
 
 _TREE = DraftTree.from_lists([-1, *[0] * 12, *[12] * 12])  # each level's last node leads on
@@ -42,10 +43,12 @@ def probe(model: PreTrainedModel) -> Capability:
 
     Raises:
         [`TargetError`]: not even a chain reads right, the model is recurrent, or its head cannot be reproduced.
+        [`GenerationError`]: it is in train mode, and that changes what it reads.
     """
     key = (str(model.config._attn_implementation), str(model.dtype), str(model.device), str(_is_compiled(model)))
     known = _PROBED.setdefault(model, {})
     if key not in known:
+        check_target_mode(model)  # what is found holds for eval mode
         known[key] = _probe(model)
     return known[key]
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .parts import cuda_devices
+
 Options = Mapping[str, Any]
 
 
@@ -37,7 +39,7 @@ def timed_generate(
     """
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
-    with torch.random.fork_rng(devices=_devices_of(target)):
+    with torch.random.fork_rng(devices=cuda_devices(target)):
         torch.manual_seed(seed)
         synchronize()
         start = time.perf_counter()
@@ -52,11 +54,6 @@ def timed_generate(
         synchronize()
     seconds = time.perf_counter() - start
     return Run(output, output.sequences[0, input_ids.shape[1] :].tolist(), seconds)
-
-
-def _devices_of(target: PreTrainedModel) -> list[torch.device]:
-    """CUDA devices on which it could draw; those of other processes are left alone."""
-    return sorted({weight.device for weight in target.parameters() if weight.device.type == "cuda"}, key=str)
 
 
 def synchronize() -> None:

@@ -62,7 +62,9 @@ class ModelCall:
         known = inspect.signature(model.forward).parameters
         heads = {name: reading.num_rows for name in _HEADS if name in known}
         outputs = model(input_ids=reading.token_ids, **self.arguments(model.dtype, reading), **heads)
-        logits: Tensor = outputs.logits
+        logits: Tensor = (
+            outputs[0] if isinstance(outputs, tuple) else outputs.logits
+        )  # as `return_dict` of its config says
         return logits[:, -reading.num_rows :].float()
 
     def check(self, model: PreTrainedModel) -> None:
@@ -110,7 +112,7 @@ def _own_grid(_dtype: torch.dtype, reading: Reading) -> dict[str, Any]:
 
 def _noise_level(_dtype: torch.dtype, reading: Reading) -> dict[str, Any]:
     """MDLM: `timesteps` is the noise level, which published models were trained to ignore; all see all."""
-    return {"timesteps": torch.zeros(len(reading.token_ids), device=reading.token_ids.device)}
+    return {"timesteps": torch.zeros(len(reading.token_ids), dtype=torch.float, device=reading.token_ids.device)}
 
 
 def _sampled(dtype: torch.dtype, reading: Reading) -> dict[str, Any]:

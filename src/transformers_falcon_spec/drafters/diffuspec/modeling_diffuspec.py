@@ -88,7 +88,7 @@ class DiffusionDrafter(TextDrafter):
         _add_mask(model)
         given = {"block_size": DEFAULT_BLOCK, "mask_token_id": mask_token_id, **given}
         config = DiffusionConfig.of_models(model, target, mask_token_id, given)
-        return cls(config, model)
+        return cls(config, model).eval()
 
     @classmethod
     def from_model(

@@ -106,7 +106,7 @@ class EagleDrafter(GrowingDrafter):
         drafter = cls(EagleConfig.from_target(target, **options))
         if draft_token_ids is not None:
             drafter.set_draft_vocabulary(draft_token_ids)
-        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+        return drafter.eval().to(device=target.device)
 
     def set_draft_vocabulary(self, token_ids: Sequence[int]) -> None:
         """Which of the target's tokens can be drafted; until then the first ones. The head's rows follow ascending ids.

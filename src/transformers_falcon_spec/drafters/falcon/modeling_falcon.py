@@ -165,7 +165,7 @@ class FalconSpecDrafter(DrafterModel):
         drafter._start_ahead()
         if drafter.config.transition_rank is not None:
             nn.init.zeros_(drafter.transition.after.weight)
-        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+        return drafter.eval().to(device=target.device)
 
     @torch.no_grad()
     def _start_ahead(self) -> None:
@@ -177,7 +177,7 @@ class FalconSpecDrafter(DrafterModel):
         config = self.config
         assert config.num_key_value_heads is not None  # the configuration fills in both
         assert config.head_dim is not None
-        query = torch.full((1, config.num_key_value_heads, 1, config.head_dim), ATTENTION_BIAS)
+        query = torch.full((1, config.num_key_value_heads, 1, config.head_dim), ATTENTION_BIAS, dtype=torch.float)
         rows_ahead = torch.arange(config.num_key_value_heads)[None] % config.block_size
         _, key = apply_rotary_pos_emb(query, query, *self.rotary_emb(query, -rows_ahead), unsqueeze_dim=2)
         for attention in (part for part in self.modules() if isinstance(part, LlamaAttention)):

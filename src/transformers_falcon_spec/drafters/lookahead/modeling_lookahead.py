@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from ...errors import CheckpointError, DrafterMismatchError, OptionError
 from ...generation.candidates import TargetView
+from ...generation.parts import named
 from ..text_alone import TextDrafter
 from .candidates import LookaheadCandidateGenerator
 from .configuration_lookahead import SMALLEST, LookaheadConfig
@@ -40,7 +41,7 @@ class LookaheadDrafter(TextDrafter):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "LookaheadDrafter":
         """A drafter for `target`, on its device; `options` are fields of [`LookaheadConfig`]."""
         drafter = cls(LookaheadConfig.from_target(target, **options))
-        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+        return drafter.eval().to(device=target.device)
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +73,7 @@ class LookaheadDrafter(TextDrafter):
         if self.config.vocab_size != vocab_size:
             raise DrafterMismatchError(
                 f"This drafter expects a vocabulary of size {self.config.vocab_size}, but the target "
-                f"`{model.config._name_or_path}` gives {vocab_size}. Make one for it: `LookaheadDrafter.from_target(target)`."
+                f"{named(model)} gives {vocab_size}. Make one for it: `LookaheadDrafter.from_target(target)`."
             )
 
     def candidate_generator(

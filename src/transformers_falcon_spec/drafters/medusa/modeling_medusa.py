@@ -72,7 +72,7 @@ class MedusaDrafter(DrafterModel):
         """
         drafter = cls(MedusaConfig.from_target(target, **options))
         drafter._start_as(target)
-        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+        return drafter.eval().to(device=target.device)
 
     @torch.no_grad()
     def _start_as(self, target: PreTrainedModel) -> None:
@@ -163,5 +163,6 @@ def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
 
 def _default_tree(num_heads: int) -> DraftTree:
     return DraftTree.best_first(
-        torch.tensor([[0.5**rank for rank in range(1, DEFAULT_RANKS + 1)]] * num_heads), DEFAULT_NODES
+        torch.tensor([[0.5**rank for rank in range(1, DEFAULT_RANKS + 1)]] * num_heads, dtype=torch.float),
+        DEFAULT_NODES,
     )
