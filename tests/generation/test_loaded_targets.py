@@ -97,7 +97,9 @@ def test_a_pipeline_hands_the_drafter_on() -> None:
     gold = runs.plain(target, prompt).sequences
     drafter = InformedDrafter(make_drafter(target, block_size=2), gold)
     options = {"max_new_tokens": 24, "do_sample": False, "return_full_text": False}
-    write = pipeline("text-generation", model=target, tokenizer=tokenizer)
+    write = pipeline(
+        "text-generation", model=target, tokenizer=tokenizer, device="cpu"
+    )  # else to a GPU, where there is one
     plain = write("one two three", **options)
 
     with collect_speculation() as stats:
