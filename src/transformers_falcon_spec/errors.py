@@ -9,7 +9,7 @@ FalconSpecError
 ├── DrafterMismatchError    a drafter made for another target
 ├── RankError               processes that decode together lost each other, or differ
 ├── CheckpointError         weights or files that do not make a whole drafter
-├── SeamError               Transformers moved the functions that the package wraps
+├── SeamError               the functions that the package wraps moved, or are not wrapped
 ├── ParityError             a text with a drafter that is not the target's own
 ├── BenchmarkError          a method that failed in a benchmark which the others finished
 │   └── ProcessKilledError  a method whose process was ended by a signal
@@ -55,7 +55,7 @@ class CheckpointError(FalconSpecError, ValueError):
 
 
 class SeamError(FalconSpecError, RuntimeError):
-    """The functions of Transformers that the package wraps have another signature than expected."""
+    """The functions of Transformers that the package wraps have another signature than expected, or are not wrapped where they must be."""
 
 
 class ParityError(FalconSpecError, RuntimeError):

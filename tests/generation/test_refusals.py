@@ -1,21 +1,31 @@
 """Calls that speculative decoding cannot serve: each is refused in words that say what to do."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import StaticCache, T5Config, T5ForConditionalGeneration
+from transformers import GenerationConfig, LlamaForCausalLM, StaticCache, T5Config, T5ForConditionalGeneration
 
 from tests import runs
 from tests.doubles import RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
-from transformers_falcon_spec import LookaheadDrafter, MedusaDrafter, SpeculationConfig
+from transformers_falcon_spec import (
+    DrafterPool,
+    FalconSpecDrafter,
+    LookaheadDrafter,
+    MedusaDrafter,
+    SpeculationConfig,
+    disable,
+    enable,
+)
 from transformers_falcon_spec.errors import (
     DrafterMismatchError,
     DraftTreeError,
     FalconSpecError,
     GenerationError,
     OptionError,
+    SeamError,
 )
 
 
@@ -101,6 +111,84 @@ def test_a_drafter_for_another_target_is_refused(changes: dict[str, int], messag
 
     with pytest.raises(DrafterMismatchError, match=f"This drafter expects {message}.*: `people/other`"):
         runs.drafted(target, drafter)
+
+
+@pytest.mark.parametrize("make", [make_drafter, LookaheadDrafter.from_target], ids=["falcon", "lookahead"])
+def test_models_without_a_name_are_called_by_their_class(make: Any) -> None:
+    drafter = make(make_target(vocab_size=101))
+
+    message = r"of size 101, but the target `LlamaForCausalLM` gives 97\. (Load the .*: a target without a name|Make one for it)"
+    with pytest.raises(DrafterMismatchError, match=message):
+        runs.drafted(make_target(), drafter)
+
+
+@pytest.mark.parametrize(
+    ("assistant", "message"),
+    [
+        (
+            "people/drafter",
+            r"a model that is loaded, but it is the name or path 'people/drafter'\. Load it first, .*\.from_pretrained",
+        ),
+        (
+            Path("people") / "drafter",
+            r"a model that is loaded, but it is the name or path 'people/drafter'\. Load it first",
+        ),
+        (
+            FalconSpecDrafter,
+            r"a model, but it is the class `FalconSpecDrafter`\. Make one: `FalconSpecDrafter\.from_pretr",
+        ),
+        (LlamaForCausalLM, r"a model, but it is the class `LlamaForCausalLM`\. Make one"),
+    ],
+    ids=["name", "path", "class of drafters", "class of models"],
+)
+def test_what_is_no_model_is_refused_as_an_assistant(assistant: Any, message: str) -> None:
+    with pytest.raises(GenerationError, match=f"`assistant_model` must be {message}"):
+        runs.drafted(make_target(), assistant)
+
+
+@pytest.mark.parametrize("place", ["drafter", "member of a pool", "pool"])
+def test_options_of_another_class_are_refused(place: str) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    pool = DrafterPool([drafter])
+    (pool if place == "pool" else drafter).generation_config = GenerationConfig()
+
+    message = r"must be a `SpeculationConfig`, but that of this `(Falcon\w+|DrafterPool)` is a `GenerationConfig`\. Set `drafter"
+    with pytest.raises(OptionError, match=message):
+        runs.drafted(target, drafter if place == "drafter" else pool)
+
+
+def test_a_target_that_gives_tuples_is_refused() -> None:
+    target = make_target()
+    target.config.return_dict = False
+
+    with pytest.raises(
+        GenerationError, match=r"`return_dict` of its config must be True, but it is False\. Set `target"
+    ):
+        runs.drafted(target, RandomDrafter())
+
+
+@pytest.mark.parametrize("is_pool", [False, True])
+def test_a_drafter_says_that_the_seam_is_off(is_pool: bool) -> None:
+    target = make_target()
+    drafter = DrafterPool([make_drafter(target)]) if is_pool else make_drafter(target)
+    disable()
+    try:
+        with pytest.raises(
+            SeamError, match=r"after `disable\(\)`\. Call `transformers_falcon_spec\.enable\(\)`, or `attach"
+        ):
+            runs.drafted(target, drafter)
+    finally:
+        enable()
+
+    runs.both(target, drafter).assert_equal()
+
+
+def test_a_drafter_writes_no_text_by_itself() -> None:
+    with pytest.raises(
+        SeamError, match=r"must be asked for drafts .*, but it was asked for text, .*assistant_model=drafter"
+    ):
+        make_drafter(make_target()).generate(make_prompt())
 
 
 def test_a_tree_with_a_node_before_its_parent_is_refused_where_it_is_written() -> None:

@@ -17,16 +17,17 @@ from ..errors import CheckpointError, DrafterMismatchError, GenerationError, Opt
 from ..generation.candidates import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
-from ..generation.parts import embedding_width, feature_width, is_spread
+from ..generation.parts import embedding_width, feature_width, is_spread, named
 from .adapters import base_of_adapter, options_of_base, put_adapter
-from .contract import FIELD
+from .assistant import LoopOnly
+from .contract import FIELD, made_for
 from .fields import name_portably
 from .mismatches import check_contract
 from .option_files import hub_options, read_options
 from .weights import check_download, check_finite
 
 
-class DrafterModel(PreTrainedModel):
+class DrafterModel(LoopOnly, PreTrainedModel):
     """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
 
     generation_config: SpeculationConfig
@@ -123,8 +124,8 @@ class DrafterModel(PreTrainedModel):
         for what, (expected, given) in self.sizes_beside(model).items():
             if expected != given:
                 raise DrafterMismatchError(
-                    f"This drafter expects {what} of size {expected}, but the target `{model.config._name_or_path}` "
-                    f"gives {given}. Load the target it was trained for: `{self.config.target_name_or_path}`."
+                    f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
+                    f"{given}. Load the target it was trained for: {made_for(self.config)}."
                 )
         _check_device(self.device, model)
         check_contract(self, model)

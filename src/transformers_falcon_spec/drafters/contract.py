@@ -96,6 +96,11 @@ def sign(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
         config.target_name_or_path = target.config._name_or_path or config.target_name_or_path
 
 
+def made_for(config: Any) -> str:
+    """How messages call the target that a drafter's config is for."""
+    return f"`{config.target_name_or_path}`" if config.target_name_or_path else "a target without a name"
+
+
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Tells chat templates apart; no template counts as one."""
     template: Any = tokenizer.chat_template

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from ..errors import DrafterMismatchError
-from .contract import FIELD, KEY_IDS, SHAPE, TargetContract, template_digest
+from ..generation.parts import named
+from .contract import FIELD, KEY_IDS, SHAPE, TargetContract, made_for, template_digest
 from .fingerprint import ADAPTERS
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def mismatches(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> l
     if stored is None:
         return []
     signed, given = TargetContract.from_json(stored), TargetContract.of(target, tokenizer)
-    names = (f"`{target.config._name_or_path}`", f"`{config.target_name_or_path}`")
+    names = (named(target), made_for(config))
     found = [
         _other_ids(signed, given, names),
         _other_weights(signed, given, names),

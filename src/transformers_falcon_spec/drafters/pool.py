@@ -14,13 +14,14 @@ from ..generation.candidates import Committed, Draft, DraftBudget, TargetView, T
 from ..generation.judge import REJECTION_RULES
 from ..generation.options import SpeculationConfig
 from ..generation.ranks import ALONE, JoiningDrafter, Ranks
+from .assistant import LoopOnly
 from .base import DrafterModel
 
 TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
 COMMON = ("verifier", "strict", "tune", "deterministic")
 
 
-class DrafterPool(nn.Module):
+class DrafterPool(LoopOnly, nn.Module):
     """Drafters of any kinds as one assistant. Under the walk the text does not depend on who drafts.
 
     Each one keeps its own trees. How text is judged, and whether anything is tuned, is said once for all: the pool's
@@ -91,6 +92,12 @@ class DrafterPool(nn.Module):
                 "Pass it to `generate` itself."
             )
         return ALONE
+
+    @property
+    def device(self) -> torch.device:
+        """That of its first drafter; the target's, where they can be used together."""
+        device: torch.device = self.members[0].device
+        return device
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Adapters of PEFT around a target or a drafter: what of them decoding can serve. Told by what they have, for PEFT may not be there."""
 
+import os
 from typing import Any
 
 from ..errors import GenerationError
@@ -9,6 +10,29 @@ def unwrapped(model: Any) -> Any:
     """The model inside a `PeftModel`, whose layers carry the adapter; any other model as it is."""
     inner = getattr(model, "get_base_model", None)
     return inner() if callable(inner) else model
+
+
+def is_drafter(model: Any) -> bool:
+    """Whether this is a drafter of this package, or a class of them."""
+    return callable(getattr(model, "candidate_generator", None))
+
+
+def check_is_model(assistant: Any) -> None:
+    """Refuse a name or a class where a model is asked for.
+
+    Raises:
+        [`GenerationError`]: it is one.
+    """
+    if isinstance(assistant, str | os.PathLike):
+        raise GenerationError(
+            f"`assistant_model` must be a model that is loaded, but it is the name or path {str(assistant)!r}. Load it first, a drafter "
+            "with `from_pretrained` of its class, such as `FalconSpecDrafter.from_pretrained(...)`."
+        )
+    if isinstance(assistant, type):
+        raise GenerationError(
+            f"`assistant_model` must be a model, but it is the class `{assistant.__name__}`. Make one: "
+            f"`{assistant.__name__}.from_pretrained(...)`."
+        )
 
 
 def check_target_adapter(model: Any) -> None:

@@ -102,3 +102,19 @@ class SpeculationConfig(GenerationConfig):
 
 
 _KNOWN = GenerationConfig()
+
+
+def check_options(drafter: Any) -> None:
+    """Refuse options of another class on a drafter, or on one that it asks in turn.
+
+    Raises:
+        [`OptionError`]: there are some.
+    """
+    for each in (drafter, *drafter.members):
+        options = each.generation_config
+        if not all(hasattr(options, name) for name in OWN):  # a class by the same name may come from a recipe
+            raise OptionError(
+                f"`generation_config` of a drafter must be a `SpeculationConfig`, but that of this `{type(each).__name__}` is a "
+                f"`{type(options).__name__}`. Set `drafter.generation_config = SpeculationConfig()`; what it holds for the text, such "
+                "as a temperature, belongs to the target."
+            )

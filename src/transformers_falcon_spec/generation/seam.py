@@ -1,7 +1,8 @@
 """Where `target.generate(..., assistant_model=drafter)` finds the loop: two wrapped functions of Transformers.
 
-`enable` wraps them once for every model, `disable` takes the wrapping back, `attach` does it for one model only, `attached` for one
-call of it, and inside `without_seam` a model's `generate` is Transformers' own.
+`enable` wraps them once for every model, and beside them the function with which pipelines load assistants. `disable` takes the
+wrapping back, `attach` does it for one model only, `attached` for one call of it, and inside `without_seam` a model's `generate` is
+Transformers' own.
 Assistants that are not drafters of this package go to the original functions, untouched.
 """
 
@@ -15,14 +16,19 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
+from transformers.pipelines import base as pipelines
 
 from ..errors import GenerationError, SeamError
-from .adapters import check_drafter_adapter, check_target_adapter, unwrapped
+from .adapters import check_drafter_adapter, check_is_model, check_target_adapter, is_drafter, unwrapped
 from .call import speculative_decoding
 from .loop import Drafter
+from .modes import check_target_mode
+from .options import check_options
+from .pipelines import wrap_loader
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
+_LOADER = "load_assistant_model"
 _NEEDED = {
     _LOOP: ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "assistant_model"),
     _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
@@ -42,12 +48,17 @@ def enable() -> None:
     """
     for name, function in _originals(GenerationMixin).items():
         setattr(GenerationMixin, name, _WRAPPERS[name](function))
+    loader = getattr(pipelines, _LOADER, None)  # without it pipelines take drafters at each call, and say no to names
+    if loader is not None:
+        setattr(pipelines, _LOADER, _marked(wrap_loader(_unwrapped(loader))))
 
 
 def disable() -> None:
     """Give Transformers its own functions back."""
     for name in (_LOOP, _CHECK):
         setattr(GenerationMixin, name, _unwrapped(getattr(GenerationMixin, name)))
+    if hasattr(pipelines, _LOADER):
+        setattr(pipelines, _LOADER, _unwrapped(getattr(pipelines, _LOADER)))
 
 
 @contextmanager
@@ -133,10 +144,16 @@ def _checked(owner: type, name: str) -> Callable[..., Any]:
     return function
 
 
+def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapping of ours, which `_unwrapped` takes off again."""
+    setattr(function, _IS_WRAPPED, True)
+    return function
+
+
 def drafter_of(assistant: Any) -> Drafter | None:
     """The drafter of this package that an assistant is, maybe inside a `PeftModel`; None for any other assistant."""
     drafter = unwrapped(assistant)
-    return drafter if callable(getattr(drafter, "candidate_generator", None)) else None
+    return drafter if is_drafter(drafter) else None
 
 
 def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,8 +164,7 @@ def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, assistant_model=assistant_model, **kwargs)
         return speculative_decoding(self, *args, drafter=drafter, **kwargs)
 
-    setattr(_assisted_decoding, _IS_WRAPPED, True)
-    return _assisted_decoding
+    return _marked(_assisted_decoding)
 
 
 def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,15 +173,17 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
         self: PreTrainedModel, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
     ) -> None:
         assistant = generation_mode_kwargs.get("assistant_model")
+        check_is_model(assistant)
         drafter = drafter_of(assistant)
         if drafter is not None:
             _check_mode(self, generation_config, generation_mode_kwargs)
             check_drafter_adapter(assistant)
+            check_options(drafter)
             drafter.check_target(self)
+            check_target_mode(self)
         original(self, generation_mode, generation_config, generation_mode_kwargs)
 
-    setattr(_validate_generation_mode, _IS_WRAPPED, True)
-    return _validate_generation_mode
+    return _marked(_validate_generation_mode)
 
 
 _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
@@ -195,4 +213,9 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
         raise GenerationError(
             "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "
             "output. Leave it out."
+        )
+    if not all(part.return_dict for part in (model.config, model.config.get_text_config(decoder=True))):
+        raise GenerationError(
+            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, but it is False. "
+            "Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
         )

@@ -13,7 +13,7 @@ class Recurrence(nn.LSTM):
     (AVX512-BF16, AMX).
     """
 
-    def forward(self, rows: Any, state: Any = None) -> Any:  # type: ignore[override]  # its overloads are for TorchScript
+    def forward(self, rows: Any, state: Any = None) -> Any:
         """Outputs and the state after the last of `rows`, which may be packed, from `state` on."""
         weight = self.weight_ih_l0
         if weight.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
