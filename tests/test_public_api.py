@@ -33,7 +33,7 @@ def late_modules(statement: str) -> set[str]:
     """Which of `LATE` are loaded by `statement` in a fresh interpreter that has loaded plain Transformers."""
     loaded = f"{{name for name in {LATE!r} if name in sys.modules}}"
     code = f"import sys\n{PLAIN}\nbefore = {loaded}\n{statement}\nprint(*({loaded} - before))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=1200)
     return set(result.stdout.split())
 
 

@@ -45,7 +45,7 @@ def asked(url: str, **question: Any) -> list[dict[str, Any]]:
     """The lines of an answer."""
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/generate", json.dumps(question).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=1200) as response:
         return [json.loads(line) for line in response]
 
 

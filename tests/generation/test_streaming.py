@@ -65,7 +65,7 @@ def test_an_iterator_in_another_thread_yields_the_chunks_of_plain_decoding(targe
         stats.extend(collected)
 
     for assistant in (None, drafter):
-        streamer = TextIteratorStreamer(tokenizer, timeout=60)
+        streamer = TextIteratorStreamer(tokenizer, timeout=600)
         writer = threading.Thread(target=write, args=(streamer, assistant))
         writer.start()
         chunks.append(list(streamer))

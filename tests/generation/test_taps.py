@@ -78,7 +78,7 @@ def test_two_threads_on_one_model_catch_their_own_features() -> None:
     model, caught = make_target(), {}
     _read(model, make_prompt())  # Transformers leaves hooks of its own for `output_hidden_states`
     num_before = _num_hooks(model)
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=600)
 
     def run(seed: int) -> None:
         taps = _taps(model, 1, -1)

@@ -75,7 +75,7 @@ def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, 
     target = spread.make_divisible()
     alone = spread.noted(target, spread.make(target, "sequential", **trees), **options)
     values: list[Any] = [None] * num_ranks
-    barrier, targets = Barrier(num_ranks, timeout=60), [spread.make_divisible() for _ in range(num_ranks)]
+    barrier, targets = Barrier(num_ranks, timeout=600), [spread.make_divisible() for _ in range(num_ranks)]
     drafters = [spread.make(own, **trees) for own in targets]  # made one after the other, for they draw their weights
 
     def rank(number: int) -> dict[str, Any]:
