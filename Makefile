@@ -80,7 +80,6 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_float16.json --dtype float16
-	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_strict.json --dtype bfloat16 --strict
 	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python benchmarks/batches.py

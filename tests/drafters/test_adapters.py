@@ -144,13 +144,13 @@ def test_the_lstm_beside_an_adapter_is_loaded_too(tmp_path: Path) -> None:
 def test_options_beside_an_adapter_win_over_those_of_its_drafter(tmp_path: Path) -> None:
     base = saved_drafter("falcon", tmp_path / "base")
     adapted(load_drafter(str(base), make_target())).save_pretrained(tmp_path / "adapter")
-    SpeculationConfig(strict=True).save_pretrained(base)
+    SpeculationConfig(tune=False).save_pretrained(base)
     first = load_drafter(str(tmp_path / "adapter"), make_target())
     SpeculationConfig(draft_tree=DraftTree.chain(2).to_json()).save_pretrained(tmp_path / "adapter")
 
     second = load_drafter(str(tmp_path / "adapter"), make_target())
 
-    assert (first.generation_config.strict, second.generation_config.strict) == (True, False)
+    assert (first.generation_config.tune, second.generation_config.tune) == (False, True)
     assert len(second.draft_tree) == 3
 
 
@@ -162,7 +162,7 @@ def test_a_pool_takes_drafters_with_adapters() -> None:
 
     runs.both(target, pool).assert_equal()
     assert pool.members[0] is model.get_base_model()
-    model.generation_config = SpeculationConfig(strict=True)
+    model.generation_config = SpeculationConfig(tune=False)
     with pytest.raises(GenerationError, match="`PeftModel` around it has a `generation_config`"):
         DrafterPool([model])
 
@@ -170,7 +170,7 @@ def test_a_pool_takes_drafters_with_adapters() -> None:
 def test_options_set_on_the_wrapper_are_refused() -> None:
     target = make_target().double()
     model = adapted(KINDS["falcon"](target))
-    model.generation_config = SpeculationConfig(strict=True)
+    model.generation_config = SpeculationConfig(tune=False)
 
     with pytest.raises(GenerationError, match=r"Set `model\.get_base_model\(\)\.generation_config`"):
         runs.drafted(target, model)

@@ -123,11 +123,11 @@ def test_options_in_common_become_those_of_the_pool() -> None:
     target = make_eagle_target()
     drafters = list(make_pool(target).members)
     for drafter in drafters:
-        drafter.generation_config = SpeculationConfig(strict=True, tune=False)
+        drafter.generation_config = SpeculationConfig(deterministic=False, tune=False)
 
     options = DrafterPool(drafters).generation_config
 
-    assert (options.strict, options.tune, options.verifier) == (True, False, "lazy_walk")
+    assert (options.deterministic, options.tune, options.verifier) == (False, False, "lazy_walk")
 
 
 def test_options_of_the_pool_decide_how_text_is_judged() -> None:

@@ -57,13 +57,6 @@ class ParityCommand:
     )
     device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
     draft_tree: str | None = field(default=None, metadata={"help": TREE_HELP})
-    strict: bool = field(
-        default=False,
-        metadata={
-            "help": "Choices that rounding could change are made again from a forward over one token, as the target alone reads "
-            "it. Fewer ties; each choice made again costs a step, and the report counts them."
-        },
-    )
     tune: bool = field(
         default=False,
         metadata={
@@ -113,7 +106,6 @@ def _make_check(command: ParityCommand) -> ParityCheck:
     """The pair, loaded; says whether differences are read again in float32."""
     target, tokenizer = load_target(command.target, command.dtype, command.device)
     drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree)
-    drafter.generation_config.strict = command.strict
     drafter.generation_config.tune = command.tune
     is_low = target.dtype in LOW_PRECISION
     if is_low and command.reread_in_float32:
@@ -134,7 +126,8 @@ def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
         "max_new_tokens": command.max_new_tokens,
         "seed": command.seed,
     }
-    settings |= {name: True for name in ("strict", "tune") if getattr(command, name)}
+    if command.tune:
+        settings["tune"] = True
     if check.target.dtype in LOW_PRECISION:
         settings["reread_in_float32"] = command.reread_in_float32
     return settings
@@ -155,10 +148,6 @@ def _show(report: dict[str, Any], page: Path) -> None:
             for verdict, word in (("identical", "identical"), ("tie", "ties"), ("bug", "bugs"))
         ]
         print(f"{row['decoding']}: {', '.join(found)}; 95 % intervals")
-        if row["num_reread"]:
-            print(
-                f"  strict: {row['num_reread']} choices made again, in {row['num_steps']} steps for {row['num_tokens']} tokens"
-            )
     differences = [difference for row in report["rows"] for difference in row["differences"]]
     for result in differences:
         print(f"{result['verdict']}: {_place(result)}: {result['difference']['reason']}")

@@ -72,19 +72,12 @@ class GeneratorDraws:
             states.append(self.get_state(probs.device))
         return (probs / torch.cat(noises)[depths]).argmax(dim=-1), states
 
-    def race(self, probs: Float[Tensor, "1 vocab"]) -> tuple[Int[Tensor, " 1"], float, Tensor]:
-        """What `categorical` would draw, by how much it leads as a difference of log-probabilities, and the state before."""
-        state = self.get_state(probs.device)
-        ratios = probs / multinomial_noise(probs, self._stream(probs.device))
-        best = ratios[0].topk(2).values.log()
-        return ratios.argmax(dim=-1), float(best[0] - best[1]), state
-
     def get_state(self, device: torch.device) -> Tensor:
         """The stream's state."""
         return self._stream(device).get_state()
 
     def set_state(self, state: Tensor, device: torch.device) -> None:
-        """Go on from a state that `get_state`, `categorical_by_depth` or `race` gave."""
+        """Go on from a state that `get_state` or `categorical_by_depth` gave."""
         self._stream(device).set_state(state)
 
     def _stream(self, device: torch.device) -> torch.Generator:

@@ -30,7 +30,6 @@ class GenerationStats:
     num_drafted: int = 0  # nodes sent to the target, roots excluded
     num_accepted: int = 0  # draft tokens that were kept
     num_passes: int = 0  # drafter passes
-    num_reread: int = 0  # choices left to a forward over one token; strict mode only
     num_tokens: int = 0  # committed, those of the prefill included
     offered_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d - 1 and had a node at depth d
     kept_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d
@@ -132,7 +131,7 @@ class GenerationStats:
     def __add__(self, other: "GenerationStats") -> "GenerationStats":
         """Counts and seconds of both."""
         total = GenerationStats()
-        for name in ("num_steps", "num_drafted", "num_accepted", "num_passes", "num_reread", "num_tokens"):
+        for name in ("num_steps", "num_drafted", "num_accepted", "num_passes", "num_tokens"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
         for phase in ("prefill", "draft", "search", "verify", "read", "total"):
             name = f"{phase}_seconds"

@@ -73,7 +73,7 @@ class Walk:
 def lazy_walk(
     parents: Sequence[int],
     token_ids: Sequence[int],
-    commit: Callable[[int], tuple[int | None, bool]],
+    commit: Callable[[int], tuple[int, bool]],
     is_guest: Sequence[bool] | None = None,
 ) -> Verdict:
     """Follow the target through the tree: commit its token after the root, go to the child that holds it, and so on.
@@ -85,7 +85,6 @@ def lazy_walk(
         parents (`Sequence[int]`): Parent of each node.
         token_ids (`Sequence[int]`): The token at each node.
         commit (`Callable`): Given a node, commits the target's token after it; returns it and whether the text is complete.
-            None in place of a token ends the walk before that node: it is the next root.
         is_guest (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
 
     Returns:
@@ -105,7 +104,7 @@ def lazy_walk(
     walk = Walk(parents, token_ids, is_guest)
     while True:
         token, is_complete = commit(walk.node)
-        if token is None or not walk.take(token) or is_complete:
+        if not walk.take(token) or is_complete:
             return walk.verdict
 
 

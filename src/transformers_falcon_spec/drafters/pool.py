@@ -18,14 +18,14 @@ from .assistant import LoopOnly
 from .base import DrafterModel
 
 TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
-COMMON = ("verifier", "strict", "tune", "deterministic")
+COMMON = ("verifier", "tune", "deterministic")
 
 
 class DrafterPool(LoopOnly, nn.Module):
     """Drafters of any kinds as one assistant. Under the walk the text does not depend on who drafts.
 
     Each one keeps its own trees. How text is judged, and whether anything is tuned, is said once for all: the pool's
-    `generation_config` begins with the `verifier`, `strict`, `tune` and `deterministic` that the drafters have in common. Where nothing may
+    `generation_config` begins with the `verifier`, `tune` and `deterministic` that the drafters have in common. Where nothing may
     be tuned the first one drafts alone.
 
     Args:

@@ -67,7 +67,6 @@ class ParityResult:
         decoding (`str`, *optional*): A name for the options, for those who check several.
         difference (`Difference`, *optional*): What was found there.
         num_steps (`int`): Steps that the text took with the drafter.
-        num_reread (`int`): Choices that strict mode made again, each at the price of a step.
     """
 
     prompt_id: str
@@ -80,7 +79,6 @@ class ParityResult:
     decoding: str = ""
     difference: Difference | None = None
     num_steps: int = 0
-    num_reread: int = 0
 
 
 @dataclass
@@ -113,11 +111,15 @@ class ParityCheck:
         text = Text(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
         alone, together = (text.write(drafter) for drafter in (None, self.drafter))
         plain, drafted, stats = alone.new_ids, together.new_ids, together.output.speculation
-        counts = {"num_steps": stats.num_steps, "num_reread": stats.num_reread}
         place = first_difference(plain, drafted)
         if place is None:
             return ParityResult(
-                prompt.prompt_id, prompt.set_name, len(plain), "identical", decoding=decoding, **counts
+                prompt.prompt_id,
+                prompt.set_name,
+                len(plain),
+                "identical",
+                decoding=decoding,
+                num_steps=stats.num_steps,
             )
         difference = self._explain(text, plain, drafted, place)
         verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
@@ -134,7 +136,7 @@ class ParityCheck:
             rounding=rounding,
             decoding=decoding,
             difference=difference,
-            **counts,
+            num_steps=stats.num_steps,
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ def read_result(entry: dict[str, Any], path: Path) -> ParityResult:
             f"`{path}` must say why texts differ, but its line for {entry['set_name']} {entry['prompt_id']} does not: an "
             "older version began it. Delete it, or write to another file."
         )
-    return ParityResult(**{**entry, "difference": difference and _difference(difference)})
+    known = {name: entry[name] for name in (field.name for field in fields(ParityResult)) if name in entry}
+    return ParityResult(**{**known, "difference": difference and _difference(difference)})
 
 
 def _difference(stored: dict[str, Any]) -> Difference:
@@ -93,10 +94,7 @@ def tally(results: Sequence[ParityResult]) -> dict[str, Any]:
     return {
         **{verdict: counts[verdict] for verdict in VERDICTS},
         "num_prompts": len(results),
-        **{
-            name: sum(getattr(result, name) for result in results)
-            for name in ("num_tokens", "num_steps", "num_reread")
-        },
+        **{name: sum(getattr(result, name) for result in results) for name in ("num_tokens", "num_steps")},
         "tokens_per_step": sum(result.num_tokens for result in identical) / num_steps if num_steps else None,
         "shares": shares,
     }
@@ -122,10 +120,7 @@ def totals(results: Sequence[ParityResult]) -> dict[str, Any]:
             worst[key] = result
     return tally(list(worst.values())) | {
         "num_texts": len(results),
-        **{
-            name: sum(getattr(result, name) for result in results)
-            for name in ("num_tokens", "num_steps", "num_reread")
-        },
+        **{name: sum(getattr(result, name) for result in results) for name in ("num_tokens", "num_steps")},
     }
 
 

@@ -17,7 +17,6 @@ PARITY_TITLES = {
     "parity_greedy.json": "more prompts",
     "parity_sampling.json": "twelve ways of sampling, equal seeds",
     "parity_bfloat16.json": "in bfloat16",
-    "parity_strict.json": "in bfloat16, strict",
     "parity_float16.json": "in float16",
 }
 

@@ -35,11 +35,11 @@ def speculative_decoding(
         model_kwargs.pop(name, None)
     _check_call(input_ids, model_kwargs)
     _check_context(input_ids.shape[1], model)
-    verifier, is_strict = verifier_of(drafter, generation_config), drafter.generation_config.strict
-    if verifier == "traversal" or is_strict:  # the others ask once for each committed token, in order
-        check_memoryless(logits_processor, "strict" if is_strict else f'verifier="{verifier}"')
+    verifier = verifier_of(drafter, generation_config)
+    if verifier == "traversal":  # the others ask once for each committed token, in order
+        check_memoryless(logits_processor, f'verifier="{verifier}"')
     if len(input_ids) > 1:
-        _check_in_step(logits_processor, stopping_criteria, generation_config, verifier, is_strict)
+        _check_in_step(logits_processor, stopping_criteria, generation_config, verifier)
     batch = Batch(
         input_ids,
         model_kwargs.get("attention_mask"),
@@ -79,17 +79,16 @@ def _check_in_step(
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
     verifier: str,
-    is_strict: bool,
 ) -> None:
     """Refuse what can only be shown all rows of a batch together, where it cannot be."""
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
     if not shown:
         return
-    if verifier in REJECTION_RULES or is_strict:
+    if verifier in REJECTION_RULES:
         raise OptionError(
             f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be judged token by token, but "
-            f"`{'strict' if is_strict else f'verifier={verifier!r}'}` judges each row by itself. Set `drafter.generation_config` to "
-            '`verifier="lazy_walk"` and `strict=False`, or call `generate` once for each prompt.'
+            f"`verifier={verifier!r}` judges each row by itself. Set `drafter.generation_config.verifier` to "
+            '"lazy_walk", or call `generate` once for each prompt.'
         )
     is_shown_scores = (
         config.output_scores and config.return_dict_in_generate and of_batches(LogitsProcessorList(), criteria)

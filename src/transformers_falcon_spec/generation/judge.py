@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
@@ -23,15 +22,11 @@ class Judge:
     Args:
         batch ([`Batch`]): The texts, which it writes.
         verifier (`str`): The rule, as `SpeculationConfig` names it.
-        strict_dtype (`torch.dtype`, *optional*): The target's, in strict mode: choices that its rounding could turn are left open.
         ranks ([`Ranks`], *optional*): Processes that write the same texts; the first one judges, the others write what it kept.
     """
 
-    def __init__(
-        self, batch: Batch, verifier: str, strict_dtype: torch.dtype | None = None, ranks: Ranks = ALONE
-    ) -> None:
-        self.batch, self.verifier, self.strict_dtype, self.ranks = batch, verifier, strict_dtype, ranks
-        self.num_unclear = 0  # choices of the last step that were too close: the next step must be a plain one
+    def __init__(self, batch: Batch, verifier: str, ranks: Ranks = ALONE) -> None:
+        self.batch, self.verifier, self.ranks = batch, verifier, ranks
 
     def begin(self, logits: Tensor) -> None:
         """The first token of every row, of the logits `[rows, 1, vocab]` after its prompt."""
@@ -57,10 +52,9 @@ class Judge:
         if self.ranks.is_first:
             verdicts = decide()
             where = [row.draws.get_state(logits.device) for row in rows] if self.batch.is_drawn else []
-            self.ranks.told(Decision(verdicts, self.num_unclear, [row.is_complete for row in rows], where))
+            self.ranks.told(Decision(verdicts, [row.is_complete for row in rows], where))
             return verdicts
-        decision = self.ranks.told(Decision([], 0, [], []))
-        self.num_unclear = decision.num_unclear
+        decision = self.ranks.told(Decision([], [], []))
         if self.batch.is_in_step:
             self._follow_in_step(decision.verdicts, logits)
         for number, (row, verdict) in enumerate(zip(rows, decision.verdicts, strict=True)):
@@ -96,7 +90,6 @@ class Judge:
         return [walks[row].verdict if row in walks else Verdict((), ()) for row in range(len(trees))]
 
     def _judged(self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: Reading) -> list[Verdict]:
-        self.num_unclear = 0
         if self.batch.is_in_step:
             return self._judged_in_step(draft, trees, reading.logits)
         verdicts = []
@@ -111,23 +104,14 @@ class Judge:
                 verdicts.append(lazy_walk(parents, token_ids, commit, _guests(draft, row)))
         return verdicts
 
-    def _committer(self, row: int, logits: Tensor, depths: Tensor) -> Callable[[int], tuple[int | None, bool]]:
+    def _committer(self, row: int, logits: Tensor, depths: Tensor) -> Callable[[int], tuple[int, bool]]:
         """Given a node, commits the target's token after it; returns it and whether the row is closed."""
         transcript = self.batch.rows[row]
-        if self.strict_dtype is not None and logits.shape[0] > 1:
-            return lambda node: self._commit_if_clear(row, logits[node : node + 1])
         if logits.device.type != "cpu" and transcript.can_choose_ahead:
             commit = transcript.choose_ahead(logits, depths)
         else:
             commit = lambda node: transcript.commit_token(logits[node : node + 1])  # noqa: E731
         return lambda node: (commit(node), self.batch.is_closed(row))
-
-    def _commit_if_clear(self, row: int, logits: Tensor) -> tuple[int | None, bool]:
-        """Strict mode: what a walk must not decide is left to the next step."""
-        assert self.strict_dtype is not None  # the caller asked
-        token = self.batch.rows[row].commit_clear_token(logits, self.strict_dtype)
-        self.num_unclear += token is None
-        return token, self.batch.is_closed(row)
 
     def _by_rejection(
         self, row: int, draft: Draft, parents: list[int], token_ids: list[int], reading: Reading

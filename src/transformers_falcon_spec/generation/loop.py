@@ -69,15 +69,14 @@ class SpeculativeDecoding:
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, self._draft_draws())
-        self.is_strict = drafter.generation_config.strict
-        self.judge = Judge(batch, verifier_of(drafter, config), model.dtype if self.is_strict else None, self.ranks)
+        self.judge = Judge(batch, verifier_of(drafter, config), self.ranks)
         self.stats = GenerationStats.of_rows(len(batch))
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.form: Form = self.capability.form
         if self.form == "paths" and (len(batch) > 1 or config.output_attentions):
             self.form = "chain"  # rows are taken, and weights stand in other slots
         where = (model.device, model.dtype, torch.get_num_threads())
-        how = (self.form, self.judge.verifier, self.is_strict, config.do_sample, config.temperature)
+        how = (self.form, self.judge.verifier, config.do_sample, config.temperature)
         circumstances = (*where, len(batch), *how)
         self.tuner = (
             tuner_of(drafter, model, self.judge.verifier, circumstances)
@@ -131,9 +130,8 @@ class SpeculativeDecoding:
     def propose(self) -> Draft:
         """Drafts within what fits, or the roots alone: a plain step."""
         rooms = self._rooms()
-        may_draft = any(rooms) and not self.judge.num_unclear
         budget = None
-        if may_draft:
+        if any(rooms):
             full = self._budget(rooms)
             budget = self.ranks.limited(self.tuner.limited(full), full)
         draft = None
@@ -178,7 +176,7 @@ class SpeculativeDecoding:
         tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
-            form = "chain" if is_alone and (self.is_strict or not self.target.slots.is_ragged) else self.form
+            form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
             with self._seconds("read"):
                 reading = self.target.read(token_ids, tree, form, is_open)
@@ -220,7 +218,6 @@ class SpeculativeDecoding:
         num_kept = [verdict.num_accepted for verdict in verdicts if verdict.path]
         self.tuner.learn(draft, num_kept, self.stats.draft_seconds, self.stats.read_seconds)
         self.stats.num_passes += draft.num_passes
-        self.stats.num_reread += self.judge.num_unclear
         show(draft, verdicts)
 
     def _coverage(self, row: int, parents: list[int], draft: Draft, verdict: Verdict) -> list[float]:

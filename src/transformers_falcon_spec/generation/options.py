@@ -16,7 +16,6 @@ OWN = (
     "tune",
     "deterministic",
     "verifier",
-    "strict",
 )
 VERIFIERS = ("lazy_walk", "recursive_rejection", "traversal", "gumbel")
 
@@ -44,12 +43,8 @@ class SpeculationConfig(GenerationConfig):
             `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"` gives one
             text for a seed whatever the drafter. Greedy decoding always walks.
 
-        strict (`bool`, *optional*, defaults to `False`):
-            Choices that rounding could change are made again from a forward over one token, as decoding without a drafter
-            reads it. Costs a forward for each, counted as `num_reread`; for text that must not differ in low precision.
-
     Raises:
-        [`OptionError`]: an option that exists neither here nor in `GenerationConfig`.
+        [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or no longer.
 
     Example:
 
@@ -70,9 +65,13 @@ class SpeculationConfig(GenerationConfig):
         tune: bool = True,
         deterministic: bool = True,
         verifier: str = "lazy_walk",
-        strict: bool = False,
         **kwargs: Any,
     ) -> None:
+        if kwargs.pop("strict", False):  # False stands in files of older versions and asks for nothing
+            raise OptionError(
+                "`strict` must be left out or False, but it is True. It did not keep texts of 16-bit targets equal and was removed: "
+                "take it out of `generation_config.json`, and load the target in float32 where no tie may be decided otherwise."
+            )
         unknown = [name for name in kwargs if not name.startswith("_") and not hasattr(_KNOWN, name)]
         if unknown:
             raise OptionError(
@@ -90,11 +89,7 @@ class SpeculationConfig(GenerationConfig):
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
         if verifier not in VERIFIERS:
             raise OptionError(f"`verifier` must be one of {VERIFIERS}, but it is {verifier!r}.")
-        if strict and verifier != "lazy_walk":
-            raise OptionError(
-                f'`strict` re-reads choices of the target, so `verifier` must be "lazy_walk", but it is {verifier!r}.'
-            )
-        self.draft_tree, self.verifier, self.strict = draft_tree, verifier, strict
+        self.draft_tree, self.verifier = draft_tree, verifier
         self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
         self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
         self.tune, self.deterministic = tune, deterministic

@@ -178,7 +178,6 @@ class Decision:
     """What the first rank decided in a step."""
 
     verdicts: list[Verdict]
-    num_unclear: int  # as `Judge` counts them
     is_complete: list[bool]  # of each row
     draws: list[Any]  # where each row's draws go on; empty where nothing is drawn
 

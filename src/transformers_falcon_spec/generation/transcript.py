@@ -10,11 +10,6 @@ from ..core.sampling import ForeseeableDraws, GeneratorDraws, choose
 from ..errors import GenerationError
 from .processors import read_scores_alone
 
-# A choice is close if its lead is at most this many times what the type rounds the largest score by. Between a tree and
-# one token the lead of the best token moved by at most 5.8 times that in float32 and 1.6 in bfloat16 (LOG.md).
-CLOSE = {torch.bfloat16: 2, torch.float16: 2}
-CLOSE_ELSEWHERE = 8
-
 
 class Transcript:
     """Commits tokens in the order, and with the calls, of decoding without a drafter.
@@ -56,27 +51,6 @@ class Transcript:
         """Choose the token that follows the text, given the target's raw logits `[1, vocab]`, and append it."""
         raw, scores = self._processed(self.input_ids, logits)
         token = choose(scores, self._do_sample, self.draws)
-        self.append(token, raw, scores)
-        return int(token)
-
-    def commit_clear_token(self, logits: Tensor, dtype: torch.dtype) -> int | None:
-        """As [`Transcript.commit_token`], but None, and nothing appended or drawn, if rounding of `dtype` could change the choice."""
-        raw, scores = self._processed(self.input_ids, logits)
-        bound = (
-            CLOSE.get(dtype, CLOSE_ELSEWHERE)
-            * torch.finfo(dtype).eps
-            * float(scores.masked_fill(scores.isinf(), 0).abs().max())
-        )
-        if self._do_sample:
-            assert isinstance(self.draws, GeneratorDraws)  # other draws are refused with `strict`
-            token, lead, before = self.draws.race(torch.softmax(scores, dim=-1))
-            if lead <= bound:
-                self.draws.set_state(before, scores.device)
-        else:
-            best = scores[0].topk(2).values
-            token, lead = scores.argmax(dim=-1), float(best[0] - best[1])
-        if lead <= bound:
-            return None
         self.append(token, raw, scores)
         return int(token)
 

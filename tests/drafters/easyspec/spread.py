@@ -97,7 +97,6 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         "sampled": (grown, SAMPLING),
         "sampled rows": (grown, {"prompt": rows, **SAMPLING}),
         "coupled": ({"verifier": "gumbel", **grown}, SAMPLING),
-        "strict": ({"strict": True, **grown}, SAMPLING),
         "drawn": ({"verifier": "recursive_rejection", "draft_tree": TREE}, SAMPLING),
         "stopped": (grown, {"stopping_criteria": StoppingCriteriaList([Stop(20 + RANK)])}),  # later on other ranks
     }

@@ -106,15 +106,12 @@ def test_transformers_own_loop_takes_the_generator() -> None:
     assert out.sequences.equal(gold)
 
 
-@pytest.mark.parametrize("options", [SpeculationConfig(strict=True), SpeculationConfig(verifier="gumbel")])
-def test_strict_mode_and_coupled_draws_work(options: SpeculationConfig) -> None:
+def test_coupled_draws_work() -> None:
     target = parrot().float()
     drafter = LookaheadDrafter.from_target(target, **SMALL)
-    drafter.generation_config = options
+    drafter.generation_config = SpeculationConfig(verifier="gumbel")
 
-    out = runs.drafted(target, drafter, max_new_tokens=40, do_sample=options.verifier == "gumbel", temperature=0.2)
+    out = runs.drafted(target, drafter, max_new_tokens=40, do_sample=True, temperature=0.2)
 
     assert out.speculation.num_drafted > 0
     assert out.sequences.shape[1] == 52
-    if options.strict:
-        assert out.sequences.equal(runs.plain(target, max_new_tokens=40).sequences)

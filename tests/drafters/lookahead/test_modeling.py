@@ -21,7 +21,7 @@ OPTIONS = {"window_size": 4, "ngram_len": 3, "num_guesses": 2, "pool_size": 50}
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     drafter = LookaheadDrafter.from_target(make_target(), **OPTIONS)
-    drafter.generation_config = SpeculationConfig(strict=True)
+    drafter.generation_config = SpeculationConfig(verifier="gumbel")
     drafter.save_pretrained(tmp_path / "drafter")
     return tmp_path / "drafter"
 
@@ -41,7 +41,7 @@ def test_what_is_saved_is_loaded(saved: Path, kind: Any, dtype: Any) -> None:
 
     assert isinstance(drafter, LookaheadDrafter)
     assert drafter.draft_settings == OPTIONS
-    assert drafter.generation_config.strict
+    assert drafter.generation_config.verifier == "gumbel"
     assert drafter.device == torch.device("cpu")
     assert drafter.dtype == (dtype if isinstance(dtype, torch.dtype) else torch.float32)
 
