@@ -14,6 +14,7 @@ DRAFTER := models/falcon-reference
 PROMPTS := $(foreach set,gsm8k humaneval mt_bench,benchmarks/prompts/$(set).jsonl)
 RESULTS := benchmarks/results
 DECODINGS := greedy temperature-1 temperature-0.7-top-p-0.9 repetition-penalty
+SIXTEEN := greedy temperature-1 temperature-0.7-top-p-0.9
 SAMPLING := temperature-0.7 temperature-1 temperature-0.7-top-p-0.9 temperature-1.5-min-p top-k-50 typical-p-0.9 top-h-0.4 \
 	epsilon-eta sampling-repetition-penalty watermark synth-id guidance-1.5
 BIN := $(VENV)/bin
@@ -78,8 +79,8 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity_tuned.json --tune --decodings $(DECODINGS)
 	@$(PARITY) --prompts benchmarks/prompts/parity.jsonl --output $(RESULTS)/parity_greedy.json
 	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
-	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16
-	@$(PARITY) --prompts $(PROMPTS) --limit 15 --output $(RESULTS)/parity_float16.json --dtype float16
+	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16 --decodings $(SIXTEEN)
+	@$(PARITY) --prompts $(PROMPTS) --limit 15 --max_new_tokens 64 --output $(RESULTS)/parity_float16.json --dtype float16 --decodings $(SIXTEEN)
 	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python benchmarks/batches.py
