@@ -2,9 +2,16 @@
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.clock import LOOP, HandClock, give
+
+TESTS = Path(__file__).parent
+MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "training"}  # folders of tests
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by huggingface_hub when it is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -17,10 +24,22 @@ def _same_random_state() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _untuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests count steps and nodes, which a tuner would choose by the clock: only tests marked `tuned` have one."""
-    if (
-        request.node.get_closest_marker("tuned") is None
-        and "transformers_falcon_spec.generation.tuning" in sys.modules
-    ):
+def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """The time in every call with a drafter: the tuner is on, as users have it, and what it chooses does not hang on the machine.
+
+    Tests that measure have the machine's own clock, and no tuner unless they ask for `machine_clock`.
+    """
+    clock = HandClock()
+    measures = request.path.relative_to(TESTS).parts[0] in MEASURING
+    if LOOP in sys.modules and not measures:
+        clock.install(monkeypatch)
+    elif LOOP in sys.modules and "machine_clock" not in request.fixturenames:
         monkeypatch.setattr("transformers_falcon_spec.generation.tuning.knowledge_of", lambda *_: ())
+    return clock
+
+
+@pytest.fixture
+def machine_clock(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's clock and a tuner, for tests of what is measured and of what readers run."""
+    if LOOP in sys.modules:
+        give(monkeypatch, time.perf_counter)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ class RandomDrafter:
         feature_layers (`Sequence[int]`): Hidden states to ask for.
         proposals (`float`): Share of steps with a proposal.
         wants_node_choices (`bool`): Whether to ask for the target's choices after every node.
+        tune (`bool`): Whether a tuner chooses how much to draft, else every step drafts what fits.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class RandomDrafter:
         feature_layers: Sequence[int] = (),
         proposals: float = 1.0,
         wants_node_choices: bool = False,
+        tune: bool = True,
     ) -> None:
         self.wants_node_choices = wants_node_choices
         self.num_nodes, self.num_guests, self.proposals = num_nodes, num_guests, proposals
@@ -37,7 +40,7 @@ class RandomDrafter:
         self.config = SimpleNamespace(
             is_encoder_decoder=False, get_text_config=lambda: self.config, vocab_size=VOCAB_SIZE
         )
-        self.generation_config = SpeculationConfig()
+        self.generation_config = SpeculationConfig(tune=tune)
         self.generators: list[RandomGenerator] = []
 
     def check_target(self, model: Any) -> None:
@@ -152,7 +155,7 @@ class InformedGenerator(TreeCandidateGenerator):
         for row, ids in enumerate(token_ids):
             parents = draft.parents[min(row, len(draft.parents) - 1)].tolist()
             self._correct(ids, parents, self.drafter.texts[row][self._lengths[row] :])
-        return Draft(token_ids, draft.parents, draft.is_guest, num_passes=draft.num_passes)
+        return replace(draft, token_ids=token_ids)
 
     def _correct(self, token_ids: torch.Tensor, parents: list[int], truths: list[int]) -> None:
         """Write the truth, or a part of it, into one row's tree."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from tests.doubles import InformedDrafter
 from tests.tiny import make_prompt
 from transformers_falcon_spec import DraftTree, GenerationStats
 from transformers_falcon_spec.generation.cache import new_cache
@@ -31,10 +32,11 @@ class Pair:
         """What speculation did."""
         return self.drafted.speculation
 
-    def assert_equal(self) -> None:
-        """The same text, and the random stream at the same place."""
+    def assert_equal(self, is_kept: bool = True) -> None:
+        """The same text, and the random stream at the same place; and not for want of drafts, of which something must be kept."""
         assert self.drafted.sequences.tolist() == self.plain.sequences.tolist()
         assert self.drafted_state.equal(self.plain_state)
+        assert not is_kept or self.stats.acceptance_length > 1
 
 
 def plain(target: PreTrainedModel, prompt: Tensor | None = None, seed: int = 0, **options: Any) -> Any:
@@ -59,6 +61,14 @@ def both(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **
     without = plain(target, prompt, **options)
     state = torch.get_rng_state()
     return Pair(without, drafted(target, drafter, prompt, **options), state, torch.get_rng_state())
+
+
+def told(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **options: Any) -> Pair:
+    """The same with a drafter that is told most of the coming text, as an untrained one keeps next to nothing."""
+    without = plain(target, prompt, **options)
+    state, mask = torch.get_rng_state(), options.get("attention_mask")
+    informed = InformedDrafter(drafter, without.sequences, mask=mask)
+    return Pair(without, drafted(target, informed, prompt, **options), state, torch.get_rng_state())
 
 
 def traces(target: PreTrainedModel, cache: Any = None) -> dict[str, Any]:

@@ -119,7 +119,7 @@ LINES = [line for page in PAGES for line in lines_of(page)]
 RUNNABLE = [line for line in LINES if line.is_of_the_embedded_pair]
 
 
-@pytest.mark.tuned  # as readers run it
+@pytest.mark.usefixtures("machine_clock")  # as readers run it
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=pytest.mark.slow if page.name in TAKES_LONG else ()) for page in WITH_CODE],
@@ -162,7 +162,7 @@ def test_there_are_commands_to_check() -> None:
     assert {line.command for line in RUNNABLE} >= {"generate", "trees fit", "doctor", "calibrate", "parity"}
 
 
-@pytest.mark.tuned
+@pytest.mark.usefixtures("machine_clock")
 @pytest.mark.parametrize(
     "line",
     [pytest.param(line, marks=() if line.command in QUICK else pytest.mark.slow) for line in RUNNABLE],

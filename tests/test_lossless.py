@@ -47,12 +47,11 @@ def test_falcon_writes_the_targets_text(
         feature_layers=feature_layers,
     )
 
-    pair = runs.both(
+    pair = runs.told(
         target, drafter, make_prompt(3 + case, case), seed=case, **MODES[["greedy", "sampling"][case // 16]]
     )
 
     pair.assert_equal()
-    assert pair.stats.num_drafted > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -63,10 +62,9 @@ def test_falcon_that_grows_its_trees_writes_the_targets_text(block_size: int, fa
     drafter = make_drafter(target, block_size=block_size)
     drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=4, num_tree_nodes=24, tree_top_k=6)
 
-    pair = runs.both(target, drafter, make_prompt(5), **MODES[mode])
+    pair = runs.told(target, drafter, make_prompt(5), **MODES[mode])
 
     pair.assert_equal()
-    assert pair.stats.num_drafted > 0
     if mode == "greedy":
         batch_and_drafted(target, drafter).assert_equal()
 

@@ -95,7 +95,7 @@ def change_attention(target: Any, tokenizer: Any) -> tuple[Any, Any]:
     return target, tokenizer
 
 
-@pytest.mark.tuned
+@pytest.mark.usefixtures("machine_clock")
 @pytest.mark.parametrize(
     ("change", "fault", "told"),
     [
@@ -158,7 +158,7 @@ def pair() -> tuple[Any, Any, Any]:
     return target, AutoTokenizer.from_pretrained(PAIR["target"]), drafter
 
 
-@pytest.mark.tuned
+@pytest.mark.usefixtures("machine_clock")
 def test_the_embedded_pair_is_well(pair: Any) -> None:
     promise = promise_of(PAIR["drafter"], pair[2], str(RESULTS))
 
@@ -170,7 +170,7 @@ def test_the_embedded_pair_is_well(pair: Any) -> None:
     assert len(report.sections["costs"]["read_seconds_by_nodes"]) > 1
 
 
-@pytest.mark.tuned
+@pytest.mark.usefixtures("machine_clock")
 def test_a_slow_drafter_cannot_pay(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     target, propose = pair[0], FalconCandidateGenerator.propose
     start = time.perf_counter()
@@ -313,7 +313,7 @@ def test_a_checkpoint_that_is_whole_but_none_is_broken(tmp_path: Path) -> None:
     assert why_unreadable(str(tmp_path), CheckpointError("no drafter")).name == "broken checkpoint"
 
 
-@pytest.mark.tuned
+@pytest.mark.usefixtures("machine_clock")
 def test_the_command_shows_every_section_and_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_target(tmp_path / "target")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")

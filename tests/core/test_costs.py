@@ -111,3 +111,11 @@ def test_a_stale_point_gives_way_to_a_fresh_one() -> None:
 
     assert curve.to_json() == {"1": 1.0, "16": 4.0}
     assert curve(4) == pytest.approx(1.6)  # nobody knows, so that it is worth a try
+
+
+def test_a_clock_too_coarse_to_see_something_is_no_fault() -> None:
+    curve = CostCurve()
+    for cost in (0.0, 0.0, 0.0, 0.0, 0.0, 1.0):
+        curve.learn(1, cost)
+
+    assert 0.0 <= curve(1) < 1.0

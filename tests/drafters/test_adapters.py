@@ -41,7 +41,7 @@ def drafts_of(target: Any, assistant: Any, monkeypatch: pytest.MonkeyPatch) -> l
 
     with monkeypatch.context() as patch:
         patch.setattr(kind, "candidate_generator", watched)
-        runs.both(target, assistant, max_new_tokens=8).assert_equal()
+        runs.both(target, assistant, max_new_tokens=8).assert_equal(is_kept=False)
     return drafts
 
 
@@ -160,7 +160,7 @@ def test_a_pool_takes_drafters_with_adapters() -> None:
 
     pool = DrafterPool([model, KINDS["eagle-1"](target)])
 
-    runs.both(target, pool).assert_equal()
+    runs.both(target, pool).assert_equal(is_kept=False)
     assert pool.members[0] is model.get_base_model()
     model.generation_config = SpeculationConfig(tune=False)
     with pytest.raises(GenerationError, match="`PeftModel` around it has a `generation_config`"):
@@ -177,7 +177,7 @@ def test_options_set_on_the_wrapper_are_refused() -> None:
 
     del model.generation_config
     model.get_base_model().generation_config = SpeculationConfig(verifier="gumbel")
-    runs.both(target, model).assert_equal()
+    runs.both(target, model).assert_equal(is_kept=False)
 
 
 def test_an_adapter_that_changes_no_weights_is_refused() -> None:

@@ -35,7 +35,6 @@ def make_pool(target: Any) -> DrafterPool:
     )
 
 
-@pytest.mark.tuned
 @pytest.mark.parametrize("mode", MODES)
 def test_the_text_is_the_targets_own_whoever_drafts(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_eagle_target()
@@ -83,6 +82,8 @@ def test_each_drafts_what_it_would_alone() -> None:
 def test_without_a_tuner_the_first_one_drafts() -> None:
     target = make_eagle_target()
     pool = make_pool(target)
+    for drafter in pool.members:
+        drafter.generation_config.tune = False
 
     alone, together = (runs.both(target, assistant, max_new_tokens=30) for assistant in (pool.members[0], pool))
 
@@ -90,7 +91,6 @@ def test_without_a_tuner_the_first_one_drafts() -> None:
     assert together.stats.acceptance_histogram == alone.stats.acceptance_histogram
 
 
-@pytest.mark.tuned
 def test_every_drafter_has_its_trial_in_the_real_loop() -> None:
     target = make_eagle_target()
     pool = DrafterPool([make_eagle(target, "eagle-1"), make_drafter(target, block_size=2)])

@@ -209,7 +209,7 @@ def test_the_watch_sees_what_the_text_became(make: Callable[[Any], Any], tempera
     seen = watch.take(temperature)
 
     for pair in pairs:
-        pair.assert_equal()
+        pair.assert_equal(is_kept=False)
     assert seen is not None
     assert watch.take(temperature) is None
     histogram: dict[int, int] = {}

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import FalconSpecError
-from transformers_falcon_spec.generation import loop
+from transformers_falcon_spec.generation import call
+from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.ranks import ranks_of
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -78,7 +80,7 @@ class WildClock(threading.local):
     def __init__(self) -> None:
         self.now, self.random = 0.0, random.Random(RANK)
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         """A time after the last one."""
         self.now += self.random.random() ** 4
         return self.now
@@ -107,7 +109,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     dist.init_process_group("gloo")
-    loop.time = WildClock()  # type: ignore[attr-defined,assignment]
+    call.SpeculativeDecoding = partial(SpeculativeDecoding, clock=WildClock())  # type: ignore[assignment,misc]
     config = DistributedConfig(tp_plan="auto")
     split = AutoModelForCausalLM.from_pretrained(folder / "target", distributed_config=config)
     found = {f"{kind}, {mode}": noted(split, kind, options) for kind in KINDS for mode, options in MODES.items()}

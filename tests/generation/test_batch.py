@@ -112,7 +112,7 @@ def test_a_row_that_ended_is_not_read_behind_the_last_position(family: str, name
 def test_all_rows_may_share_their_positions() -> None:
     target, ids = make_target().double(), torch.cat([make_prompt(12, seed) for seed in range(3)])
 
-    runs.both(target, RandomDrafter(), ids, position_ids=torch.arange(12)[None]).assert_equal()
+    runs.told(target, RandomDrafter(), ids, position_ids=torch.arange(12)[None]).assert_equal()
 
 
 def test_a_target_that_keeps_states_takes_one_prompt_at_a_time() -> None:
@@ -258,7 +258,7 @@ def test_every_row_is_promised_the_noise_that_its_own_tokens_are_drawn_with(
         return propose(self, budget)
 
     monkeypatch.setattr(RandomGenerator, "propose", look_ahead)
-    prompts, drafter = Prompts.of((5,) * num_rows), RandomDrafter()
+    prompts, drafter = Prompts.of((5,) * num_rows), RandomDrafter(tune=False)
     drafter.generation_config.verifier = verifier
 
     out = runs.drafted(

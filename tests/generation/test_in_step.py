@@ -75,7 +75,9 @@ def both(target: Any, shown: list[Any], lengths: tuple[int, ...] = LENGTHS, **op
     options = {"attention_mask": prompts.mask, **options}
     plain = runs.plain(target, prompts.ids, **{name: kind([shown[0]])}, **options)
     state = torch.get_rng_state()
-    drafter = InformedDrafter(RandomDrafter(), plain.sequences, hit_rate=0.95, mask=prompts.mask)
+    drafter = InformedDrafter(
+        RandomDrafter(tune=False), plain.sequences, hit_rate=0.95, mask=prompts.mask
+    )  # texts are short
     drafted = runs.drafted(target, drafter, prompts.ids, **{name: kind([shown[1]])}, **options)
     return runs.Pair(plain, drafted, state, torch.get_rng_state())
 

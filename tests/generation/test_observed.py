@@ -42,7 +42,9 @@ def test_the_chances_of_all_tokens_after_a_node_add_up_to_one(
 ) -> None:
     target = make_target().double()
     drafter = DRAFTERS[kind](target)
-    drafter.generation_config = SpeculationConfig(draft_tree=ALL_TOKENS, dynamic_tree=False, verifier=verifier)
+    drafter.generation_config = SpeculationConfig(
+        tune=False, draft_tree=ALL_TOKENS, dynamic_tree=False, verifier=verifier
+    )
 
     drafts = watched(target, drafter, **options)
 
@@ -62,9 +64,11 @@ def test_the_chances_of_all_tokens_after_a_node_add_up_to_one(
 def test_the_nodes_of_a_grown_tree_are_as_likely_as_those_of_a_static_one(kind: str, options: dict[str, Any]) -> None:
     target = make_target().double()
     drafter = DRAFTERS[kind](target)
-    drafter.generation_config = SpeculationConfig(draft_tree=ALL_TOKENS, dynamic_tree=False)
+    drafter.generation_config = SpeculationConfig(tune=False, draft_tree=ALL_TOKENS, dynamic_tree=False)
     static = watched(target, drafter, **options)[0]
-    drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_top_k=3, tree_depth=2, num_tree_nodes=6)
+    drafter.generation_config = SpeculationConfig(
+        tune=False, dynamic_tree=True, tree_top_k=3, tree_depth=2, num_tree_nodes=6
+    )
 
     grown = watched(target, drafter, **options)[0]
 

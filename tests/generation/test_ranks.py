@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests import runs
+from tests.clock import give
 from tests.doubles import InformedDrafter
 from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.easyspec.test_distributed import ThreadRanks
@@ -28,7 +29,6 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.tuned
 @pytest.mark.parametrize("mode", split.MODES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_ranks_with_clocks_of_their_own_take_the_same_steps(
@@ -43,7 +43,7 @@ def test_ranks_with_clocks_of_their_own_take_the_same_steps(
     pairs = [(deepcopy(target), InformedDrafter(drafter, plain)) for drafter in drafters]
     ranks = {id(own): ThreadRanks(number, values, barrier) for number, (own, _) in enumerate(pairs)}
     monkeypatch.setattr(loop, "ranks_of", lambda _drafter, own: ranks[id(own)])
-    monkeypatch.setattr(loop, "time", split.WildClock())
+    give(monkeypatch, split.WildClock())
     torch.manual_seed(0)
 
     with ThreadPoolExecutor(2) as threads:

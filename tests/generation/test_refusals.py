@@ -203,7 +203,7 @@ def test_a_refused_call_leaves_the_target_usable() -> None:
     with pytest.raises(GenerationError):
         runs.drafted(target, RandomDrafter(), num_beams=2)
 
-    pair = runs.both(target, RandomDrafter())
+    pair = runs.told(target, RandomDrafter())
 
     pair.assert_equal()
 

@@ -8,13 +8,16 @@ import torch
 
 from tests import runs
 from tests.batches import batch_and_drafted
+from tests.clock import HandClock
+from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
 from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
 from tests.drafters.texts import Text, paths
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters import pairs
+from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
 from transformers_falcon_spec.generation.candidates import DraftBudget, Prices
-from transformers_falcon_spec.generation.knowledge import WARM_UP, Knowledge
+from transformers_falcon_spec.generation.knowledge import LEAST_STEPS, PAUSE, WARM_UP, Knowledge
 from transformers_falcon_spec.generation.target import Target
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampling": runs.SAMPLING}
@@ -46,7 +49,17 @@ class Fickle(Knowledge):
         )
 
 
-@pytest.mark.tuned
+def make_dear(generator: Any, clock: HandClock, patch: pytest.MonkeyPatch) -> None:
+    """A draft takes as long as nine plain steps."""
+    propose = generator.propose
+
+    def dear(self: Any, budget: DraftBudget) -> Any:
+        clock.now += 9.0
+        return propose(self, budget)
+
+    patch.setattr(generator, "propose", dear)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dynamic_tree", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,13 +74,54 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
 
     pair = runs.both(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode])
 
-    pair.assert_equal()
+    pair.assert_equal(is_kept=False)
+    runs.told(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode]).assert_equal()
     assert len(pair.stats.tuning["steps_by_nodes"]) >= 3
     if mode == "greedy":
         batch_and_drafted(target, drafter).assert_equal()
 
 
-@pytest.mark.tuned
+def test_where_drafting_costs_nothing_every_step_after_the_first_ones_drafts() -> None:
+    target = make_target().double()
+    text = runs.plain(target, max_new_tokens=80).sequences
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), text), max_new_tokens=80)
+
+    pair.assert_equal()
+    stats = pair.stats
+    assert stats.acceptance_length > 1.5
+    num_plain = sum(not num_passes for _, num_passes in WARM_UP)
+    assert stats.tuning["steps_by_passes"][0] == num_plain + 1  # before the last token there is no room for a draft
+    assert stats.tuning["pause"] == 0
+
+
+def test_where_drafting_never_pays_it_pauses(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target().double()
+    text = runs.plain(target, max_new_tokens=80).sequences
+    make_dear(RandomGenerator, clock, monkeypatch)
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), text), max_new_tokens=80)
+
+    pair.assert_equal()
+    tuning = pair.stats.tuning
+    assert pair.stats.num_accepted > 0
+    assert tuning["steps_by_drafter"] == {0: 2 * LEAST_STEPS}  # at first, and once more after the first pause
+    assert tuning["steps_by_passes"][0] > PAUSE
+    assert f"is tried again in {tuning['pause']} steps" in tuning["why"]
+
+
+def test_all_seconds_of_a_call_are_those_of_its_clock(clock: HandClock) -> None:
+    target, drafter = make_target().double(), RandomDrafter()
+    runs.drafted(target, drafter)
+    start = clock.now  # what the target can verify is found out in the first call
+
+    stats = runs.drafted(target, drafter).speculation
+
+    assert clock.now - start == stats.num_steps
+    assert stats.total_seconds == stats.verify_seconds == stats.read_seconds == stats.num_steps
+    assert stats.prefill_seconds == stats.draft_seconds == stats.other_seconds == 0.0
+
+
 def test_the_output_says_what_was_chosen_and_why() -> None:
     target = make_target().double()
     drafter = make_drafter(target, block_size=2)
@@ -79,21 +133,22 @@ def test_the_output_says_what_was_chosen_and_why() -> None:
     assert tuning["steps_by_passes"][0] >= sum(not num_passes for _, num_passes in WARM_UP)
     assert tuning["read_seconds"]["1"] > 0
     assert "the target reads nodes: 1 in" in tuning["why"]
-    assert 0 < stats.read_seconds < stats.verify_seconds
     assert stats.to_json()["tuning"] == tuning
 
 
-@pytest.mark.tuned
-def test_the_next_call_goes_on_from_what_was_learned() -> None:
+def test_the_next_call_goes_on_from_what_was_learned(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target().double()
+    make_dear(FalconCandidateGenerator, clock, monkeypatch)
     drafter = make_drafter(target, block_size=2)
-    for _ in range(2):
-        tuning = runs.both(target, drafter, make_prompt(5), max_new_tokens=40, do_sample=False).stats.tuning
 
-    assert tuning["steps_by_passes"].get(0, 0) > len(WARM_UP)  # a drafter without training is not asked again soon
+    first, second = (
+        runs.both(target, drafter, make_prompt(5), max_new_tokens=40, do_sample=False).stats.tuning for _ in range(2)
+    )
+
+    assert first["steps_by_drafter"][0] > second["steps_by_drafter"].get(0, 0)  # it is not asked again soon
+    assert second["steps_by_passes"][0] > len(WARM_UP)
 
 
-@pytest.mark.tuned
 @pytest.mark.parametrize(
     ("options", "is_tuned"),
     [

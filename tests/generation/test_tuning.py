@@ -16,6 +16,7 @@ from transformers_falcon_spec.generation.knowledge import (
     LONGEST_PAUSE,
     MANY_NODES,
     MANY_PASSES,
+    MAX_PASSES,
     WARM_UP,
     Knowledge,
     knowledge_of,
@@ -223,6 +224,17 @@ def test_a_pass_that_seems_too_dear_is_tried_again() -> None:
     run_tuned(gpu(0.75), 600, knowledge)
 
     assert knowledge.num_passes.value > 0.5 * usual
+
+
+def test_a_drafter_that_usually_takes_many_passes_takes_one_more_now_and_then() -> None:
+    knowledge = Knowledge(num_since_plain=MANY_PASSES, prices=Knowledge().new_prices(8))
+    for _ in range(20):
+        knowledge.num_passes.learn(MAX_PASSES + 3)
+
+    prices = knowledge.prices_now()
+
+    taken = [number for number in range(1, 3 * MAX_PASSES) if prices.pays(number, hope=1.0)]
+    assert taken == list(range(1, MAX_PASSES + 4))  # beside the first, which is not asked about
 
 
 def test_now_and_then_a_step_reads_many_nodes() -> None:

@@ -63,7 +63,7 @@ def test_text_ends_at_the_end_token(verifier: str) -> None:
 def test_greedy_decoding_walks_under_every_rule(verifier: str) -> None:
     target = make_target().double()
 
-    runs.both(target, drafter_with(verifier, target).double(), make_prompt(5), do_sample=False).assert_equal()
+    runs.told(target, drafter_with(verifier, target).double(), make_prompt(5), do_sample=False).assert_equal()
 
 
 def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> None:

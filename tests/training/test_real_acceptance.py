@@ -111,7 +111,7 @@ def test_a_drafter_of_full_precision_decodes_for_a_target_of_half(tmp_path: Path
     assert next(trainer.model.parameters()).dtype == torch.float32
 
 
-@pytest.mark.tuned
+@pytest.mark.usefixtures("machine_clock")
 def test_nothing_is_tuned_so_that_no_number_depends_on_those_before(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, **DECODING)
     target, prompts = trainer.features.target, first_questions(1, seed=1)

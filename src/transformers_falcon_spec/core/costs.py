@@ -91,7 +91,7 @@ class CostCurve:
             return
         self._num_in_a_row = 0
         self._num_samples += 1
-        if is_known:
+        if is_known and samples.seconds:  # a coarse clock may have seen none
             self._pace += PACE_RATE * (seconds / samples.seconds - self._pace)
         samples.learn(size, seconds / self._pace, self._num_samples)
         self._line = self._rising()

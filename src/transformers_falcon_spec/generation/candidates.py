@@ -11,6 +11,7 @@ Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] fol
 `commit` only stores, `propose` catches up in one pass. Rows never move; a finished row has num_new 0 and depth 0.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -51,8 +52,8 @@ class Prices:
 
     def pays(self, number: int, hope: float) -> bool:
         """Whether pass `number` can be expected to, where it goes on from nodes of which `hope` are expected to be kept."""
-        place = min(number, len(self.passes) - 1)
-        return hope * self.yields[place] > self.passes[place]
+        yielded, price = (values[min(number, len(values) - 1)] for values in (self.yields, self.passes))
+        return hope * yielded > price
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class TreeCandidateGenerator(CandidateGenerator):
 
     def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.target, self.max_length, self.rng = target, max_length, rng
+        self.clock: Callable[[], float] = time.perf_counter  # for seconds that a draft reports; the loop gives its own
         self._has_prompt = False  # only the stock loop's adapter below reads it
 
     def commit(self, committed: Committed) -> None:

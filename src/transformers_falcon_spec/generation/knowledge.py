@@ -107,7 +107,7 @@ class Knowledge:
             return
         self.num_nodes.learn(num_nodes)
         self.num_passes.learn(num_passes)
-        self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / self.read(1))
+        self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / max(self.read(1), EPS))
         is_loss = self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0
         is_gain = self.advantage.value > self.advantage.error
         is_doubtful = self.pause > PAUSE and self.advantage.num >= TRIAL_AGAIN and not is_gain

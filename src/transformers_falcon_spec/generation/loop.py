@@ -53,6 +53,7 @@ class SpeculativeDecoding:
         batch ([`Batch`]): The texts, with processors, criteria and streamer.
         config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
         model_kwargs (`dict`): As `generate` prepared them, cache and mask included.
+        clock (`Callable[[], float]`, *optional*): Where all seconds of the call come from, those that the tuner learns from included.
     """
 
     def __init__(
@@ -62,13 +63,15 @@ class SpeculativeDecoding:
         batch: Batch,
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.batch, self.config, self.model_kwargs = batch, config, model_kwargs
+        self.batch, self.config, self.model_kwargs, self.clock = batch, config, model_kwargs, clock
         self.ranks = ranks_of(drafter, model)
         self.capability = self.ranks.told(probe(model))
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, self._draft_draws())
+        self.generator.clock = clock
         self.judge = Judge(batch, verifier_of(drafter, config), self.ranks)
         self.stats = GenerationStats.of_rows(len(batch))
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
@@ -235,12 +238,12 @@ class SpeculativeDecoding:
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:
         """Add the time spent inside to `<phase>_seconds`; on a device, work queued earlier counts where it is awaited."""
-        start = time.perf_counter()
+        start = self.clock()
         try:
             yield
         finally:
             name = f"{phase}_seconds"
-            setattr(self.stats, name, getattr(self.stats, name) + time.perf_counter() - start)
+            setattr(self.stats, name, getattr(self.stats, name) + self.clock() - start)
 
     def _output(self) -> Tensor | SpeculativeOutput:
         if not self.config.return_dict_in_generate:

@@ -310,6 +310,7 @@ def test_tokens_that_the_model_lacks_are_neither_drafted_nor_in_its_way(target: 
 
 
 @pytest.mark.parametrize("search", ["cps", "tree", "argmax"])
+@pytest.mark.usefixtures("machine_clock")
 def test_searching_is_a_part_of_drafting(target: Any, search: str) -> None:
     stats = runs.drafted(target, make_diffusion(target, search=search)).speculation
 

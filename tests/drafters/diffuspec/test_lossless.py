@@ -46,6 +46,7 @@ def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
 def test_a_drafter_of_the_targets_own_layers_is_often_right(mode: str) -> None:
     target = make_target(seed=7).double()
     drafter = DiffusionDrafter.from_target(target, num_hidden_layers=3, block_size=3, search="argmax").double().eval()
+    drafter.generation_config.tune = False
 
     pair = runs.both(target, drafter, **MODES[mode])
 
@@ -58,10 +59,7 @@ def test_a_drafter_of_the_targets_own_layers_is_often_right(mode: str) -> None:
 def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 
-    pair = runs.both(target, make_diffusion(target, search="tree"), **MODES[mode])
-
-    pair.assert_equal()
-    assert pair.stats.num_drafted > 0
+    runs.told(target, make_diffusion(target, search="tree"), **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("kind", ["cps", "tree", "argmax, full, no shift", "adaptive"])

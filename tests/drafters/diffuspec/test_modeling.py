@@ -60,7 +60,7 @@ def test_targets_of_many_families_give_their_layers(family: str) -> None:
     text = torch.cat([make_prompt(6)[0], torch.full((3,), drafter.config.mask_token_id)])
     allowed = visible("prefix_causal", 6, 4, places, places)
 
-    pair = runs.both(target, drafter)
+    pair = runs.told(target, drafter)
     with torch.no_grad():
         trained = drafter(text[None], places[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
         drafted = drafter.call(Reading(text[None], places[None], allowed[None], None, 9))[0]
@@ -163,7 +163,7 @@ def test_a_diffusion_model_on_disk_is_wrapped(tmp_path: Path) -> None:
 
     assert (type(drafter.model).__name__, drafter.dtype, drafter.training) == ("Dream", torch.double, False)
     assert (drafter.config.attention, drafter.config.num_draft_tokens) == ("full", 6)
-    runs.both(target, drafter).assert_equal()
+    runs.told(target, drafter).assert_equal()
 
 
 def test_a_wrapped_model_is_saved_as_a_drafter(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import torch
 from tests import runs
 from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.distribution import assert_texts_have_the_distribution_of
-from tests.doubles import InformedDrafter
 from tests.drafters.eagle.kinds import KINDS, make_eagle
 from tests.generation.test_candidates import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
@@ -23,14 +22,13 @@ TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
 def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
     target = make_target(seed=7).double()
     drafter = make_eagle(target, kind)
-    text = runs.plain(target, **MODES[mode]).sequences
+    options = {"max_new_tokens": 60, **MODES[mode]}
 
-    alone = runs.both(target, drafter, **MODES[mode])
-    informed = runs.both(target, InformedDrafter(drafter, text), **MODES[mode])
+    alone, informed = runs.both(target, drafter, **options), runs.told(target, drafter, **options)
 
-    for pair in (alone, informed):
-        pair.assert_equal()
-        assert pair.stats.num_drafted > 0
+    alone.assert_equal(is_kept=False)
+    informed.assert_equal()
+    assert alone.stats.num_drafted > 0
     assert informed.stats.acceptance_length > 2  # paths were kept, and drafting went on from them
 
 
@@ -40,7 +38,7 @@ def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 
     for kind in ("eagle-1", "eagle-3"):
-        runs.both(target, make_eagle(target, kind), **MODES[mode]).assert_equal()
+        runs.told(target, make_eagle(target, kind), **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])
@@ -75,7 +73,7 @@ def test_every_rule_writes_and_a_batch_is_no_exception(kind: str, verifier: str)
 
     assert out.sequences.shape == (2, 30)
     assert out.speculation.num_drafted > 0
-    runs.both(target, drafter, do_sample=False).assert_equal()
+    runs.told(target, drafter, do_sample=False).assert_equal()
 
 
 def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> None:

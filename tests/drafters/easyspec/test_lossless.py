@@ -37,6 +37,7 @@ def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
 def test_the_target_drafting_for_itself_is_often_right(backend: str, mode: str) -> None:
     target = make_target(seed=7, num_hidden_layers=5).double()
     drafter = LayerParallelDrafter.wrap(target, target, group_size=2, backend=backend)
+    drafter.generation_config.tune = False
 
     pair = runs.both(target, drafter, **MODES[mode])
 
@@ -51,10 +52,7 @@ def test_the_target_drafting_for_itself_is_often_right(backend: str, mode: str) 
 def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 
-    pair = runs.both(target, make_drafter(target), **MODES[mode])
-
-    pair.assert_equal()
-    assert pair.stats.num_drafted > 0
+    runs.told(target, make_drafter(target), **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])

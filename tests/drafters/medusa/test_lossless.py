@@ -24,10 +24,7 @@ def test_medusa_writes_the_targets_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
     drafter = make_medusa(target, has_lm_heads=FAMILIES.index(family) % 2 == 0)
 
-    pair = runs.both(target, drafter, **MODES[mode])
-
-    pair.assert_equal()
-    assert pair.stats.num_drafted > 0
+    runs.told(target, drafter, **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("mode", MODES)
