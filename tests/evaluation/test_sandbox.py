@@ -29,7 +29,7 @@ def test_a_program_that_runs_to_its_end_passes() -> None:
     [
         ("assert 1 == 2, 'no'", "AssertionError: no"),
         ("def f(:", "SyntaxError"),
-        ("a\0", "SyntaxError"),
+        ("a\0", ("SyntaxError", "ValueError")),  # the second up to Python 3.10
         ("import torch", "ModuleNotFoundError"),
         ("input()", "EOFError"),
         ("import sys; sys.exit(0)", "SystemExit: 0"),
@@ -43,7 +43,9 @@ def test_a_program_that_runs_to_its_end_passes() -> None:
         ("import os\nos.write(3, b'1\\n')", "The program wrote to the sandbox's own"),
     ],
 )
-def test_a_program_that_does_not_reach_its_end_fails_with_the_reason(program: str, reason: str) -> None:
+def test_a_program_that_does_not_reach_its_end_fails_with_the_reason(
+    program: str, reason: str | tuple[str, ...]
+) -> None:
     outcome = run_program(program, Limits(memory_bytes=2**27))
 
     assert not outcome.passed
