@@ -49,7 +49,7 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
     >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
     >>> drafter = LayerParallelDrafter.wrap(make_draft_model(target, num_hidden_layers=8), target, group_size=3)
     >>> drafter.config.layer_groups
-    [[0], [1, 2], [3, 4, 5], [6], [7]]
+    [[0], [1, 2, 3], [4, 5, 6], [7]]
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> drafted = target.generate(ids, assistant_model=drafter, max_new_tokens=8, do_sample=False)
     >>> drafted.equal(target.generate(ids, max_new_tokens=8, do_sample=False))
