@@ -90,6 +90,11 @@ class PairGenerator(TreeCandidateGenerator):
         """The newest committed token of each row, `[rows, 1]`, on the drafter's device."""
         return torch.stack([pending.root for pending in self.pending]).to(self.drafter.device)
 
+    @property
+    def num_unread(self) -> list[int]:
+        """Of each row the pairs not read yet."""
+        return [sum(map(len, pending.token_ids)) for pending in self.pending]
+
     def take_pending(self, padding_side: str = "right") -> tuple[Tensor, Tensor, list[int]]:
         """Ids `[rows, pairs]` and features `[rows, pairs, feature]` of all pairs not read yet, and how many each row has."""
         rows = zip(*(pending.take() for pending in self.pending), strict=True)

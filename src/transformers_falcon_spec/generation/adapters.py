@@ -1,9 +1,16 @@
 """Adapters of PEFT around a target or a drafter: what of them decoding can serve. Told by what they have, for PEFT may not be there."""
 
+import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from ..errors import GenerationError
+
+_ROW_NAMES, _ROW_OFFSETS = "adapter_names", "alora_offsets"  # what PEFT's hooks tell layers of each row
 
 
 def unwrapped(model: Any) -> Any:
@@ -71,3 +78,71 @@ def check_drafter_adapter(assistant: Any) -> None:
             "Options of a drafter must be set on the drafter itself, but here the `PeftModel` around it has a `generation_config` of "
             "its own. Set `model.get_base_model().generation_config`, or merge the adapter: `model.merge_and_unload()`."
         )
+
+
+class RowAdapters:
+    """What hooks of PEFT tell the layers of each row for the time of a call: which adapter it takes, and from where on.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The target.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._hooks = [hook for part in model.modules() for _, hook in _row_hooks(part)]
+        self.count_tokens = any(_ROW_OFFSETS in hook.keywords for hook in self._hooks)
+
+    @contextmanager
+    def of_nodes(self, num_rows: int, num_nodes: int) -> Iterator[None]:
+        """Inside, forwards are over new tokens, each of which takes the adapter; rows may be paths of the only row.
+
+        Where an activated LoRA begins is counted from the end, so one new token has it at any number but 0.
+        """
+
+        def told(name: str, value: list[Any] | None) -> list[Any] | None:
+            if value is None:
+                return None
+            rows = list(value) * num_rows if len(value) == 1 else list(value)
+            return rows if name == _ROW_NAMES else [start and max(start, num_nodes) for start in rows]
+
+        with self._changed(told):
+            yield
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside, all rows take the active adapter: for forwards over other rows than those of the call."""
+        with self._changed(lambda _name, _value: None):
+            yield
+
+    @contextmanager
+    def _changed(self, told: Any) -> Iterator[None]:
+        before = [dict(hook.keywords) for hook in self._hooks]
+        try:
+            for hook in self._hooks:
+                hook.keywords.update({name: told(name, value) for name, value in hook.keywords.items()})
+            yield
+        finally:
+            for hook, keywords in zip(self._hooks, before, strict=True):
+                hook.keywords.update(keywords)
+
+
+@contextmanager
+def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
+    """PEFT puts its hooks in place for one call, but leaves them behind if that raises: take them away then."""
+    try:
+        yield
+    except BaseException:
+        for part in model.modules():
+            for key, _ in _row_hooks(part):
+                part._forward_pre_hooks.pop(key)
+                part._forward_pre_hooks_with_kwargs.pop(key, None)
+        raise
+
+
+def _row_hooks(part: nn.Module) -> list[tuple[int, functools.partial[Any]]]:
+    """Hooks of PEFT before one part's forward, with their keys."""
+    found = part._forward_pre_hooks.items()
+    return [
+        (key, hook)
+        for key, hook in found
+        if isinstance(hook, functools.partial) and {_ROW_NAMES, _ROW_OFFSETS} & hook.keywords.keys()
+    ]

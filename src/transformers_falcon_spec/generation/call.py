@@ -7,7 +7,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..errors import GenerationError, OptionError
+from .adapters import row_adapters_gone_on_error
 from .batch import Batch
+from .inputs import check_can_be_repeated, text_length
 from .judge import REJECTION_RULES
 from .loop import Drafter, SpeculativeDecoding, verifier_of
 from .modes import in_eval_mode
@@ -31,26 +33,27 @@ def speculative_decoding(
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
     """What the seam calls in place of `_assisted_decoding`; the arguments are those of that method."""
-    for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
-        model_kwargs.pop(name, None)
-    _check_call(input_ids, model_kwargs)
-    _check_context(input_ids.shape[1], model)
-    verifier = verifier_of(drafter, generation_config)
-    if verifier == "traversal":  # the others ask once for each committed token, in order
-        check_memoryless(logits_processor, f'verifier="{verifier}"')
-    if len(input_ids) > 1:
-        _check_in_step(logits_processor, stopping_criteria, generation_config, verifier)
-    batch = Batch(
-        input_ids,
-        model_kwargs.get("attention_mask"),
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        is_coupled=verifier == "gumbel",
-        streamer=streamer,
-    )
-    with in_eval_mode(drafter):
-        return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
+    with row_adapters_gone_on_error(model):
+        for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
+            model_kwargs.pop(name, None)
+        _check_call(input_ids, model_kwargs)
+        _check_context(text_length(input_ids, model_kwargs, generation_config), model)
+        verifier = verifier_of(drafter, generation_config)
+        if verifier == "traversal":  # the others ask once for each committed token, in order
+            check_memoryless(logits_processor, f'verifier="{verifier}"')
+        if len(input_ids) > 1:
+            _check_in_step(logits_processor, stopping_criteria, generation_config, verifier)
+        batch = Batch(
+            input_ids,
+            model_kwargs.get("attention_mask"),
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            is_coupled=verifier == "gumbel",
+            streamer=streamer,
+        )
+        with in_eval_mode(drafter):
+            return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 
 
 def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
@@ -62,6 +65,7 @@ def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
         )
     if model_kwargs.get("past_key_values") is None or not model_kwargs.get("use_cache", True):
         raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
+    check_can_be_repeated(model_kwargs)
 
 
 def _check_context(prompt_len: int, model: PreTrainedModel) -> None:

@@ -32,7 +32,7 @@ def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor 
 
 
 def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
-    """The sliding window of each layer, None where it sees everything."""
+    """The sliding window of each layer that attends, None where it sees everything; a convolution gives no weights."""
     by_name = {kind.name: kind.sliding_window for kind in layer_kinds(config)}
     names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return [by_name[name] for name in names]
+    return [by_name[name] for name in names if name != "conv"]

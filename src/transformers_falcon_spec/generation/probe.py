@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
 from ..errors import TargetError
+from .adapters import RowAdapters
 from .cache import new_cache
 from .modes import check_target_mode
 from .target import Form, Target
@@ -49,7 +50,8 @@ def probe(model: PreTrainedModel) -> Capability:
     known = _PROBED.setdefault(model, {})
     if key not in known:
         check_target_mode(model)  # what is found holds for eval mode
-        known[key] = _probe(model)
+        with RowAdapters(model).suspended():  # it reads rows of its own
+            known[key] = _probe(model)
     return known[key]
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
 from .cache import drop_last, new_cache
+from .inputs import grown_to
 
 
 def switch_lengths(config: PreTrainedConfig) -> list[int]:
@@ -15,20 +16,21 @@ def switch_lengths(config: PreTrainedConfig) -> list[int]:
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
-def read_anew(model: Any, token_ids: Tensor, cache: Cache, mask: Tensor | None) -> Cache:
+def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
     """The cache with which plain decoding reads the newest token: a fresh one where the model drops what it has (Phi3).
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The target.
         token_ids (`torch.Tensor` of shape `(rows, tokens)`): The whole text, the newest token included.
         cache ([`~transformers.Cache`]): Everything but the newest token.
-        mask (`torch.Tensor`, *optional*): The mask of the whole text.
+        prompt_kwargs (`dict`): What the prompt was read with.
+        num_new (`int`): Tokens after the prompt.
     """
-    inputs = model.prepare_inputs_for_generation(token_ids, past_key_values=cache, attention_mask=mask, use_cache=True)
+    kwargs = {**grown_to(model, cache, prompt_kwargs, num_new), "past_key_values": cache}
+    inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)
     if inputs.get("past_key_values") is not None:
         return cache
     inputs["past_key_values"] = new_cache(model.config)
-    inputs["position_ids"] = model._prepare_position_ids_for_generation(token_ids, {"attention_mask": mask})
     model(**inputs, return_dict=True)
     drop_last(inputs["past_key_values"], 1)
     return inputs["past_key_values"]

@@ -19,7 +19,14 @@ from transformers.generation.utils import GenerationMixin
 from transformers.pipelines import base as pipelines
 
 from ..errors import GenerationError, SeamError
-from .adapters import check_drafter_adapter, check_is_model, check_target_adapter, is_drafter, unwrapped
+from .adapters import (
+    check_drafter_adapter,
+    check_is_model,
+    check_target_adapter,
+    is_drafter,
+    row_adapters_gone_on_error,
+    unwrapped,
+)
 from .call import speculative_decoding
 from .loop import Drafter
 from .modes import check_target_mode
@@ -175,13 +182,15 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
         assistant = generation_mode_kwargs.get("assistant_model")
         check_is_model(assistant)
         drafter = drafter_of(assistant)
-        if drafter is not None:
+        if drafter is None:
+            return original(self, generation_mode, generation_config, generation_mode_kwargs)
+        with row_adapters_gone_on_error(self):
             _check_mode(self, generation_config, generation_mode_kwargs)
             check_drafter_adapter(assistant)
             check_options(drafter)
             drafter.check_target(self)
             check_target_mode(self)
-        original(self, generation_mode, generation_config, generation_mode_kwargs)
+            original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return _marked(_validate_generation_mode)
 

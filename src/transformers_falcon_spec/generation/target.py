@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -16,13 +16,16 @@ from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
+from .adapters import RowAdapters
 from .attention import TreeAttention
+from .inputs import StepInputs, step_inputs, text_length
 from .layers import LayerKind, layer_kinds, masks_by_kind
 from .parts import apply_head, decoder_of, feature_width
 from .paths import PathBatch
 from .rotary import read_anew, switch_lengths
 from .taps import FeatureTaps
 
+_NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "chain", "paths"]  # how a draft is read
 _ATTENTION: WeakKeyDictionary[PreTrainedModel, TreeAttention] = WeakKeyDictionary()
 
@@ -55,36 +58,56 @@ class Target:
         self._kinds = layer_kinds(self.config)
         self._windows: dict[int, int] = {}  # of layers that keep every slot during this call
         self._next_place = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
-        self._positions = torch.zeros(1, 1, dtype=torch.long)  # of the next token, [rows, 1] or [axes, rows, 1]
+        self._inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
+        self._positions = self._inputs.positions  # of the next token, [rows, 1] or [axes, rows, 1]
         self._farthest: list[int] = []  # of each row the largest of its next positions
         self._padding: Tensor | None = None  # [rows, 1] padding on the left, which moves chunks as in Transformers
         self._switches = switch_lengths(self.config)
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # what the cache has read; kept where frequencies switch
         self._read_ids = self._text_ids  # the nodes read last
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
+        self._prompt_kwargs: dict[str, Any] = {}  # what the call gave; kept where frequencies switch
+        self._num_prompt_tokens = 0
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
+        self._not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
+        self.row_adapters = RowAdapters(model)
         self._attention = _ATTENTION.setdefault(model, TreeAttention(model))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
-        return self.model.get_input_embeddings()(token_ids)
+        with self._for_drafter(len(token_ids)):
+            return self.model.get_input_embeddings()(token_ids)
 
     def head(self, features: Tensor) -> Tensor:
         """Logits `[..., vocab]` in float32 of head inputs `[..., hidden]`, scaled and capped as the target does."""
-        return apply_head(self.model, features)
+        with self._for_drafter(len(features)):
+            # some adapters view rows, tokens and width, side by side
+            states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features
+            logits = apply_head(self.model, states.contiguous())
+        return logits.reshape(*features.shape[:-1], logits.shape[-1])
+
+    def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
+        """Rows of a drafter that are not those of the call have no adapters of their own."""
+        is_own = num_rows == len(self.slots.places)
+        return nullcontext() if is_own and not self.row_adapters.count_tokens else self.row_adapters.suspended()
 
     @property
     def room_to_context(self) -> list[int]:
         """Tokens that fit between each row's next position and the end of the position table, or a switch of frequencies."""
         longest = getattr(self.config, "max_position_embeddings", None)
-        ends = [*self._switches, 2**31 if longest is None else longest]
-        return [min((end for end in ends if end > place), default=place + 1) - 1 - place for place in self._farthest]
+        context = 2**31 if longest is None else longest
+        before_anew = _room(
+            self._text_ids.shape[1], [*self._switches, 2**31]
+        )  # padding and positions given by hand aside
+        return [min(_room(place, [*self._switches, context]), before_anew) for place in self._farthest]
 
     def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
-        _check_switches(self._switches, input_ids, model_kwargs.get("attention_mask"), generation_config.max_length)
         self._hold(model_kwargs["past_key_values"], len(input_ids))
+        _check_switches(self._switches, input_ids, model_kwargs, generation_config)
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
         if self._untapped_layers:
@@ -94,12 +117,20 @@ class Target:
         )
         if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
             self._hold(outputs.past_key_values, len(input_ids))
+            num_cached = 0
         cache_file.drop_last(self.cache, 0)
-        self._place_prompt(len(input_ids), model_kwargs.get("attention_mask"))
-        self._text_ids = input_ids
-        self._positions = self._next_position(outputs, model_kwargs)
+        num_read = self.cache.get_seq_length() - num_cached
+        features = self.features(outputs, num_read)
+        try:
+            self._place_prompt(len(input_ids), model_kwargs.get("attention_mask"))
+            self._inputs = step_inputs(self.model, input_ids, self.cache, model_kwargs, outputs)
+        except GenerationError:
+            cache_file.drop_last(self.cache, num_read)
+            raise
+        self._text_ids, self._num_prompt_tokens = input_ids, input_ids.shape[1]
+        self._prompt_kwargs = model_kwargs if self._switches else {}
+        self._positions = self._inputs.positions
         self._farthest = self._positions.reshape(-1, len(input_ids)).amax(0).tolist()
-        features = self.features(outputs, input_ids.shape[1] - num_cached)
         return Reading(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
@@ -121,19 +152,6 @@ class Target:
             self._padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True).to(places.device)
         self.slots = cache_file.RowSlots(self.cache, places)
         self._next_place = torch.full_like(places[:, :1], num_slots)
-
-    def _next_position(self, outputs: Any, model_kwargs: dict[str, Any]) -> Tensor:
-        """Where the next token stands, as `prepare_inputs_for_generation` would place it."""
-        model_kwargs = self.model._update_model_kwargs_for_generation(outputs, dict(model_kwargs))
-        rows = outputs.logits.shape[0]
-        placeholder = torch.zeros(
-            rows, self.cache.get_seq_length() + 1, dtype=torch.long, device=outputs.logits.device
-        )
-        inputs = self.model.prepare_inputs_for_generation(placeholder, next_sequence_length=1, **model_kwargs)
-        positions = inputs.get("position_ids")
-        if positions is None:
-            return torch.full((rows, 1), self.cache.get_seq_length(), device=placeholder.device)
-        return positions[..., -1:].expand(*positions.shape[:-2], rows, 1)
 
     def read(self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()) -> Reading:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
@@ -165,13 +183,16 @@ class Target:
 
     def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
         """The model's outputs for tokens of these depths after the text."""
-        inputs = {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
-        if self._takes_positions:
+        num_rows, num_nodes = token_ids.shape
+        inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.places)
+        inputs |= {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
+        if self._takes_positions or self._inputs.has_positions:
             inputs["position_ids"] = self._positions + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
                 inputs["position_ids"] = inputs["position_ids"].where(needed, 0)
-        return self.model(**inputs, **self._asked, return_dict=True)
+        with self.row_adapters.of_nodes(num_rows, num_nodes):
+            return self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
 
     def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> Reading:
         """The tree path by path; what was said of a node is the same in every path that holds it."""
@@ -191,7 +212,8 @@ class Target:
 
     def _read_anew(self, root: Tensor) -> None:
         text_ids = torch.cat([self._text_ids, root], dim=-1)
-        cache = read_anew(self.model, text_ids, self.cache, self._chain_mask(self._next_place))
+        num_new = text_ids.shape[1] - self._num_prompt_tokens
+        cache = read_anew(self.model, text_ids, self.cache, self._prompt_kwargs, num_new)
         if cache is not self.cache:
             self._hold(cache, len(root))
             self.slots.cache = cache
@@ -253,13 +275,21 @@ class Target:
         return additive(mask, self.model.dtype)
 
 
-def _check_switches(switches: list[int], input_ids: Tensor, mask: Any, max_length: int) -> None:
+def _room(place: int, ends: list[int]) -> int:
+    """Tokens that fit between one at `place` and the next end."""
+    return min((end for end in ends if end > place), default=place + 1) - 1 - place
+
+
+def _check_switches(
+    switches: list[int], input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
+) -> None:
     """Rows go on at their own pace, but in a plain batch the farthest one switches the frequencies of all."""
     num_rows, prompt_len = input_ids.shape
     if not switches or num_rows == 1:
         return
-    longest = int(mask.sum(-1).max()) if isinstance(mask, Tensor) and mask.dim() == input_ids.dim() else prompt_len
-    if any(longest <= switch < max_length for switch in switches):
+    mask, text_len = model_kwargs.get("attention_mask"), text_length(input_ids, model_kwargs, config)
+    longest = text_len if mask is None else int(mask.sum(-1).max())
+    if any(longest <= switch < config.max_length + text_len - prompt_len for switch in switches):
         raise GenerationError(
             f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
             "call `generate` once for each prompt, or end the text before."

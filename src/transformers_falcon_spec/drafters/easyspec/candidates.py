@@ -49,7 +49,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new tokens or room for more in the draft model's context."""
-        num_new = [sum(map(len, pending.token_ids)) for pending in self.pending]
+        num_new = self.num_unread
         rooms = [
             min(depth, self._context - read - new) * (new > 0)
             for depth, read, new in zip(budget.depths, self.num_read, num_new, strict=True)

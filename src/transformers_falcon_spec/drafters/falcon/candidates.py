@@ -48,6 +48,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
+        if not any(self.num_unread):
+            return None
         features = self._read_pending()
         has_block = [
             num >= self.block_size and pending.num_taken > 0
