@@ -135,8 +135,10 @@ REFUSED: dict[str, tuple[type[Shifted], Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("length", [LENGTH, 1])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(1, LENGTH), (2, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 1), (2, LENGTH)])],
+)
 @pytest.mark.parametrize("kind", FOLLOWED)
 def test_a_draft_is_read_with_what_plain_decoding_would_feed(kind: str, rows: int, length: int) -> None:
     model_class, value = FOLLOWED[kind]

@@ -22,6 +22,10 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "easyspec": make_easyspec,
     "pool": lambda target: DrafterPool([make_drafter(target), LookaheadDrafter.from_target(target)]),
 }
+QUICK = ("falcon, as shipped", "eagle-1", "medusa", "diffusion", "lookahead", "easyspec")
+CASES = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in DRAFTERS]
+ROWS = [1, pytest.param(2, marks=pytest.mark.slow)]
+MASKS = [[[0] * 6], [[0]], [[0] * 6, [0, 0, 1, 1, 1, 1]], [[0] * 6] * 2]
 FAMILIES = ("gpt2", "gemma3", "llama4", "bloom", "gpt_neo", "lfm2", "phi3")
 NUM_FIRST, NUM_NEW = 10, 5
 
@@ -60,8 +64,8 @@ class Turn:
         assert [cache.get_seq_length() for cache in caches] == [16 + NUM_NEW + 24] * 2
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kind", CASES)
 def test_every_kind_of_drafter_goes_on_with_new_ids_alone(kind: str, rows: int) -> None:
     target = in_double(make_target(seed=7))
 
@@ -102,8 +106,10 @@ def test_the_context_holds_what_the_cache_holds_too() -> None:
         Turn(target).write(make_prompt(), RandomDrafter())
 
 
-@pytest.mark.parametrize("mask", [[[0] * 6], [[0]], [[0] * 6, [0, 0, 1, 1, 1, 1]], [[0] * 6] * 2], ids=str)
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize(
+    "mask", [MASKS[0], *(pytest.param(mask, marks=pytest.mark.slow) for mask in MASKS[1:])], ids=str
+)
+@pytest.mark.parametrize("kind", CASES)
 def test_a_prompt_of_padding_alone_gives_the_targets_text(kind: str, mask: list[list[int]]) -> None:
     target, is_text = in_double(make_target(seed=7)), torch.tensor(mask)
     prompt = torch.cat([make_prompt(is_text.shape[1], seed) for seed in range(len(mask))])

@@ -79,7 +79,7 @@ def trial(family: str, name: str, rows: int, **options: Any) -> str:
     return outcome(target, name, rows, {**VALUES[name](target, rows), **options}, prompts(rows))
 
 
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("family", "name"), QUICK)
 def test_an_argument_of_forward_reaches_every_read(family: str, name: str, rows: int) -> None:
     found = trial(family, name, rows)

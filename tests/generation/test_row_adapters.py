@@ -59,8 +59,10 @@ def assert_own_text(model: Any, prompt: Tensor, kind: str = "random", **options:
     assert runs.traces(model) == before
 
 
-@pytest.mark.parametrize("rows", BY_ROW)
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "kind", ["random", "falcon", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle", "medusa"))]
+)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_each_row_takes_its_own_adapter(kind: str, rows: int) -> None:
     model, names = adapted(modules=EVERYWHERE), BY_ROW[rows]
