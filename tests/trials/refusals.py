@@ -1,0 +1,81 @@
+"""What may be refused: each clear error with the calls that it is meant for. Anything else that is refused is a fault."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.trials.call import Call
+from tests.trials.extras import MAY_REMEMBER, OF_BATCHES
+from tests.trials.parts import DRAWING, READING_INNER
+from transformers_falcon_spec import FalconSpecError
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One row of the table.
+
+    Args:
+        reason (`str`): Why, in a few words.
+        message (`str`): A part of what is said.
+        is_meant (`Callable`): Whether it is right to say it of a call.
+    """
+
+    reason: str
+    message: str
+    is_meant: Callable[[Call], bool]
+
+
+def _shows_rows_together(call: Call) -> bool:
+    """Whether a batch has processors or criteria of the caller's own."""
+    return len(call.lengths) > 1 and bool({*MAY_REMEMBER, *OF_BATCHES} & {*call.extras})
+
+
+REFUSALS = (
+    Refusal(
+        "short convolutions take one row",
+        "keeps a state of all it read, which rows cannot take back",
+        lambda call: call.family == "lfm2" and len(call.lengths) > 1,
+    ),
+    Refusal(
+        "rows that lag behind need what slid out of the cache",
+        "have dropped what left their sliding window",
+        lambda call: call.num_cached > 0 and len(call.lengths) > 1,
+    ),
+    Refusal(
+        "hidden states of Gemma 3n have an axis more",
+        "must be of shape [rows, tokens, hidden size]",
+        lambda call: call.family.startswith("gemma3n") and call.drafter in READING_INNER,
+    ),
+    Refusal(
+        "rows that are shown together are not judged by themselves",
+        "must be shown all rows at one length",
+        lambda call: (
+            _shows_rows_together(call) and (call.reference == "again" or bool(call.speculation.get("strict")))
+        ),
+    ),
+    Refusal(
+        "a row that has ended has no scores to show",
+        "would be shown the scores of rows that have ended",
+        lambda call: _shows_rows_together(call) and "scores" in call.outputs and "eos_token_id" in call.decoding,
+    ),
+    Refusal(
+        "the rule judges draws, and the drafter draws nothing",
+        "needs a draft that was drawn",
+        lambda call: call.verifier in {"recursive_rejection", "traversal"} and call.drafter not in DRAWING,
+    ),
+    Refusal(
+        "guidance remembers what it read",
+        "asks for scores that may not become text",
+        lambda call: (
+            "guidance_scale" in call.decoding
+            and (call.verifier in {"recursive_rejection", "traversal"} or call.speculation.get("strict", False))
+        ),
+    ),
+)
+
+
+def reason_of(call: Call, error: Exception | None) -> str | None:
+    """Why the call may be refused with this error; None if it may not."""
+    if not isinstance(error, FalconSpecError):
+        return None
+    found = (each.reason for each in REFUSALS if each.message in str(error) and each.is_meant(call))
+    return next(found, None)

@@ -1,0 +1,126 @@
+"""Trials in tests: many calls at random without a difference, and trials that are known to show one."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trials.__main__ import main
+from tests.trials.call import Call
+from tests.trials.draw import draw
+from tests.trials.faults import FAULTS
+from tests.trials.script import script, smallest
+from tests.trials.trial import Outcome, trial
+from transformers_falcon_spec import GenerationStats
+
+ROOT = Path(__file__).parents[2]
+NUM_QUICK, NUM_ALL, CHUNK = 100, 2000, 20
+WELL_ABOVE_ONE = 1.3
+
+
+def _chunk(start: int) -> range:
+    return range(start, start + CHUNK)
+
+
+@pytest.mark.tuned  # the trials choose for each call whether there is a tuner
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(
+            _chunk(start), marks=[pytest.mark.slow] if start >= NUM_QUICK else [], id=f"{start}-{start + CHUNK - 1}"
+        )
+        for start in range(0, NUM_ALL, CHUNK)
+    ],
+)
+def test_calls_at_random_are_those_of_plain_decoding(seeds: range) -> None:
+    outcomes = {seed: trial(draw(seed)) for seed in seeds}
+
+    different = {seed: outcome for seed, outcome in outcomes.items() if outcome.kind == "different"}
+    assert not different, "\n".join(f"seed {seed}: {found}\n{script(draw(seed))}" for seed, found in different.items())
+    _assert_much_was_tried(list(outcomes.values()))
+
+
+def _assert_much_was_tried(outcomes: list[Outcome]) -> None:
+    """Few calls are refused, and most drafts are worth something: trials that draft nothing find nothing."""
+    kinds, stats = Counter(each.kind for each in outcomes), sum((each.stats for each in outcomes), GenerationStats())
+    print(dict(kinds), f"acceptance length {stats.acceptance_length:.2f}")  # noqa: T201  seen with -s, or where this fails
+    assert kinds["same"] > 0.7 * len(outcomes)
+    assert sum(each.stats.num_accepted > 0 for each in outcomes) >= len(outcomes) / 2
+    assert stats.acceptance_length > WELL_ABOVE_ONE
+
+
+def _call_with(fault: str) -> Call:
+    """A call that shows every fault."""
+    return Call(
+        drafter="falcon",
+        hit_rate=0.9,
+        decoding={"max_new_tokens": 24, "do_sample": False},
+        extras=("spy", "tilt") if fault == "argument" else ("spy",),
+        outputs=("scores", "hidden_states"),
+        streams=True,
+        fault=fault,
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str) -> None:
+    call = _call_with(fault)
+    if fault != "argument":  # see `draw.OPEN`
+        assert trial(replace(call, fault=None)).kind == "same"
+
+    outcome = trial(call)
+
+    assert outcome.kind == "different"
+    assert any(FAULTS[fault].sign in each for each in outcome.found)
+
+
+def test_a_fault_that_no_draft_meets_does_no_harm() -> None:
+    call = Call(drafter="random", hit_rate=0.0, decoding={"max_new_tokens": 1}, fault="mask")
+
+    assert trial(call).kind == "same"
+
+
+def test_the_script_of_a_failing_call_repeats_it(tmp_path: Path) -> None:
+    path = tmp_path / "again.py"
+    call = _call_with("mask")
+    path.write_text(script(call), encoding="utf-8")
+
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("different")
+    assert FAULTS["mask"].sign in done.stdout
+    assert str(trial(call)).strip() == done.stdout.strip()
+
+
+def test_the_smallest_call_has_what_the_difference_needs_and_no_more() -> None:
+    call = replace(_call_with("argument"), lengths=(5,), is_training=True, dtype="float64")
+
+    assert smallest(call) == Call(extras=("tilt",), fault="argument")
+
+
+def test_the_command_tries_seeds_once_and_sums_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    for seeds in ("0:1", "0:2"):
+        monkeypatch.setattr(sys, "argv", ["trials", "--seeds", seeds, "--log", str(log)])
+        assert main() == 0
+
+    assert len(log.read_text(encoding="utf-8").splitlines()) == 2
+    assert "2 trials: same 2" in capsys.readouterr().out
+
+
+def test_the_same_seed_draws_the_same_call_and_prints_as_code() -> None:
+    for seed in range(50):
+        call = draw(seed)
+        assert eval(repr(call), {"Call": Call}) == call == draw(seed)  # noqa: S307  the text is our own
