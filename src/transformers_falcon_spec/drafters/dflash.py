@@ -10,7 +10,7 @@ from typing import Any
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 
 from ..errors import DrafterMismatchError, OptionError
-from ..generation.parts import check_can_be_assisted, embedding_width, head_width, named
+from ..generation.parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
 from .fields import check_fields
 
 DEFAULT_LAYERS = MuseGlimmerAssistantConfig.num_hidden_layers
@@ -77,7 +77,7 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
     rope = getattr(text, "rope_parameters", None) or {}
     return {
         "hidden_size": text.hidden_size,
-        "intermediate_size": _widest(getattr(text, "intermediate_size", None)) or 4 * text.hidden_size,
+        "intermediate_size": inner_width(target),
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
         "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
@@ -87,11 +87,6 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
         "mask_token_id": text.vocab_size - 1 if pad is None else pad,
         **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
-
-
-def _widest(size: int | list[int] | None) -> int | None:
-    """Of targets that say it for each layer (Gemma 3n) the largest."""
-    return max(size) if isinstance(size, list) else size
 
 
 def _check(config: MuseGlimmerAssistantConfig, text: Any) -> None:

@@ -53,6 +53,12 @@ def head_width(model: PreTrainedModel) -> int:
     return getattr(model.get_output_embeddings(), "in_features", hidden_size)
 
 
+def inner_width(model: PreTrainedModel) -> int:
+    """Width between the two halves of a feed-forward layer; the widest one where layers differ (Gemma 3n)."""
+    size = getattr(model.config.get_text_config(decoder=True), "intermediate_size", None)
+    return max(size) if isinstance(size, list) else size or 4 * head_width(model)
+
+
 def embedding_width(model: PreTrainedModel) -> int:
     """Width of a token's embedding."""
     embeddings: Any = model.get_input_embeddings()  # an `nn.Embedding`, or a wrapper around one

@@ -266,3 +266,10 @@ def test_another_target_is_refused(target: Any, kind: str) -> None:
 def test_gradient_checkpointing_which_would_drop_the_chains_past_is_refused(target: Any) -> None:
     with pytest.raises(ValueError, match=r"does not support (gradient|activation) checkpointing"):
         make_eagle(target, "eagle-3").gradient_checkpointing_enable()
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_target_whose_layers_differ_in_width_gets_a_drafter_of_the_widest(version: int) -> None:
+    target = make_target("gemma3n", intermediate_size=[32, 96, 48, 64])
+
+    assert EagleDrafter.from_target(target, version=version).config.intermediate_size == 96

@@ -485,3 +485,9 @@ def test_a_shortcut_carries_rows_past_the_recurrence() -> None:
     fused, _ = drafter.recur(rows, None)
 
     torch.testing.assert_close(fused, drafter.recurrence(rows)[0] + rows @ drafter.shortcut.weight.T)
+
+
+def test_a_target_whose_layers_differ_in_width_gets_a_drafter_of_the_widest() -> None:
+    target = make_target("gemma3n", intermediate_size=[32, 96, 48, 64])
+
+    assert FalconSpecDrafter.from_target(target).config.intermediate_size == 96

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.parts import embedding_width, feature_width, head_width
+from ...generation.parts import embedding_width, feature_width, head_width, inner_width
 from ..confidence import GrowingConfig
 from ..fields import contract_fields
 
@@ -155,7 +155,7 @@ class EagleConfig(GrowingConfig):
         layers = tuple(options.get("feature_layers", published))
         sizes = {
             "hidden_size": hidden,
-            "intermediate_size": getattr(text, "intermediate_size", None) or 4 * hidden,
+            "intermediate_size": inner_width(target),
             "num_attention_heads": heads if hidden % heads == 0 else max(hidden // 64, 1),
             "initializer_range": hidden**-0.5,
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.parts import embedding_width, feature_width, head_width
+from ...generation.parts import embedding_width, feature_width, head_width, inner_width
 from ..confidence import GrowingConfig
 from ..fields import check_fields, contract_fields
 
@@ -114,11 +114,10 @@ class FalconSpecConfig(GrowingConfig):
         text = target.config.get_text_config(decoder=True)
         hidden, heads = head_width(target), text.num_attention_heads  # what it drafts is read by the target's head
         heads = heads if hidden % heads == 0 else max(hidden // 64, 1)
-        inner = getattr(text, "intermediate_size", None) or 4 * hidden
         layers = tuple(options.get("feature_layers", (-1,)))
         sizes = {
             "hidden_size": hidden,
-            "intermediate_size": inner,
+            "intermediate_size": inner_width(target),
             "num_attention_heads": heads,
             "initializer_range": hidden**-0.5,
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
