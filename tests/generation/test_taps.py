@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import TargetError
 from transformers_falcon_spec.generation.parts import decoder_of
@@ -142,3 +144,17 @@ def test_a_tap_that_misses_tokens_is_reported() -> None:
         _read(model, make_prompt(3))
         with pytest.raises(TargetError, match="The tap at hidden state -1 must see 4 tokens, but it saw 3 tokens"):
             taps.take(4)
+
+
+@pytest.mark.parametrize("feature_layers", [(-1,), (1, 3)])
+def test_layers_that_share_keys_give_features_of_the_whole_prompt(feature_layers: tuple[int, ...]) -> None:
+    target, drafter = make_target("gemma4_shared_kv").double(), RandomDrafter(feature_layers=feature_layers)
+
+    gold = runs.plain(target).sequences
+
+    runs.both(target, InformedDrafter(drafter, gold)).assert_equal()
+
+    with torch.no_grad():
+        states = target(make_prompt(), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[layer] for layer in feature_layers], dim=-1)
+    torch.testing.assert_close(drafter.generators[0].commits[0].features, expected, rtol=0, atol=1e-5)

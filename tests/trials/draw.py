@@ -59,14 +59,8 @@ _ENDINGS: tuple[dict[str, Any], ...] = (
 )
 # Faults that are known and not mended yet, each with the call that does without what shows it.
 OPEN: dict[str, Callable[[Call], Call]] = {
-    "arguments of the model are lost where a tree is read": lambda call: replace(
-        call, extras=tuple(name for name in call.extras if name != "tilt" and not name.startswith("token types"))
-    ),
     "a sparse index that finds two tokens alike chooses another one in a tree": lambda call: replace(
         call, family="deepseek_v32" if call.family == "deepseek_v32_sparse" else call.family
-    ),
-    "a filled cache is not gone on from with the new ids alone": lambda call: replace(
-        call, cache="whole" if call.cache == "new" else call.cache
     ),
 }
 

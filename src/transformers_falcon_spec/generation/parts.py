@@ -71,6 +71,18 @@ def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
     return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
 
 
+def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with which every layer reads the whole prompt, and the head what it was asked for.
+
+    Layers that share keys and values (Gemma 4) leave out tokens whose logits are not asked for, if those are asked for by number, as
+    `generate` does, and not by index.
+    """
+    is_shared = getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
+    if not is_shared or model_kwargs.get("logits_to_keep") != 1:
+        return model_kwargs
+    return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=model.device)}
+
+
 def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
     """The model's own head with the scaling and caps that its configuration names; the probe checks that none is missed."""
     config = model.config.get_text_config(decoder=True)

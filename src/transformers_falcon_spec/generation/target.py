@@ -20,7 +20,7 @@ from .adapters import RowAdapters
 from .attention import TreeAttention
 from .inputs import StepInputs, step_inputs, text_length
 from .layers import LayerKind, layer_kinds, masks_by_kind
-from .parts import apply_head, decoder_of, feature_width
+from .parts import apply_head, decoder_of, feature_width, reading_all_tokens
 from .paths import PathBatch
 from .rotary import read_anew, switch_lengths
 from .taps import FeatureTaps
@@ -112,9 +112,10 @@ class Target:
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
         if self._untapped_layers:
             self._asked["output_hidden_states"] = True
-        outputs = self.model._prefill(
-            input_ids, generation_config, {**model_kwargs, **self._asked}, is_first_iteration=True
-        )
+        prompt_kwargs = {**model_kwargs, **self._asked}
+        if self.taps.feature_layers:
+            prompt_kwargs = reading_all_tokens(self.model, prompt_kwargs)
+        outputs = self.model._prefill(input_ids, generation_config, prompt_kwargs, is_first_iteration=True)
         if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
             self._hold(outputs.past_key_values, len(input_ids))
             num_cached = 0
