@@ -9,6 +9,7 @@ from transformers import DynamicCache, LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from tests import runs
+from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import collect_speculation
@@ -47,6 +48,16 @@ def test_hidden_states_and_attentions_are_those_of_plain_generate(family: str) -
             assert [layer.shape for layer in mine] == [layer.shape for layer in other]
             for one, two in zip(mine, other, strict=True):
                 torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)  # norms compute in float32
+
+
+def test_hidden_states_may_have_an_axis_before_the_rows() -> None:
+    pair = batch_and_drafted(make_target("gemma3n").double(), output_hidden_states=True)
+
+    pair.assert_equal()
+    for mine, other in zip(pair.drafted.hidden_states[1:], pair.plain.hidden_states[1:], strict=True):
+        assert [tuple(layer.shape) for layer in mine] == [(2, 4, 1, 64)] * 5
+        for one, two in zip(mine, other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -151,7 +162,9 @@ def test_logits_are_those_before_a_processor_that_writes_in_place() -> None:
     target, prompt = make_target().double(), make_prompt()
     options = {"output_logits": True, "output_scores": True, "logits_processor": LogitsProcessorList([forbid])}
 
-    pair = runs.both(target, RandomDrafter(), prompt, **options)
+    gold = runs.plain(target, prompt, **options).sequences
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold), prompt, **options)
 
     pair.assert_equal()
     raw = target(pair.drafted.sequences).logits[0, prompt.shape[1] - 1 : -1]

@@ -16,7 +16,10 @@ from ..core.verification import Verdict
 from .candidates import Draft
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
-_LAYER_STATES = ("hidden_states", "attentions")
+_LAYER_STATES = {
+    "hidden_states": -3,
+    "attentions": 0,
+}  # and where their rows are; Gemma 3n's hidden states have an axis before
 Observer = Callable[
     [Draft, Sequence[Verdict]], None
 ]  # of each step: what was drafted, and what of each row's became text
@@ -70,7 +73,7 @@ class LayerStates:
             slots = places[row].tolist()
             for end, node in enumerate(path, start=1):
                 if "hidden_states" in self._wanted:
-                    states = tuple(layer[row : row + 1, node : node + 1] for layer in outputs.hidden_states)
+                    states = tuple(layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
                     self._rows[row]["hidden_states"].append(states)
                 if "attentions" in self._wanted:
                     layers = zip(outputs.attentions, self._windows, strict=True)
@@ -89,7 +92,9 @@ class LayerStates:
             [row[step] if step < len(row) else tuple(map(_blank, example)) for row in rows]
             for step, example in enumerate(longest)
         ]
-        return (self._prompt[name], *(tuple(map(_stacked, zip(*step, strict=True))) for step in steps))
+        axis = _LAYER_STATES[name]
+        written = (tuple(_stacked(layer, axis) for layer in zip(*step, strict=True)) for step in steps)
+        return (self._prompt[name], *written)
 
 
 def _seen(attention: Tensor, path: Sequence[int], places: Sequence[int], window: int | None) -> Tensor:
@@ -107,8 +112,8 @@ def _blank(states: Tensor | None) -> Tensor | None:
     return None if states is None else torch.zeros_like(states)
 
 
-def _stacked(rows: tuple[Tensor | None, ...]) -> Tensor | None:
-    return None if rows[0] is None else torch.cat([states for states in rows if states is not None])
+def _stacked(rows: tuple[Tensor | None, ...], axis: int) -> Tensor | None:
+    return None if rows[0] is None else torch.cat([states for states in rows if states is not None], dim=axis)
 
 
 @contextmanager
