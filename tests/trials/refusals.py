@@ -58,6 +58,11 @@ REFUSALS = (
         lambda call: _shows_rows_together(call) and "scores" in call.outputs and "eos_token_id" in call.decoding,
     ),
     Refusal(
+        "Longcat counts two attentions a layer as layers",
+        "need a list of 4 decoder layers; the target has none",
+        lambda call: call.family == "longcat_flash" and call.drafter in READING_INNER,
+    ),
+    Refusal(
         "the rule judges draws, and the drafter draws nothing",
         "needs a draft that was drawn",
         lambda call: call.verifier in {"recursive_rejection", "traversal"} and call.drafter not in DRAWING,
