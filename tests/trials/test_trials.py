@@ -76,6 +76,15 @@ def test_a_fault_is_found(fault: str) -> None:
     assert any(FAULTS[fault].sign in each for each in outcome.found)
 
 
+@pytest.mark.parametrize("verifier", ["traversal", "recursive_rejection"])
+def test_a_crash_on_both_sides_is_found_where_both_draft(verifier: str) -> None:
+    sampling = {"max_new_tokens": 5, "do_sample": True}
+    call = Call(drafter="falcon", hit_rate=0.0, speculation={"verifier": verifier}, decoding=sampling)
+    assert trial(call).kind == "same"
+
+    assert trial(replace(call, fault="crash")).kind == "different"
+
+
 def test_a_fault_that_no_draft_meets_does_no_harm() -> None:
     call = Call(drafter="random", hit_rate=0.0, decoding={"max_new_tokens": 1}, fault="mask")
 
