@@ -214,12 +214,12 @@ def test_a_target_that_draws_in_train_mode_is_refused_before_anything_is_drawn(f
 
     assert torch.get_rng_state().equal(state)
     assert all(modes(target))
-    runs.both(target.eval(), RandomDrafter()).assert_equal()
+    runs.told(target.eval(), RandomDrafter()).assert_equal()
 
 
 def test_a_part_of_the_target_in_train_mode_counts() -> None:
     target = peft.get_peft_model(make_target(), peft.LoraConfig(target_modules=["q_proj"], lora_dropout=0.1)).eval()
-    runs.both(target, RandomDrafter()).assert_equal()
+    runs.told(target, RandomDrafter()).assert_equal()
     for name, part in target.named_modules():
         part.training = "lora_dropout" in name
 
@@ -248,4 +248,4 @@ def test_a_target_that_recomputes_its_activations_is_refused_in_train_mode_alone
     ):
         runs.drafted(target.train(), RandomDrafter())
 
-    runs.both(target.eval(), RandomDrafter()).assert_equal()
+    runs.told(target.eval(), RandomDrafter()).assert_equal()

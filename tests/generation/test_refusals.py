@@ -181,7 +181,7 @@ def test_a_drafter_says_that_the_seam_is_off(is_pool: bool) -> None:
     finally:
         enable()
 
-    runs.both(target, drafter).assert_equal()
+    runs.told(target, drafter).assert_equal()
 
 
 def test_a_drafter_writes_no_text_by_itself() -> None:

@@ -80,7 +80,7 @@ class _Place:
         mass = float(left.sum())
         if mass > 0:
             self.target = left / mass
-            self.weight = mass / (mass + 1 - self.weight)
+            self.weight = mass / (mass + (1 - self.weight))  # in this order: a mass too small to change 1 still counts
         else:
             self.weight = 0.0  # nothing of the target is left here; the place itself will be rejected
         self.untried.remove(child)
