@@ -161,7 +161,7 @@ _EXPERTS = {
     "deepseek_v2": Family("DeepseekV2Config", _DEEPSEEK),
     "deepseek_v3": Family("DeepseekV3Config", _DEEPSEEK),
     "deepseek_v32": Family("DeepseekV32Config", _DEEPSEEK | _INDEXER | {"index_topk": 64}),
-    "deepseek_v32_sparse": Family("DeepseekV32Config", _DEEPSEEK | _INDEXER | {"index_topk": 8}),
+    "deepseek_v32_sparse": Family("DeepseekV32Config", _DEEPSEEK | _INDEXER | {"index_topk": 24}),
     "longcat_flash": Family(
         "LongcatFlashConfig",
         _without("num_hidden_layers", _two(**_MLA, num_layers=2, ffn_hidden_size=96, head_dim=8, n_routed_experts=4))

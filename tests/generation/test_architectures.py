@@ -72,4 +72,5 @@ def test_the_text_is_the_targets_own(family: str, attention: str, mode: str) -> 
     assert drafted.sequences.tolist() == plain.tolist()
     assert torch.get_rng_state().equal(state)
     assert drafted.speculation.num_accepted > 0
-    assert bool(drafted.speculation.notes) == (FAMILIES[family].verdict != "tree")
+    is_limited = FAMILIES[family].verdict != "tree" or family == "deepseek_v32_sparse"
+    assert bool(drafted.speculation.notes) == is_limited

@@ -48,14 +48,17 @@ REFUSALS = (
     Refusal(
         "rows that are shown together are not judged by themselves",
         "must be shown all rows at one length",
-        lambda call: (
-            _shows_rows_together(call) and (call.reference == "again" or bool(call.speculation.get("strict")))
-        ),
+        lambda call: _shows_rows_together(call) and call.reference == "again",
     ),
     Refusal(
         "a row that has ended has no scores to show",
         "would be shown the scores of rows that have ended",
         lambda call: _shows_rows_together(call) and "scores" in call.outputs and "eos_token_id" in call.decoding,
+    ),
+    Refusal(
+        "rows that draft stand at slots of their own, which an index that must choose can tell",
+        "tokens that this target's index keeps",
+        lambda call: call.family == "deepseek_v32_sparse" and len(call.lengths) > 1,
     ),
     Refusal(
         "Longcat counts two attentions a layer as layers",
@@ -70,10 +73,7 @@ REFUSALS = (
     Refusal(
         "guidance remembers what it read",
         "asks for scores that may not become text",
-        lambda call: (
-            "guidance_scale" in call.decoding
-            and (call.verifier in {"recursive_rejection", "traversal"} or call.speculation.get("strict", False))
-        ),
+        lambda call: "guidance_scale" in call.decoding and call.verifier in {"recursive_rejection", "traversal"},
     ),
 )
 

@@ -22,6 +22,7 @@ from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
 from .ranks import named_options, ranks_of
+from .sparse_index import longest_draftable, note_of
 from .target import Form, Reading, Target
 from .tuning import Tuner, tuner_of
 
@@ -93,6 +94,8 @@ class SpeculativeDecoding:
         if self.form != "tree":
             what = "chains only" if self.form == "chain" else "one row for each path of a draft"
             self.stats.notes.append(f"The target verifies {what}: {self.capability.reason}.")
+        if self.max_length > longest_draftable(self.target.config):
+            self.stats.notes.append(note_of(self.target.config))
         if not self.capability.has_hooks:
             self.stats.notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
 

@@ -23,6 +23,7 @@ from .layers import LayerKind, layer_kinds, masks_by_kind
 from .parts import apply_head, decoder_of, feature_width, reading_all_tokens
 from .paths import PathBatch
 from .rotary import read_anew, switch_lengths
+from .sparse_index import check_rows, longest_draftable
 from .taps import FeatureTaps
 
 _NUM_DIMS = 3  # rows, tokens, width
@@ -62,7 +63,7 @@ class Target:
         self._positions = self._inputs.positions  # of the next token, [rows, 1] or [axes, rows, 1]
         self._farthest: list[int] = []  # of each row the largest of its next positions
         self._padding: Tensor | None = None  # [rows, 1] padding on the left, which moves chunks as in Transformers
-        self._switches = switch_lengths(self.config)
+        self.switches = switch_lengths(self.config)
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # what the cache has read; kept where frequencies switch
         self._read_ids = self._text_ids  # the nodes read last
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
@@ -96,18 +97,18 @@ class Target:
 
     @property
     def room_to_context(self) -> list[int]:
-        """Tokens that fit between each row's next position and the end of the position table, or a switch of frequencies."""
+        """Tokens that fit between each row's next position and the end of what can be drafted: of positions, frequencies or an index."""
         longest = getattr(self.config, "max_position_embeddings", None)
-        context = 2**31 if longest is None else longest
+        context = min(2**31 if longest is None else longest, longest_draftable(self.config))
         before_anew = _room(
-            self._text_ids.shape[1], [*self._switches, 2**31]
+            self._text_ids.shape[1], [*self.switches, 2**31]
         )  # padding and positions given by hand aside
-        return [min(_room(place, [*self._switches, context]), before_anew) for place in self._farthest]
+        return [min(_room(place, [*self.switches, context]), before_anew) for place in self._farthest]
 
     def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
         self._hold(model_kwargs["past_key_values"], len(input_ids))
-        _check_switches(self._switches, input_ids, model_kwargs, generation_config)
+        _check_rows(self, input_ids, model_kwargs, generation_config)
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
         if self._untapped_layers:
@@ -129,7 +130,7 @@ class Target:
             cache_file.drop_last(self.cache, num_read)
             raise
         self._text_ids, self._num_prompt_tokens = input_ids, input_ids.shape[1]
-        self._prompt_kwargs = model_kwargs if self._switches else {}
+        self._prompt_kwargs = model_kwargs if self.switches else {}
         self._positions = self._inputs.positions
         self._farthest = self._positions.reshape(-1, len(input_ids)).amax(0).tolist()
         return Reading(outputs.logits[:, -1:], features, outputs)
@@ -166,7 +167,7 @@ class Target:
             is_open (`Sequence[bool]`): False for rows whose logits nobody needs; empty where all are needed.
         """
         self.taps.discard()  # processors may run the target, too
-        if self._text_ids.shape[1] in self._switches:
+        if self._text_ids.shape[1] in self.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
         self._paths = PathBatch.of(tree) if form == "paths" else None
@@ -239,7 +240,7 @@ class Target:
         self._next_place = self._next_place + lengths
         self._positions = self._positions + lengths.to(self._positions.device)
         self._farthest = [farthest + len(path) for farthest, path in zip(self._farthest, paths, strict=True)]
-        if self._switches:
+        if self.switches:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
 
     @contextmanager
@@ -281,17 +282,17 @@ def _room(place: int, ends: list[int]) -> int:
     return min((end for end in ends if end > place), default=place + 1) - 1 - place
 
 
-def _check_switches(
-    switches: list[int], input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
-) -> None:
-    """Rows go on at their own pace, but in a plain batch the farthest one switches the frequencies of all."""
+def _check_rows(target: Target, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """Refuse rows that cannot go on at their own pace: in a plain batch the farthest one switches the frequencies of all."""
     num_rows, prompt_len = input_ids.shape
-    if not switches or num_rows == 1:
+    if num_rows == 1:
         return
     mask, text_len = model_kwargs.get("attention_mask"), text_length(input_ids, model_kwargs, config)
+    end = config.max_length + text_len - prompt_len
+    check_rows(target.config, end)
     longest = text_len if mask is None else int(mask.sum(-1).max())
-    if any(longest <= switch < config.max_length + text_len - prompt_len for switch in switches):
+    if any(longest <= switch < end for switch in target.switches):
         raise GenerationError(
-            f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
+            f"This target changes its rotary frequencies at {target.switches} tokens, which a batch cannot pass row by row: "
             "call `generate` once for each prompt, or end the text before."
         )
