@@ -58,14 +58,14 @@ def test_rows_end_at_their_own_eos_and_are_padded(eos_place: int) -> None:
 
 @pytest.mark.parametrize("num_ending", [1, 3, 4])
 def test_rows_may_end_with_the_token_of_the_prefill(num_ending: int) -> None:
-    target = make_target().double()
+    target = make_target(seed=7).double()  # whose last row goes on to the limit when the first three end
     text = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask, max_new_tokens=1).sequences
 
     pair = batch_and_drafted(
         target, make_drafter(target, block_size=2), eos_token_id=text[:num_ending, -1].tolist(), output_scores=True
     )
 
-    pair.assert_equal()
+    pair.assert_equal(is_kept=num_ending < 4)  # once all rows have ended there is nothing to draft
     assert len(pair.drafted.scores) == len(pair.plain.scores)
     assert all(not scores[0].any() for scores in pair.drafted.scores[1:])  # of a row that has ended
 
