@@ -318,6 +318,8 @@ def test_the_command_shows_every_section_and_the_verdict(tmp_path: Path, capsys:
     save_target(tmp_path / "target")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     make_drafter(target).save_pretrained(tmp_path / "drafter")
+    record = {"curve": [{"eval_accuracy_at_1": 0.95}]}  # a promise that it breaks, whatever steps seem to cost
+    (tmp_path / "drafter" / "training.json").write_text(json.dumps(record))
     folders = ["--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "drafter")]
 
     assert main(["doctor", *folders, "--limit", "1", "--max_new_tokens", "8"]) == 0
