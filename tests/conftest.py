@@ -3,8 +3,10 @@
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 
@@ -36,6 +38,15 @@ def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ha
     elif LOOP in sys.modules and "machine_clock" not in request.fixturenames:
         monkeypatch.setattr("transformers_falcon_spec.generation.tuning.knowledge_of", lambda *_: ())
     return clock
+
+
+@pytest.fixture
+def no_shape_checks() -> Iterator[None]:
+    """For thousands of calls of the same few functions: checking shapes takes most of their time; shorter tests check them."""
+    is_off = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", is_off)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Verifiers through `generate`: the rule is the drafter's option, the text the target's, and a draft that does not suit is refused."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -137,10 +138,16 @@ def test_an_unknown_rule_is_refused() -> None:
         SpeculationConfig(verifier="typical")
 
 
+@functools.cache
+def drawing_pair() -> tuple[Any, FalconSpecDrafter]:
+    """A target and its drafter, made once: hundreds of drafts are drawn from them."""
+    target = make_target()
+    return target, drafter_with("traversal", target)
+
+
 @torch.no_grad()
 def drawn_draft(seed: int, temperature: float = 0.7) -> tuple[Any, Tensor]:
-    target = make_target()
-    drafter = drafter_with("traversal", target)
+    target, drafter = drawing_pair()
     generator = drafter.candidate_generator(Target(target, (-1,)), 100, torch.Generator().manual_seed(seed))
     features = torch.randn(1, 7, drafter.config.feature_size, generator=torch.Generator().manual_seed(1))
     generator.commit(Committed(make_prompt(8), (8,), (7,), features))
