@@ -49,8 +49,9 @@ def test_verifiers_and_batches_stand_on_their_own_pages_and_not_in_the_readme(tm
         **rate,
         **counts,
     }
-    batch = {"size": 4, "target_tokens_per_second": 100.4, "drafter_tokens_per_second": 80.0, "num_identical": 7}
-    for name, row in (("verifiers", verifier), ("batches", {**batch, "num_rows": 8, **rate})):
+    arm = {"tokens_per_second": 80.0, "num_identical": 7, "num_rows": 8, **rate}
+    batch = {"size": 4, "target_tokens_per_second": 100.4, "tuned": arm, "every_step": {**arm, "num_identical": 6}}
+    for name, row in (("verifiers", verifier), ("batches", batch)):
         result = {"provenance": provenance(seed=0), "rows": [row]}
         (tmp_path / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
     pages = [tmp_path / name for name in ("verifiers.md", "batches.md", "README.md")]
@@ -59,7 +60,9 @@ def test_verifiers_and_batches_stand_on_their_own_pages_and_not_in_the_readme(tm
         render_into(page, tmp_path)
 
     assert "| `gumbel` | GSM8K | 2.25 (2.00 to 2.50) | 1.90 | 1.21x (1.10 to 1.30) |" in pages[0].read_text("utf-8")
-    assert "| 4 | 100 tokens/s | 80 tokens/s | 1.21x (1.10 to 1.30) | 2.25 | 7/8 |" in pages[1].read_text("utf-8")
+    shown = pages[1].read_text("utf-8")
+    assert "| 4 | 100 tokens/s | as the tuner chooses | 80 | 1.21 (1.10 to 1.30) | 2.25 | 7/8 |" in shown
+    assert "| 4 | 100 tokens/s | in every step | 80 | 1.21 (1.10 to 1.30) | 2.25 | 6/8 |" in shown
     assert "gumbel" not in pages[1].read_text("utf-8")
     assert pages[2].read_text("utf-8") == f"{BEGIN}\n\n{END}\n"
 

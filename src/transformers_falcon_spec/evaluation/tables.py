@@ -141,23 +141,27 @@ def batches(result: dict[str, Any], name: str) -> str:
     header = [
         "rows",
         "target alone",
-        "with the drafter",
+        "drafting",
+        "tokens/s",
         "speed-up (95 % interval)",
         "acceptance length",
         "identical rows",
     ]
+    arms = {"tuned": "as the tuner chooses", "every_step": "in every step"}
     body = [
         [
             str(row["size"]),
             f"{row['target_tokens_per_second']:.0f} tokens/s",
-            f"{row['drafter_tokens_per_second']:.0f} tokens/s",
-            f"{row['speedup']:.2f}x ({row['speedup_interval'][0]:.2f} to {row['speedup_interval'][1]:.2f})",
-            f"{row['acceptance_length']:.2f}",
-            f"{row['num_identical']}/{row['num_rows']}",
+            words,
+            f"{row[arm]['tokens_per_second']:.0f}",
+            _interval(row[arm], "speedup"),
+            f"{row[arm]['acceptance_length']:.2f}",
+            f"{row[arm]['num_identical']}/{row[arm]['num_rows']}",
         ]
         for row in result["rows"]
+        for arm, words in arms.items()
     ]
-    lines = ["### Batches", "", "Greedy, prompts of mixed length, both arms write the same batches in turn.", ""]
+    lines = ["### Batches", "", "Greedy, prompts of mixed length, all three write the same batches in turn.", ""]
     return "\n".join([*lines, table(header, body), "", source_line(result, name)])
 
 
