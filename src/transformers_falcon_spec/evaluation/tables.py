@@ -160,8 +160,9 @@ def batches(result: dict[str, Any], name: str) -> str:
         ]
         for row in result["rows"]
         for arm, words in arms.items()
+        if arm in row
     ]
-    lines = ["### Batches", "", "Greedy, prompts of mixed length, all three write the same batches in turn.", ""]
+    lines = ["### Batches", "", "Greedy, prompts of mixed length, all arms write the same batches in turn.", ""]
     return "\n".join([*lines, table(header, body), "", source_line(result, name)])
 
 
