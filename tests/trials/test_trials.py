@@ -43,6 +43,20 @@ def test_calls_at_random_are_those_of_plain_decoding(seeds: range) -> None:
     _assert_much_was_tried(list(outcomes.values()))
 
 
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_a_row_that_ended_and_that_others_outgrow_goes_on_as_in_plain_decoding(family: str) -> None:
+    """Without an end-of-sequence token, rows at a stop string wait for the others and grow with them (seeds 1430, 1590 and 1927)."""
+    calls = [
+        Call(seed=seed, family=family, dtype="float64", hit_rate=0.9, lengths=(12, 3, 5), extras=("stop strings",))
+        for seed in range(4)
+    ]
+
+    outcomes = [trial(call) for call in calls]
+
+    assert [(outcome.kind, outcome.found) for outcome in outcomes] == [("same", [])] * len(calls)
+    assert sum(outcome.stats.num_accepted for outcome in outcomes) > 0
+
+
 def _assert_much_was_tried(outcomes: list[Outcome]) -> None:
     """Few calls are refused, and most drafts are worth something: trials that draft nothing find nothing."""
     kinds, stats = Counter(each.kind for each in outcomes), sum((each.stats for each in outcomes), GenerationStats())

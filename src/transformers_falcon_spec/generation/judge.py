@@ -92,10 +92,12 @@ class Judge:
     def _judged(self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: Reading) -> list[Verdict]:
         if self.batch.is_in_step:
             return self._judged_in_step(draft, trees, reading.logits)
+        # settled before any row grows: one that had ended when the trees were read was not read for, even if others outgrow it now
+        is_closed = [self.batch.is_closed(row) for row in range(len(trees))]
         verdicts = []
         for row, (parents, token_ids) in enumerate(trees):
             self.batch.rows[row].step_scores = []
-            if self.batch.is_closed(row):
+            if is_closed[row]:
                 verdicts.append(Verdict((), ()))
             elif self.verifier in REJECTION_RULES and max(parents) >= 0:
                 verdicts.append(self._by_rejection(row, draft, parents, token_ids, reading))
