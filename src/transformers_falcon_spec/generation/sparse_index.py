@@ -17,13 +17,13 @@ def longest_draftable(config: PreTrainedConfig) -> int:
 
 
 def note_of(config: PreTrainedConfig) -> str:
-    """What to tell about such a target."""
+    """The sentence in `out.speculation.notes` when a text may become longer than the index keeps."""
     limit = longest_draftable(config)
     return f"The target's attention keeps {limit} tokens of a text by an index, so drafting ends where a text is longer than that."
 
 
 def check_rows(config: PreTrainedConfig, longest_end: int) -> None:
-    """Rows of a batch stand at slots of their own while they draft, which an index that must choose can tell.
+    """Refuse a batch whose rows may outgrow the index: drafting moves rows to other slots, and ties would be broken otherwise.
 
     Args:
         config ([`~transformers.PreTrainedConfig`]): The target's.
