@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ LOOP = "transformers_falcon_spec.generation.loop"
 CALLS = "transformers_falcon_spec.generation.call.SpeculativeDecoding"
 
 
-class HandClock:
+class HandClock(threading.local):
     """Reading a tree takes a second, whatever its size, and all else no time: drafting always pays, once the costs are known.
 
     So after the steps of the warm-up the tuner asks for a whole draft in every step, but for one of 96. A test makes drafting dear by
-    moving `now` in its drafter.
+    moving `now` in its drafter. Every thread has a time of its own: what one reads does not make another's drafting dear.
     """
 
     def __init__(self) -> None:
