@@ -31,7 +31,7 @@ def test_the_dict_is_what_plain_generate_returns_and_says_what_speculation_did()
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3", "gpt2", "opt"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3", "gpt2", "opt", "llama4"])
 def test_hidden_states_and_attentions_are_those_of_plain_generate(family: str) -> None:
     target = make_target(family, attn_implementation="eager").double()
     gold = runs.plain(target).sequences

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trials.__main__ import main
 from tests.trials.call import Call
+from tests.trials.compare import are_close
 from tests.trials.draw import draw
 from tests.trials.faults import FAULTS
 from tests.trials.script import script, smallest
@@ -97,6 +99,16 @@ def test_a_crash_on_both_sides_is_found_where_both_draft(verifier: str) -> None:
     assert trial(call).kind == "same"
 
     assert trial(replace(call, fault="crash")).kind == "different"
+
+
+def test_rounding_explains_a_cut_at_the_limit_and_no_other() -> None:
+    cut = -torch.inf
+    one, at_limit = torch.tensor([4.0, 1.0, 1.0, cut, cut, 3.0]), torch.tensor([4.0, cut, cut, 1.0, 1.0, 3.0])
+    far = torch.tensor([cut, 1.0, 1.0, 1.0, cut, 3.0])
+
+    assert are_close(one, at_limit, "float64", num_cut=2)
+    assert not are_close(one, at_limit, "float64")
+    assert not are_close(one, far.masked_fill(torch.tensor([0, 0, 0, 0, 1, 1]).bool(), cut), "float64", num_cut=2)
 
 
 def test_a_fault_that_no_draft_meets_does_no_harm() -> None:

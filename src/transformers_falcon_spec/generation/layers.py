@@ -32,7 +32,7 @@ def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor 
 
 
 def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
-    """The sliding window of each layer that attends, None where it sees everything; a convolution gives no weights."""
-    by_name = {kind.name: kind.sliding_window for kind in layer_kinds(config)}
+    """How many slots the cache of each attention layer holds, a window or a chunk; None where it holds all. Convolutions are left out."""
+    by_name = {kind.name: kind.sliding_window or kind.chunk_size for kind in layer_kinds(config)}
     names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     return [by_name[name] for name in names if name != "conv"]
