@@ -94,16 +94,17 @@ def are_close(one: Tensor, other: Tensor, dtype: str, num_cut: int = 0) -> bool:
     cut = one.isinf() | other.isinf()
     largest = one.masked_fill(cut, 0).abs().amax() if one.numel() else 0.0
     rounding = ROUNDING[dtype] * max(1.0, float(largest))
-    if int((one.isinf() != other.isinf()).sum()) > num_cut:
-        if not (num_cut and _are_last(one, other, rounding) and _are_last(other, one, rounding)):
-            return False
+    num_moved = int((one.isinf() != other.isinf()).sum())
+    are_last = _are_last(one, other, rounding) and _are_last(other, one, rounding)
+    if num_moved > num_cut and not (num_cut and are_last):
+        return False
     return bool(((one - other).masked_fill(cut, 0).abs() <= rounding).all())
 
 
 def _are_last(one: Tensor, other: Tensor, rounding: float) -> bool:
     """Whether the tokens that `other` cut and `one` left are the lowest ones of `one`."""
-    left = one[~one.isinf()]
-    return bool((one[~one.isinf() & other.isinf()] <= left.min() + rounding).all())
+    left, moved = one[~one.isinf()], one[~one.isinf() & other.isinf()]
+    return not moved.numel() or bool((moved <= left.min() + rounding).all())
 
 
 def _process(plain: Written, ours: Written) -> list[str]:
