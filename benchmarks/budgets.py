@@ -15,14 +15,13 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.choose_tree import shape_options
+from benchmarks.inflation import SHAPES, inflate, inflate_drafter
 from benchmarks.running import beside, by_arm, run_and_save
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
 
 HERE = Path(__file__).parent

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel, logging
 
 from benchmarks.diffuspec_ablation import SETS
 from benchmarks.diffuspec_arms import ADAPTIVE, BOTH, CPS, MARGINAL, NEITHER, TREE, Proxies, arms_of, proxies_of
-from benchmarks.inflate import load_small_drafter
+from benchmarks.inflation import SHAPES, inflate, inflate_drafter
+from benchmarks.inflation.__main__ import load_small_drafter
 from benchmarks.running import Runs, beside, by_arm, run_and_save
 from transformers_falcon_spec import DiffusionDrafter, GenerationStats
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafters, load_target
@@ -28,10 +29,8 @@ from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, MethodEntry
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
 
 HERE = Path(__file__).parent

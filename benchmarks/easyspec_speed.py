@@ -17,16 +17,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
+from benchmarks.inflation import SHAPES, inflate
 from benchmarks.running import beside, by_arm, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.drafters.easyspec.groups import build_groups
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.group_costs import time_passes
-from transformers_falcon_spec.evaluation.inflation import inflate
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.shapes import SHAPES
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
 
 HERE = Path(__file__).parent

@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from transformers import logging
 
+from benchmarks.inflation import SHAPES, inflate, inflate_drafter
 from benchmarks.running import Runs, beside, by_arm, run_and_save
 from benchmarks.training_table import outcome_of
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.shapes import SHAPES
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]

@@ -23,12 +23,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
+from benchmarks.inflation import SHAPES, Shape, inflate
 from tests.runs import prefilled
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.inflation import inflate
-from transformers_falcon_spec.evaluation.shapes import SHAPES, Shape
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.cache import drop_last
 from transformers_falcon_spec.provenance import provenance

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import tree_cost as script
-from tests.benchmarks.test_inflate import copy_tokenizer
+from tests.benchmarks.inflation.test_main import copy_tokenizer
 from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.report import BEGIN, END, render_into

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.inflation import Shape, inflate, inflate_drafter
 from tests.adapters import adapted
 from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
@@ -20,8 +21,6 @@ from transformers_falcon_spec.drafters.contract import TargetContract, sign
 from transformers_falcon_spec.drafters.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
 from transformers_falcon_spec.drafters.mismatches import check_contract, mismatches
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
-from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
-from transformers_falcon_spec.evaluation.shapes import Shape
 from transformers_falcon_spec.provenance import portable
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -8,13 +8,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from benchmarks.inflation import SHAPES, Layout, Shape, inflate, inflate_drafter
 from tests import runs
 from tests.tiny import VOCAB_SIZE, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
-from transformers_falcon_spec.evaluation.shapes import SHAPES, Layout, Shape
 
 # The tiny Llama: hidden 64, inner 96, 3 layers, 4 heads of 16 over 2 key heads, 97 ids.
 WIDER = Shape(256, 160, 5, 4, 2, 64, VOCAB_SIZE)

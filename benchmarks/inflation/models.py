@@ -26,10 +26,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..drafters.base import DrafterModel
-from ..drafters.diffuspec import DiffusionDrafter
-from ..errors import OptionError
-from .inflated_kinds import CONSTANT, KINDS, MUTE, RULES, Kind
+from transformers_falcon_spec.drafters.base import DrafterModel
+from transformers_falcon_spec.drafters.diffuspec import DiffusionDrafter
+from transformers_falcon_spec.errors import OptionError
+
+from .kinds import CONSTANT, KINDS, MUTE, RULES, Kind
 from .shapes import ZERO, Layout, Shape
 
 _ROPE_TYPES = ("default", "linear", "llama3")  # each pair's frequency follows from its own unscaled one

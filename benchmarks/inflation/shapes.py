@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import OptionError
+from transformers_falcon_spec.errors import OptionError
 
 ZERO = -1  # the source of an index that holds zeros
 

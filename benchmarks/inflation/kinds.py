@@ -1,6 +1,6 @@
 """What is particular to each kind of model that can be inflated: the axes of its weights, and where it holds a constant.
 
-Knows nothing of how weights are filled; that is `inflation.py`.
+Knows nothing of how weights are filled; that is `models.py`.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from ..errors import OptionError
+from transformers_falcon_spec.errors import OptionError
+
 from .shapes import Layout
 
 CONSTANT = 2.0**-24  # in the channel that new ids read

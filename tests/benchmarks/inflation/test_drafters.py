@@ -6,18 +6,17 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from benchmarks.inflation import Shape, inflate, inflate_drafter
 from tests import runs
+from tests.benchmarks.inflation.test_models import NEW_IDS, TREE, WIDER
 from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.drafters.eagle.kinds import KINDS as EAGLES
 from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.medusa.makers import make_medusa
-from tests.evaluation.test_inflation import NEW_IDS, TREE, WIDER
 from tests.tiny import VOCAB_SIZE, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DiffusionDrafter, EagleDrafter, MedusaDrafter, SpeculationConfig
 from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
-from transformers_falcon_spec.evaluation.shapes import Shape
 
 NUM_STEPS = 5  # of chains
 FALCONS = {

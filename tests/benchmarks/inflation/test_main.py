@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import inflate as script
+from benchmarks.inflation import SHAPES, Shape
+from benchmarks.inflation import __main__ as script
 from tests import runs
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter
 from transformers_falcon_spec.commands.loading import load_drafter
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.shapes import SHAPES, Shape
 from transformers_falcon_spec.provenance import portable
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DRAFTERS = {
     "falcon": FalconSpecDrafter,
     "eagle-1": EagleDrafter,

@@ -1,6 +1,6 @@
 """Write a small target and its drafters at the size of a large model: the function of the small, the cost of the large.
 
-Command: python benchmarks/inflate.py --drafters models/falcon-reference --shape 0.3b --dtype bfloat16 --output runs/inflated-0.3b
+Command: python -m benchmarks.inflation --drafters models/falcon-reference --shape 0.3b --dtype bfloat16 --output runs/inflated-0.3b
 Hardware and time: one CPU core, a few seconds for each billion parameters, and the disk: files hold the zeros too. Speed measured on such a pair is
 that of a large model with the SMALL model's acceptance, and must be labelled so; docs/scale.md says what is and is not exact.
 
@@ -15,7 +15,7 @@ is a power of 2, by which bf16 and float32 scale without rounding:
 Drafters may be Falcon, Eagle (versions 1 and 3), Medusa, lookahead, diffusion drafters made of the target's layers, and Llamas of their own; others
 are refused by name.
 
-For a benchmark in the same process nothing need be written: `transformers_falcon_spec.evaluation.inflation.inflate` builds on a device.
+For a benchmark in the same process nothing need be written: `benchmarks.inflation.inflate` builds on a device.
 """
 
 import argparse
@@ -27,11 +27,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, logging
 
+from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.drafters.contract import TargetContract
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.inflation import inflate, inflate_drafter
-from transformers_falcon_spec.evaluation.shapes import SHAPES, Shape
 from transformers_falcon_spec.provenance import portable, provenance, weights_fingerprint
 
 WHAT = "function of the small model, cost of the large one"
