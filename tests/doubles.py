@@ -10,7 +10,7 @@ import torch
 
 from tests.tiny import VOCAB_SIZE
 from transformers_falcon_spec import Draft, SpeculationConfig, TreeCandidateGenerator
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 
 
 class RandomDrafter:

@@ -31,10 +31,10 @@ from .errors import (
     TargetError,
     TrainingError,
 )
-from .generation.candidates import Draft, TreeCandidateGenerator
+from .generation.drafting import Draft, TreeCandidateGenerator
 from .generation.options import SpeculationConfig
 from .generation.output import collect_speculation
-from .generation.seam import attach, disable, enable
+from .generation.patch import attach, disable, enable
 from .hub import let_drafters_publish
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import parity
 from transformers_falcon_spec.evaluation.parity import ParityCheck
-from transformers_falcon_spec.generation import transcript
+from transformers_falcon_spec.generation import sequence_state
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def broken_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcript, "choose", lambda scores, *_: scores.topk(2).indices[:, 1])
+    monkeypatch.setattr(sequence_state, "choose", lambda scores, *_: scores.topk(2).indices[:, 1])
 
 
 def test_identical_texts_end_with_0_and_leave_json_and_html(arguments: list[str], tmp_path: Path) -> None:

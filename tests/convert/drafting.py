@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.families import VOCAB_SIZE
 from transformers_falcon_spec.convert import convert_checkpoint
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 
 
 class View:

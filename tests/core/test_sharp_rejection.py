@@ -13,7 +13,7 @@ from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
 from transformers_falcon_spec.drafters.static_tree import draw_children
 from transformers_falcon_spec.errors import DraftTreeError
-from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.drafting import DraftBudget
 
 SMALLEST = 2.0**-149  # that float32 knows, about 1.4e-45
 

@@ -8,7 +8,7 @@ import torch
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TargetError
-from transformers_falcon_spec.generation.parts import decoder_of
+from transformers_falcon_spec.generation.model_parts import decoder_of
 
 DEEP = {"num_hidden_layers": 6}
 

@@ -11,7 +11,7 @@ from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.drafting import DraftBudget
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "falcon": lambda target: make_drafter(target, block_size=2),

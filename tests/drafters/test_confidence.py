@@ -12,7 +12,7 @@ from tests.drafters.eagle.kinds import make_eagle
 from tests.tiny import VOCAB_SIZE, make_drafter, make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecConfig, FalconSpecDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
 STORED = {"greedy": [0.5, 0.6, 1.5, 1.6], "sampled": [0.0, 0.8, 2.0, 0.5]}

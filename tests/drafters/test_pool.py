@@ -19,10 +19,10 @@ from transformers_falcon_spec import (
     OptionError,
     SpeculationConfig,
 )
-from transformers_falcon_spec.generation.candidates import DraftBudget
-from transformers_falcon_spec.generation.contest import TRIAL
-from transformers_falcon_spec.generation.knowledge import Knowledge
+from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.generation.tuning.cost_model import Knowledge
+from transformers_falcon_spec.generation.tuning.tuner import TRIAL
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampling": runs.SAMPLING}
 
@@ -40,8 +40,10 @@ def test_the_text_is_the_targets_own_whoever_drafts(mode: str, monkeypatch: pyte
     target = make_eagle_target()
     pool, chance = make_pool(target), random.Random(2)
     known = tuple(Knowledge() for _ in pool.members)
-    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.knowledge_of", lambda *_: known)
-    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.choose", lambda *_: chance.randrange(4))
+    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.knowledge_of", lambda *_: known)
+    monkeypatch.setattr(
+        "transformers_falcon_spec.generation.tuning.tuner.select_drafter", lambda *_: chance.randrange(4)
+    )
 
     pair = runs.both(target, pool, make_prompt(5), max_new_tokens=60, **MODES[mode])
 

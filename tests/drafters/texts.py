@@ -9,7 +9,7 @@ from tests.drafters.trees import Lists
 from tests.reference import path_to
 from tests.tiny import VOCAB_SIZE
 from transformers_falcon_spec import Draft
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 
 WIDTH = 16
 

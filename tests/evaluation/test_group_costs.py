@@ -23,7 +23,7 @@ from transformers_falcon_spec.evaluation.group_costs import (
     time_passes,
 )
 from transformers_falcon_spec.evaluation.group_fit import Steps
-from transformers_falcon_spec.generation.ranks import Ranks
+from transformers_falcon_spec.generation.distributed import Ranks
 
 COSTS = Costs(attend=7.0, finish=11.0, layer=19.0, ends=5.0, read=50.0, state_bytes=64)
 LINK = Link(latency_seconds=0.5, bytes_per_second=128.0)

@@ -15,7 +15,7 @@ from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.parity import ParityCheck, first_difference
 from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.evaluation.replay import Text, replay_plain
-from transformers_falcon_spec.generation import transcript
+from transformers_falcon_spec.generation import sequence_state
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.generation.target import Target
 
@@ -60,7 +60,7 @@ def prefer_eight(logits: torch.Tensor, by: float = 1e-3) -> torch.Tensor:
 
 def commit_second_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the walk commits the second best token of what the target says."""
-    monkeypatch.setattr(transcript, "choose", lambda scores, *_: scores.topk(2).indices[:, 1])
+    monkeypatch.setattr(sequence_state, "choose", lambda scores, *_: scores.topk(2).indices[:, 1])
 
 
 def failed(result: Any) -> list[str]:

@@ -26,8 +26,8 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import FalconSpecError
 from transformers_falcon_spec.generation import call
+from transformers_falcon_spec.generation.distributed import ranks_of
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
-from transformers_falcon_spec.generation.ranks import ranks_of
 
 RANK = int(os.environ.get("RANK", "0"))
 NUM_TOKENS = 60  # long enough for the tuner to go beyond its first steps

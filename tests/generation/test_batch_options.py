@@ -25,7 +25,7 @@ from tests.tiny import (
     make_target,
 )
 from transformers_falcon_spec.generation import processors
-from transformers_falcon_spec.generation.batch import Batch
+from transformers_falcon_spec.generation.sequence_batch import Batch
 
 
 class StopsAt(StoppingCriteria):

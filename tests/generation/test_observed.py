@@ -12,7 +12,7 @@ from tests.drafters.medusa.makers import make_medusa
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import Draft, DraftTree, SpeculationConfig
-from transformers_falcon_spec.core.growth import TreeGrowth
+from transformers_falcon_spec.core.tree_growth import TreeGrowth
 from transformers_falcon_spec.generation.output import observe_steps
 
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 0}

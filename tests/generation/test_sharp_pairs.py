@@ -97,7 +97,7 @@ def test_every_text_of_a_sharp_pair_keeps_its_chance(
     drafter = LayerParallelDrafter.wrap(other, target)
     tree = DraftTree.from_lists([-1, 0, 0, 1]).to_json()
     drafter.generation_config = SpeculationConfig(verifier=rule, draft_tree=tree)
-    monkeypatch.setattr("transformers_falcon_spec.generation.batch.GeneratorDraws", lambda: running[-1])
+    monkeypatch.setattr("transformers_falcon_spec.generation.sequence_batch.GeneratorDraws", lambda: running[-1])
     monkeypatch.setattr("transformers_falcon_spec.drafters.static_tree.draw_distinct", drawn_by(running))
     num_accepted = []
 

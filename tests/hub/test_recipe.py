@@ -14,7 +14,7 @@ from tests.hub.conftest import TOKEN
 from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import FalconSpecDrafter, GenerationError
-from transformers_falcon_spec.generation.seam import attached
+from transformers_falcon_spec.generation.patch import attached
 from transformers_falcon_spec.hub.publish import publish
 from transformers_falcon_spec.hub.recipe import HubRecipe, origin
 from transformers_falcon_spec.hub.staging import Publication

@@ -13,7 +13,7 @@ from tests.tiny import make_target
 from tests.training.runs import SMALL, loss_curve, make_trainer
 from transformers_falcon_spec import EagleDrafter, cli
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.parts import is_spread
+from transformers_falcon_spec.generation.model_parts import is_spread
 from transformers_falcon_spec.provenance import weights_fingerprint
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.trainer import DrafterTrainer

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.generation.test_tuned_text import Fickle
+from tests.generation.tuning.test_tuned_text import Fickle
 from tests.tiny import make_prompt
 from tests.trials.call import Call
 from tests.trials.extras import ARGUMENTS, CRITERIA, PROCESSORS, ListStreamer, Spy
@@ -20,7 +20,7 @@ from tests.trials.parts import drafter_of
 from transformers_falcon_spec import GenerationStats, SpeculationConfig, collect_speculation
 from transformers_falcon_spec.generation.probe import probe
 
-_KNOWLEDGE = "transformers_falcon_spec.generation.tuning.knowledge_of"
+_KNOWLEDGE = "transformers_falcon_spec.generation.tuning.tuner.knowledge_of"
 
 
 @dataclass

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from transformers_falcon_spec import GenerationError
 from transformers_falcon_spec.core.masks import tree_mask
-from transformers_falcon_spec.generation.batch import Batch
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
-from transformers_falcon_spec.generation.transcript import answers
+from transformers_falcon_spec.generation.sequence_batch import Batch
+from transformers_falcon_spec.generation.sequence_state import answers
 
 Broken = Callable[[], Any]
 
@@ -91,7 +91,7 @@ FAULTS = {
     "train mode": Fault(_in_loop("run", lambda loop: loop.target.model.train()), "target's training flags changed"),
     "streamer": Fault(lambda: patch.object(Batch, "end", lambda _: None), "the streamer got"),
     "criteria": Fault(
-        lambda: patch("transformers_falcon_spec.generation.transcript.answers", _asked_twice), "the criterion saw"
+        lambda: patch("transformers_falcon_spec.generation.sequence_state.answers", _asked_twice), "the criterion saw"
     ),
     "scores": Fault(_in_loop("_output", _louder), "`scores` of row"),
     "states": Fault(_in_loop("_output", _shorter), "`hidden_states`"),

@@ -31,8 +31,8 @@ from ..evaluation.group_fit import Groups, Replay, Steps, best_divisions, candid
 from ..evaluation.group_texts import written_texts
 from ..evaluation.prompts import read_prompts
 from ..evaluation.records import Records
+from ..generation.distributed import SpreadRanks
 from ..generation.options import SpeculationConfig
-from ..generation.ranks import SpreadRanks
 from ..generation.timed import timed_generate
 from ..provenance import provenance, weights_fingerprint
 from .loading import load_drafter, load_target

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..drafters.fields import target_fields
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
-from ..generation.parts import embedding_width, head_width
+from ..generation.model_parts import embedding_width, head_width
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ..errors import DrafterMismatchError, OptionError
-from ..generation.parts import check_can_be_assisted, decoder_of
+from ..generation.model_parts import check_can_be_assisted, decoder_of
 
 DEFAULT_LAYERS = 2
 _OF_EACH_LAYER = (

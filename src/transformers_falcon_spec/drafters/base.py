@@ -14,10 +14,10 @@ from typing_extensions import Self
 
 from ..core.tree import DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PublishError
-from ..generation.candidates import TargetView, TreeCandidateGenerator
+from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
+from ..generation.model_parts import embedding_width, feature_width, is_spread, named
 from ..generation.options import SpeculationConfig
-from ..generation.parts import embedding_width, feature_width, is_spread, named
 from .adapters import base_of_adapter, options_of_base, put_adapter
 from .assistant import LoopOnly
 from .contract import FIELD, made_for

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 
 from ..errors import DrafterMismatchError, OptionError
-from ..generation.parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
+from ..generation.model_parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
 from .fields import check_fields
 
 DEFAULT_LAYERS = MuseGlimmerAssistantConfig.num_hidden_layers

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
-from ..generation.parts import decoder_of
+from ..generation.model_parts import decoder_of
 
 ADAPTERS = "adapters"
 PACKED = "it is quantised"

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..core.growth import Children, TreeGrowth
 from ..core.tree import DraftTree
+from ..core.tree_growth import Children, TreeGrowth
 from ..errors import OptionError
-from ..generation.candidates import Draft, DraftBudget, TargetView
+from ..generation.drafting import Draft, DraftBudget, TargetView
 from .base import DrafterModel
 from .confidence import block_temperatures
 from .static_tree import StaticTreeGenerator, tree_from_json

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from ..errors import DrafterMismatchError
-from ..generation.parts import named
+from ..generation.model_parts import named
 from .contract import FIELD, KEY_IDS, SHAPE, TargetContract, made_for, template_digest
 from .fingerprint import ADAPTERS
 

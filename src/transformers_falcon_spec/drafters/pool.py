@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError
 from ..generation.adapters import check_drafter_adapter, unwrapped
-from ..generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from ..generation.judge import REJECTION_RULES
+from ..generation.distributed import ALONE, JoiningDrafter, Ranks
+from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
-from ..generation.ranks import ALONE, JoiningDrafter, Ranks
+from ..generation.verifier import REJECTION_RULES
 from .assistant import LoopOnly
 from .base import DrafterModel
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.sampling import draw_distinct
 from ..core.tree import DraftTree
-from ..generation.candidates import Draft, DraftBudget
+from ..generation.drafting import Draft, DraftBudget
 from .pairs import PairGenerator
 from .plan import DraftPass, draft_passes
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.growth import Children, TreeGrowth
+from ..core.tree_growth import Children, TreeGrowth
 from ..drafters.base import DrafterModel
 from ..drafters.grown_tree import GrownTreeGenerator
 from ..errors import OptionError
-from ..generation.candidates import Committed, Draft, DraftBudget, TargetView
+from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
 
 STEPS_PER_OCTAVE = 16  # two neighbours differ by 4 %, less than what thousands of tokens can tell apart
 OCTAVES = (-2, 3)

@@ -14,7 +14,7 @@ from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import lazy_walk
 from ..drafters.base import DrafterModel
-from ..generation.candidates import Committed, Draft, DraftBudget, TargetView
+from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
 from ..generation.loop import MAX_NODES
 from ..generation.modes import in_eval_mode
 

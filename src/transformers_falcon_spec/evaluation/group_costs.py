@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.easyspec.backends import SequentialBackend
 from ..drafters.easyspec.distributed import layers_of_rank
-from ..generation.ranks import Ranks
+from ..generation.distributed import Ranks
 from ..generation.timed import synchronize
 from .group_fit import Steps
 

@@ -17,7 +17,7 @@ from transformers.utils.import_utils import is_sklearn_available
 
 from ..drafters.base import DrafterModel
 from ..generation.options import SpeculationConfig
-from ..generation.seam import without_seam
+from ..generation.patch import without_seam
 from ..provenance import weights_fingerprint
 
 Kind = Literal["target alone", "drafter", "stock assistant", "stock prompt lookup", "stock block diffusion"]

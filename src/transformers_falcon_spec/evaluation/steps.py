@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from ..core.verification import Verdict
-from ..generation.candidates import Draft
+from ..generation.drafting import Draft
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ..core.tree import DraftTree
 from ..core.verification import Verdict
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, TargetError
-from ..generation.candidates import Draft
+from ..generation.drafting import Draft
 from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.output import observe_steps

@@ -8,13 +8,13 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from ..errors import GenerationError, OptionError
 from .adapters import row_adapters_gone_on_error
-from .batch import Batch
 from .inputs import check_can_be_repeated, text_length
-from .judge import REJECTION_RULES
 from .loop import Drafter, SpeculativeDecoding, verifier_of
 from .modes import in_eval_mode
 from .output import SpeculativeOutput
 from .processors import check_memoryless, of_batches
+from .sequence_batch import Batch
+from .verifier import REJECTION_RULES
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

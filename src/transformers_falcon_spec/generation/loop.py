@@ -14,17 +14,17 @@ from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import Verdict, coverage
-from .batch import Batch
-from .candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from .judge import REJECTION_RULES, Judge
+from .distributed import named_options, ranks_of
+from .drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .layers import sliding_windows
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
-from .ranks import named_options, ranks_of
+from .sequence_batch import Batch
 from .sparse_index import longest_draftable, note_of
 from .target import Form, Reading, Target
-from .tuning import Tuner, tuner_of
+from .tuning.tuner import Tuner, tuner_of
+from .verifier import REJECTION_RULES, Judge
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import GenerationError
-from .parts import cuda_devices, named
+from .model_parts import cuda_devices, named
 
 _LOCK = threading.Lock()
 _HELD: "WeakKeyDictionary[nn.Module, int]" = (

@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.stats import GenerationStats
 from ..core.verification import Verdict
-from .candidates import Draft
+from .drafting import Draft
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
 _LAYER_STATES = {

@@ -18,13 +18,13 @@ from ..errors import GenerationError
 from . import cache as cache_file
 from .adapters import RowAdapters
 from .attention import TreeAttention
+from .feature_hooks import FeatureTaps
 from .inputs import StepInputs, step_inputs, text_length
 from .layers import LayerKind, layer_kinds, masks_by_kind
-from .parts import apply_head, decoder_of, feature_width, reading_all_tokens
-from .paths import PathBatch
+from .model_parts import apply_head, decoder_of, feature_width, reading_all_tokens
+from .path_batch import PathBatch
 from .rotary import read_anew, switch_lengths
 from .sparse_index import check_rows, longest_draftable
-from .taps import FeatureTaps
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "chain", "paths"]  # how a draft is read

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .parts import cuda_devices
+from .model_parts import cuda_devices
 
 Options = Mapping[str, Any]
 

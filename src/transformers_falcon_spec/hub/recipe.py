@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.base import DrafterModel
 from ..errors import GenerationError
-from ..generation.seam import attached, drafter_of
+from ..generation.patch import attached, drafter_of
 
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "proxies")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

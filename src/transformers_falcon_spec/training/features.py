@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..core.packing import ahead, one_text
 from ..errors import OptionError
-from ..generation.parts import apply_head, decoder_of, is_spread
+from ..generation.model_parts import apply_head, decoder_of, is_spread
 from ..generation.target import Target
 from .arguments import DrafterTrainingArguments
 from .packed_reading import packed_inputs

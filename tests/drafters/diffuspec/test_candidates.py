@@ -15,7 +15,7 @@ from transformers_falcon_spec.drafters.diffuspec.candidates import DiffusionCand
 from transformers_falcon_spec.drafters.diffuspec.lattice import prune
 from transformers_falcon_spec.drafters.diffuspec.path_search import argmax_path, mixed_scores, search_path, tree_over
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
-from transformers_falcon_spec.generation.candidates import Committed, Draft, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
 TEXTS = ([5, 9, 11, 40, 22, 5], [7, 8, 60, 61, 62, 63, 64, 12, 33])

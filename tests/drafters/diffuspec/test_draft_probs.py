@@ -17,7 +17,7 @@ from transformers_falcon_spec.core.verification import lazy_walk
 from transformers_falcon_spec.drafters.diffuspec.lattice import prune
 from transformers_falcon_spec.drafters.diffuspec.path_search import draw_marginals, mixed_scores, search_path
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
-from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.drafting import DraftBudget
 
 CHAIN = [-1, 0, 1]
 

@@ -9,7 +9,7 @@ from tests import runs
 from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from tests.generation.test_candidates import ride_the_stock_loop
+from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.core.sampling import row_seeds

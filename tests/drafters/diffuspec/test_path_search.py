@@ -17,7 +17,7 @@ from transformers_falcon_spec.drafters.diffuspec.path_search import (
 )
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.drafting import DraftBudget
 
 VOCAB_SIZE, END = 5, 4
 HISTORY = (1, 3, 0)

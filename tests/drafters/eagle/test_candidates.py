@@ -13,7 +13,7 @@ from tests.drafters.trees import random_tree
 from tests.growing import grown_paths
 from transformers_falcon_spec import Draft, DraftTree, EagleDrafter
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 
 AMPLE = DraftBudget((100,), 512)
 ROUNDS = (3, 1, 1, 4, 2, 1, 6, 1)  # new pairs before each proposal

@@ -16,7 +16,7 @@ from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE
 from transformers_falcon_spec import Draft, DraftTree, LayerParallelConfig, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.generation.cache import HOLE
-from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.drafting import DraftBudget
 
 AMPLE = DraftBudget((100,), 512)
 ROUNDS = (3, 1, 4, 2, 1)  # new tokens before each proposal; at first one more

@@ -22,7 +22,7 @@ from tests.tiny import make_prompt
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.group_costs import pass_traffic
-from transformers_falcon_spec.generation.ranks import Ranks
+from transformers_falcon_spec.generation.distributed import Ranks
 
 PROGRAM = "tests.drafters.easyspec.spread"
 MOST_SECONDS = 300

@@ -8,7 +8,7 @@ from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.easyspec.kinds import KINDS, make_drafter
-from tests.generation.test_candidates import ride_the_stock_loop
+from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
 

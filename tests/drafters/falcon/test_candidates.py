@@ -12,7 +12,7 @@ from tests.drafters.trees import Lists, random_tree
 from tests.reference import NaiveFalcon, path_to
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
 WIDTH = 16

@@ -7,7 +7,7 @@ import torch
 
 from tests import runs
 from tests.batches import assert_sampled_rows_are_single_runs
-from tests.generation.test_candidates import ride_the_stock_loop
+from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.drafters.lookahead.pool import NgramPool

@@ -13,7 +13,7 @@ from tests.reference import path_to
 from tests.tiny import VOCAB_SIZE, make_target
 from transformers_falcon_spec import Draft, MedusaDrafter
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
 WIDTH = 16

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from ...generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .denoising import DenoisedRow
 from .draft_length import AdaptiveLength, ConfidenceStop, DraftLength, FixedLength
 from .lattice import Lattice, prune

@@ -20,8 +20,8 @@ from transformers import (
 from typing_extensions import Self
 
 from ...errors import OptionError
-from ...generation.candidates import TargetView
-from ...generation.parts import apply_head, decoder_of
+from ...generation.drafting import TargetView
+from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..base import readable
 from ..contract import FIELD

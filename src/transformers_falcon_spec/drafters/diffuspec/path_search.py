@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...errors import OptionError
-from ...generation.candidates import DraftBudget
+from ...generation.drafting import DraftBudget
 from ..static_tree import draw_children
 from .lattice import Lattice, allowed_logits
 from .proxy import Context, NgramProxy

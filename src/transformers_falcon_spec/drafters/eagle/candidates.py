@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...generation.cache import HOLE
-from ...generation.candidates import Draft, DraftBudget, TargetView
+from ...generation.drafting import Draft, DraftBudget, TargetView
 from ..grown_tree import GrownTreeGenerator
 
 if TYPE_CHECKING:

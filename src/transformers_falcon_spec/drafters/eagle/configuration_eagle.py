@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.parts import embedding_width, feature_width, head_width, inner_width
+from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
 from ..confidence import GrowingConfig
 from ..fields import contract_fields
 

@@ -18,7 +18,7 @@ from transformers.utils.generic import ModelOutput
 from ...core.masks import additive
 from ...core.packing import one_text, same_text
 from ...errors import OptionError
-from ...generation.candidates import TargetView
+from ...generation.drafting import TargetView
 from ..grown_tree import GrowingDrafter
 from .candidates import EagleCandidateGenerator
 from .configuration_eagle import EagleConfig

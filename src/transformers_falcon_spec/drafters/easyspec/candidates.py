@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...generation.cache import HOLE
-from ...generation.candidates import Committed, Draft, DraftBudget, TargetView
+from ...generation.drafting import Committed, Draft, DraftBudget, TargetView
 from ..grown_tree import GrownTreeGenerator
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import OptionError
-from ...generation.ranks import Ranks, named_options
+from ...generation.distributed import Ranks, named_options
 from ...provenance import weights_fingerprint
 from .backends import SequentialBackend
 from .families import Inputs, LayeredModel

@@ -19,8 +19,8 @@ from transformers import (
 from typing_extensions import Self
 
 from ...core.masks import additive
-from ...generation.candidates import TargetView
-from ...generation.ranks import ALONE, Ranks, SpreadRanks
+from ...generation.distributed import ALONE, Ranks, SpreadRanks
+from ...generation.drafting import TargetView
 from ..base import readable
 from ..grown_tree import GrowingDrafter
 from ..text_alone import TextDrafter

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...core.masks import block_causal_mask, block_ends
 from ...errors import OptionError
 from ...generation.cache import HOLE
-from ...generation.candidates import Draft, DraftBudget, TargetView
+from ...generation.drafting import Draft, DraftBudget, TargetView
 from ..grown_tree import GrownTreeGenerator
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from ...core.masks import additive, block_causal_mask, block_ends
 from ...core.packing import apart, is_packed, one_text, same_text, text_lengths, text_numbers
 from ...core.tree import DraftTree
-from ...generation.candidates import TargetView
+from ...generation.drafting import TargetView
 from ..base import DrafterModel
 from ..static_tree import tree_from_json
 from .candidates import FalconCandidateGenerator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...core.sampling import draw_indices
-from ...generation.candidates import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .pool import NgramPool, prefix_tree
 from .window import JacobiWindow, num_first_tokens
 

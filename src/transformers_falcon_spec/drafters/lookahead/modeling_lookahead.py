@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ...errors import CheckpointError, DrafterMismatchError, OptionError
-from ...generation.candidates import TargetView
-from ...generation.parts import named
+from ...generation.drafting import TargetView
+from ...generation.model_parts import named
 from ..text_alone import TextDrafter
 from .candidates import LookaheadCandidateGenerator
 from .configuration_lookahead import SMALLEST, LookaheadConfig

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.parts import head_width
+from ...generation.model_parts import head_width
 from ..fields import check_fields, contract_fields
 
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.candidates import TargetView
-from ...generation.parts import apply_head, feature_width
+from ...generation.drafting import TargetView
+from ...generation.model_parts import apply_head, feature_width
 from ..base import DrafterModel
 from ..static_tree import tree_from_json
 from .candidates import MedusaCandidateGenerator

@@ -18,7 +18,7 @@ from tests.tiny import (
 )
 from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.candidates import DraftBudget
+from transformers_falcon_spec.generation.drafting import DraftBudget
 
 
 @pytest.mark.parametrize("family", [*TREE_FAMILIES, *CHAIN_FAMILIES])
@@ -160,7 +160,9 @@ def test_a_sampled_row_is_its_single_row_run_with_its_own_generator(
         generator = torch.Generator().manual_seed(seeds[row])
         if verifier == "lazy_walk":
             draws = GeneratorDraws(generator)
-            monkeypatch.setattr("transformers_falcon_spec.generation.batch.GeneratorDraws", lambda draws=draws: draws)
+            monkeypatch.setattr(
+                "transformers_falcon_spec.generation.sequence_batch.GeneratorDraws", lambda draws=draws: draws
+            )
         else:
             from transformers_falcon_spec.core.sampling import CoupledDraws  # noqa: PLC0415
 
@@ -208,7 +210,7 @@ def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
         commit = self.batch.rows[row].choose_ahead(logits, depths)
         return lambda node: (commit(node), self.batch.is_closed(row))
 
-    monkeypatch.setattr("transformers_falcon_spec.generation.judge.Judge._committer", on_a_device)
+    monkeypatch.setattr("transformers_falcon_spec.generation.verifier.Judge._committer", on_a_device)
     fast = batch_and_drafted(target, **options)
 
     assert calls

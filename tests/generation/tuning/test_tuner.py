@@ -9,9 +9,9 @@ import torch
 
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.core.costs import CostCurve
-from transformers_falcon_spec.core.growth import TreeGrowth
-from transformers_falcon_spec.generation.candidates import Draft, DraftBudget, Prices
-from transformers_falcon_spec.generation.knowledge import (
+from transformers_falcon_spec.core.tree_growth import TreeGrowth
+from transformers_falcon_spec.generation.drafting import Draft, DraftBudget, Prices
+from transformers_falcon_spec.generation.tuning.cost_model import (
     LARGE,
     LONGEST_PAUSE,
     MANY_NODES,
@@ -21,7 +21,7 @@ from transformers_falcon_spec.generation.knowledge import (
     Knowledge,
     knowledge_of,
 )
-from transformers_falcon_spec.generation.tuning import Tuner
+from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
 WIDTH = 4
 MOST_PASSES = 6

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, choose, row_seeds
 from . import processors as row_processors
-from .transcript import Transcript, answers, processed
+from .sequence_state import Transcript, answers, processed
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer

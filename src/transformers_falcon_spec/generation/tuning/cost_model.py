@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..core.costs import MEMORY, CostCurve
-from .candidates import Draft, Prices
-from .options import OWN
+from ...core.costs import MEMORY, CostCurve
+from ..drafting import Draft, Prices
+from ..options import OWN
 
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 LARGE = 16

@@ -13,7 +13,7 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
 from transformers_falcon_spec.core.sampling import CoupledDraws, GeneratorDraws
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])

@@ -7,9 +7,9 @@ from torch import Tensor
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
 from ..core.verification import Verdict, Walk, lazy_walk
 from ..errors import OptionError
-from .batch import Batch
-from .candidates import Draft
-from .ranks import ALONE, Decision, Ranks
+from .distributed import ALONE, Decision, Ranks
+from .drafting import Draft
+from .sequence_batch import Batch
 from .target import Reading
 
 REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}

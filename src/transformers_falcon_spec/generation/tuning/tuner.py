@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .candidates import Draft, DraftBudget
-from .contest import choose
-from .knowledge import WARM_UP, Knowledge, knowledge_of
+from ..drafting import Draft, DraftBudget
+from .cost_model import WARM_UP, Knowledge, knowledge_of
 
 CADENCE = 16  # steps between two looks at the prices
 UNREAD = 8  # after so many plain steps a proposal reads much text first, and its seconds say nothing of others
+TRIAL = 32  # steps in which a drafter shows what it brings
+REST = 512  # steps after which one that was not asked has another trial
+LEAD = 1.03  # how many times faster another one must be to take over
 
 
 class Tuner:
@@ -54,7 +56,7 @@ class Tuner:
         return limited
 
     def _limited(self, budget: DraftBudget) -> DraftBudget | None:
-        self._drafter = choose(self.knowledge, self._drafter)
+        self._drafter = select_drafter(self.knowledge, self._drafter)
         known, budget = self.knowledge[self._drafter], replace(budget, drafter=self._drafter)
         if known.num_steps < len(WARM_UP):
             num_nodes, num_passes = WARM_UP[known.num_steps]
@@ -113,3 +115,20 @@ def tuner_of(drafter: Any, target: PreTrainedModel, verifier: str, circumstances
     if not options.tune or not is_text_safe:
         return Tuner((), target.device)
     return Tuner(knowledge_of(drafter.members, target, circumstances), target.device)
+
+
+def select_drafter(drafters: Sequence[Knowledge], current: int | None) -> int:
+    """The drafter of the next step, where `current` was that of the last one; None at the beginning of a text."""
+    untried = (number for number, known in enumerate(drafters) if known.num_tried < TRIAL)
+    chosen = next(untried, None)
+    if chosen is None:
+        chosen = max(range(len(drafters)), key=lambda number: drafters[number].rate)
+        if current is not None and drafters[current].num_tried > TRIAL:  # else its trial has just ended
+            has_lead = drafters[chosen].rate > LEAD * drafters[current].rate
+            chosen = chosen if has_lead else current
+    for number, known in enumerate(drafters):
+        known.num_idle = 0 if number == chosen else known.num_idle + 1
+        if known.num_idle == REST:
+            known.num_idle = known.num_tried = known.num_left = 0
+    drafters[chosen].num_tried += 1
+    return chosen

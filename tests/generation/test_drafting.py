@@ -11,7 +11,7 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import TreeCandidateGenerator, disable, enable
 from transformers_falcon_spec.core.sampling import private_generator
-from transformers_falcon_spec.generation.candidates import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
 

@@ -10,8 +10,8 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import TargetError
-from transformers_falcon_spec.generation.parts import decoder_of
-from transformers_falcon_spec.generation.taps import FeatureTaps
+from transformers_falcon_spec.generation.feature_hooks import FeatureTaps
+from transformers_falcon_spec.generation.model_parts import decoder_of
 
 
 def _taps(model: PreTrainedModel, *feature_layers: int) -> FeatureTaps:

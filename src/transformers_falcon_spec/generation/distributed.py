@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..core.verification import Verdict
 from ..errors import OptionError, RankError
 from ..provenance import weights_fingerprint
-from .candidates import Draft, DraftBudget, Prices
+from .drafting import Draft, DraftBudget, Prices
 
 Value = TypeVar("Value")
 DATA_PARALLEL = ("dp", "fsdp", "ddp", "data")  # how dimensions of a mesh begin whose processes read different prompts

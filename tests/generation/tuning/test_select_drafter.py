@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.generation.test_tuning import cpu, run_contest
-from transformers_falcon_spec.generation.contest import LEAD, REST, TRIAL, choose
-from transformers_falcon_spec.generation.knowledge import Knowledge
+from tests.generation.tuning.test_tuner import cpu, run_contest
+from transformers_falcon_spec.generation.tuning.cost_model import Knowledge
+from transformers_falcon_spec.generation.tuning.tuner import LEAD, REST, TRIAL, select_drafter
 
 
 class Clocked(Knowledge):
@@ -28,7 +28,7 @@ def drafters(*speeds: float) -> list[Clocked]:
 def test_each_has_a_trial_and_then_the_fastest_works() -> None:
     known, current, asked = drafters(1.0, 3.0, 2.0), 0, []
     for _ in range(3 * TRIAL + 100):
-        current = choose(known, current)
+        current = select_drafter(known, current)
         asked.append(current)
 
     assert asked[: 3 * TRIAL] == [number for number in range(3) for _ in range(TRIAL)]
@@ -40,12 +40,12 @@ def test_one_that_is_hardly_faster_does_not_take_over() -> None:
     for one in known:
         one.num_tried = TRIAL
 
-    assert choose(known, 0) == 1  # nobody has settled yet
-    assert choose(known, None) == 1
+    assert select_drafter(known, 0) == 1  # nobody has settled yet
+    assert select_drafter(known, None) == 1
     known[0].num_tried += 1
-    assert choose(known, 0) == 0
+    assert select_drafter(known, 0) == 0
     known[1].speed = LEAD + 0.01
-    assert choose(known, 0) == 1
+    assert select_drafter(known, 0) == 1
 
 
 def test_one_that_rested_has_another_trial_and_may_take_over() -> None:
@@ -53,7 +53,7 @@ def test_one_that_rested_has_another_trial_and_may_take_over() -> None:
     for step in range(4 * REST):
         if step == 2 * REST:
             known[1].speed = 5.0
-        current = choose(known, current)
+        current = select_drafter(known, current)
         asked.append(current)
 
     assert 2 * TRIAL <= asked[: 2 * REST].count(1) <= 4 * TRIAL
@@ -68,7 +68,7 @@ def test_a_pause_ends_with_the_next_trial() -> None:
     known[1].num_left = 5000
 
     for _ in range(REST):
-        choose(known, 0)
+        select_drafter(known, 0)
 
     assert known[1].num_left == known[1].num_tried == 0
 

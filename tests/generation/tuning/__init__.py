@@ -1,0 +1,1 @@
+"""Tests of `generation/`: what touches Transformers' `generate`."""
