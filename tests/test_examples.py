@@ -19,6 +19,7 @@ SAID = {
     "07_serve_fastapi.py": "'num_tokens': 16,",
     "08_serve_ray.py": "'num_tokens': 16,",
     "09_side_by_side.py": "as fast, the same text",
+    "10_score_texts.py": "the same texts",
 }
 
 

@@ -14,7 +14,6 @@ FalconSpecError
 ├── BenchmarkError          a method that failed in a benchmark which the others finished
 │   └── ProcessKilledError  a method whose process was ended by a signal
 ├── HubError                the Hub cannot be reached, or refuses
-├── SandboxError            a machine on which programs cannot be run within limits
 ├── PublishError            an upload that must not be made, that broke off, or that the Hub refused
 ├── ConversationError       a training row that cannot be read, with its file and line
 └── TrainingError           a training run that cannot start or go on
@@ -72,10 +71,6 @@ class ProcessKilledError(BenchmarkError):
 
 class HubError(FalconSpecError, OSError):
     """The Hugging Face Hub cannot be reached, or it refuses."""
-
-
-class SandboxError(FalconSpecError, RuntimeError):
-    """The sandbox does not work on this machine; no program was judged."""
 
 
 class PublishError(FalconSpecError, RuntimeError):

@@ -6,7 +6,7 @@ from pathlib import Path
 from ...errors import OptionError
 
 FOLDER = Path(__file__).parent
-METRICS = ("acceptance", "gsm8k_exact_match", "humaneval_pass_at_1", "speedup", "token_parity")
+METRICS = ("acceptance", "speedup", "token_parity")
 
 
 def metric_path(name: str) -> str:

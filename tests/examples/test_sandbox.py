@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import sandbox
+from sandbox import INNER, Limits, Outcome, SandboxError, run_program
 
-from transformers_falcon_spec.errors import OptionError, SandboxError
-from transformers_falcon_spec.evaluation import sandbox
-from transformers_falcon_spec.evaluation.sandbox import INNER, Limits, Outcome, run_program
+from transformers_falcon_spec.errors import OptionError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 

@@ -18,11 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError, SandboxError
+from transformers_falcon_spec.errors import FalconSpecError, OptionError
 
 INNER = Path(__file__).with_name("sandboxed.py")
 START_SECONDS = 60.0  # for the interpreter, which does not count as the program's time
 MOST_REPORT_BYTES = 65536
+
+
+class SandboxError(FalconSpecError, RuntimeError):
+    """The sandbox does not work on this machine; no program was judged."""
 
 
 @dataclass(frozen=True)

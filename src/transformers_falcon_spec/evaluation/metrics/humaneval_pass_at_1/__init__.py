@@ -1,1 +1,0 @@
-"""Programs that pass their tests."""
