@@ -13,7 +13,7 @@ def folder_of(runs: Path, name: str) -> Path:
     return runs / "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
-def run_command(folder: Path, *command: str, module: str = "transformers_falcon_spec.cli", **variables: str) -> None:
+def run_command(folder: Path, *command: str, module: str = "transformers_falcon_spec", **variables: str) -> None:
     """`python -m module command` on one thread, with these environment variables; what it says goes to `log.txt` of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY, **variables}

@@ -67,7 +67,7 @@ def train(name: str, folder: Path, args: argparse.Namespace, features: Path) -> 
     if processes == 1:
         run_command(folder, *command)
     else:
-        start = ["--standalone", "--nproc_per_node", str(processes), "-m", "transformers_falcon_spec.cli"]
+        start = ["--standalone", "--nproc_per_node", str(processes), "-m", "transformers_falcon_spec"]
         run_command(folder, *start, *command, module="torch.distributed.run", ACCELERATE_USE_CPU="true")
     told = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     return {key: told[key] for key in ("train_tokens_per_second", "target_share", "peak_process_bytes")}

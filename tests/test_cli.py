@@ -1,7 +1,9 @@
 """The command line itself: help, exit codes, and where messages go."""
 
 import dataclasses
-import importlib
+import subprocess
+import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -10,12 +12,7 @@ from transformers_falcon_spec import cli
 
 def option_names(command: str) -> list[str]:
     """Every field of the dataclasses that a command takes."""
-    names = []
-    for place in cli.COMMANDS[command].options:
-        module, _, name = place.partition(":")
-        options = getattr(importlib.import_module(f"transformers_falcon_spec.{module}"), name)
-        names += [field.name for field in dataclasses.fields(options) if field.init]
-    return names
+    return [field.name for kind in cli.options_of(command) for field in dataclasses.fields(kind) if field.init]
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
@@ -38,7 +35,7 @@ def test_anything_but_a_command_shows_them_all(
     assert cli.main(argv) == status
 
     shown = "".join(capsys.readouterr())
-    assert all(f"  {name} " in shown and command.summary in shown for name, command in cli.COMMANDS.items())
+    assert all(f"  {name} " in shown and summary in shown for name, summary in cli.COMMANDS.items())
 
 
 def test_an_unknown_option_ends_with_2_and_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +44,25 @@ def test_an_unknown_option_ends_with_2_and_its_name(capsys: pytest.CaptureFixtur
 
     assert end.value.code == 2
     assert "--fly" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"falcon-spec {version('transformers_falcon_spec')}\n"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_what_needs_no_command_loads_neither_torch_nor_transformers(option: str) -> None:
+    code = f"import sys, _falcon_spec; _falcon_spec.main(['{option}']); print({{'torch', 'transformers'}} & {{*sys.modules}})"
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+    assert result.stdout.endswith("set()\n")
+
+
+def test_the_package_is_a_program_with_the_same_commands() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "transformers_falcon_spec", "--help"], capture_output=True, text=True, check=True
+    )
+
+    assert result.stdout.startswith("usage: falcon-spec COMMAND")

@@ -6,13 +6,13 @@ Code runs in a folder that holds what the page's commands would have left there;
 
 import ast
 import dataclasses
-import importlib
 import importlib.util
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,11 +94,7 @@ def lines_of(page: Path) -> list[Line]:
 
 def options_of(command: str) -> list[str]:
     """Names of the options of a command of `falcon-spec`."""
-    places = [place.partition(":") for place in cli.COMMANDS[command].options]
-    kinds = [
-        getattr(importlib.import_module(f"transformers_falcon_spec.{module}"), name) for module, _, name in places
-    ]
-    return [name for kind in kinds for name in fields_of(kind)]
+    return [name for kind in cli.options_of(command) for name in fields_of(kind)]
 
 
 def options_of_script(script: Path) -> set[str]:
@@ -148,9 +144,9 @@ def test_every_block_that_is_not_run_says_why() -> None:
 def test_a_command_on_a_page_is_one_of_the_command_line(
     line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module(f"transformers_falcon_spec.commands.{cli.COMMANDS[line.command].module}")
+    module = cli.module_of(line.command)
     seen: list[Any] = []
-    monkeypatch.setattr(module, "run", lambda *options: seen.append(options))
+    monkeypatch.setattr(module, "run", wraps(module.run)(lambda *options: seen.append(options)))
     monkeypatch.chdir(tmp_path)
 
     assert cli.main(list(line.argv)) == 0

@@ -21,7 +21,7 @@ LAYERS = (
     {"evaluation"},
     {"hub", "convert"},
     {"commands"},
-    {"cli"},
+    {"cli", "__main__"},
     {"__init__"},
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,108 +1,32 @@
-"""`falcon-spec`: one command line for training, generating and measuring. Parses, then hands over to `commands/`."""
+"""Runs one command of `falcon-spec`: parses its options, hands them to its module in `commands/`, and says what went wrong."""
 
 import importlib
 import logging
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from dataclasses import Field, dataclass
-from typing import Any
+from dataclasses import Field, is_dataclass
+from types import ModuleType
+from typing import Any, get_type_hints
 
 from transformers.hf_argparser import DataClassType, HfArgumentParser
 
+from _falcon_spec import COMMANDS, main
+
 from .errors import FalconSpecError
 
-
-@dataclass(frozen=True)
-class Command:
-    """Where a command lives and the dataclasses that hold its options, as `module:class`.
-
-    `asks_what_is_given` hands the names of the options on the command line over as well.
-    """
-
-    module: str
-    options: tuple[str, ...]
-    summary: str
-    asks_what_is_given: bool = False
+__all__ = ["COMMANDS", "main", "module_of", "options_of", "run"]
 
 
-COMMANDS = {
-    "generate": Command(
-        "generate", ("commands.generate:GenerateCommand",), "write text, and compare with the target alone"
-    ),
-    "bench": Command("bench", ("commands.bench:BenchCommand",), "measure speed and acceptance on prompt files"),
-    "parity": Command(
-        "parity", ("commands.parity:ParityCommand",), "check token for token that the text is the target's"
-    ),
-    "calibrate": Command(
-        "calibrate", ("commands.calibrate:CalibrateCommand",), "fit how far a drafter's chances may be trusted"
-    ),
-    "report": Command("report", ("commands.report:ReportCommand",), "render results files into the README"),
-    "regenerate": Command(
-        "regenerate",
-        ("commands.regenerate:RegenerateCommand", "training.regenerate:RegenerateOptions"),
-        "let the target answer the prompts of a training set",
-    ),
-    "train": Command(
-        "train",
-        (
-            "commands.train_options:TrainCommand",
-            "training.arguments:DrafterTrainingArguments",
-            "training.adapters:LoraOptions",
-        ),
-        "distil a drafter from a target",
-        asks_what_is_given=True,
-    ),
-    "trees fit": Command(
-        "fit_tree", ("commands.fit_tree:FitTreeCommand",), "find the best static tree of a size for a drafter"
-    ),
-    "trees paper": Command(
-        "paper_tree", ("commands.paper_tree:PaperTreeCommand",), "write a tree of the paper's shape"
-    ),
-    "trees show": Command("show_tree", ("commands.show_tree:ShowTreeCommand",), "print a static tree"),
-    "easyspec tune": Command(
-        "tune_groups",
-        ("commands.tune_groups:TuneGroupsCommand",),
-        "find which layers of an EasySpec drafter attend at once",
-    ),
-    "convert": Command(
-        "convert", ("commands.convert:ConvertCommand",), "make a drafter from a checkpoint of other software"
-    ),
-    "contract": Command(
-        "contract", ("commands.contract:ContractCommand",), "write into a drafter which target it is for"
-    ),
-    "find": Command("find", ("commands.find:FindCommand",), "list published drafters for a target"),
-    "doctor": Command(
-        "doctor", ("commands.doctor:DoctorCommand",), "say why drafts are not kept, or why it is not faster"
-    ),
-    "publish": Command(
-        "publish", ("commands.publish:PublishCommand",), "put a drafter on the Hub, with card and recipe"
-    ),
-}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
-    name = next((" ".join(argv[:num]) for num in (1, 2) if " ".join(argv[:num]) in COMMANDS), None)
-    if name is None:
-        print(_usage())
-        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+def run(name: str, argv: list[str]) -> int:
+    """Run the command of this name with the options `argv`; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    command = COMMANDS[name]
-    module = importlib.import_module(f".commands.{command.module}", __package__)
-    parser = _Parser(
-        [_load(name) for name in command.options],
-        prog=f"falcon-spec {name}",
-        description=module.__doc__,
-        formatter_class=_Help,
-    )
+    module = module_of(name)
+    parser = _Parser(options_of(name), prog=f"falcon-spec {name}", description=module.__doc__, formatter_class=_Help)
     try:
-        *options, unknown = parser.parse_args_into_dataclasses(
-            argv[len(name.split()) :], return_remaining_strings=True
-        )
+        *options, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
         if unknown:
             parser.error(f"unknown arguments: {' '.join(unknown)}")
-        given = [parser.given(argv[len(name.split()) :])] if command.asks_what_is_given else []
+        given = [parser.given(argv)] if "given" in get_type_hints(module.run) else []
         module.run(*options, *given)
     except (FalconSpecError, OSError) as error:  # files, the disk and the network tell what is wrong in words
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -110,6 +34,20 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of a command: its docstring is the help, its `run` does the work."""
+    return importlib.import_module(f".commands.{name.replace(' ', '_')}", __package__)
+
+
+def options_of(name: str) -> list[DataClassType]:
+    """The dataclasses that hold a command's options: those that its `run` takes.
+
+    A `run` that takes `given` as well is told the names of the options on the command line.
+    """
+    hints = get_type_hints(module_of(name).run)
+    return [DataClassType(hint) for hint in hints.values() if is_dataclass(hint)]
 
 
 class _Parser(HfArgumentParser):
@@ -132,18 +70,6 @@ class _Parser(HfArgumentParser):
 
 class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """Shows defaults, and keeps the lines of a description as they are written."""
-
-
-def _usage() -> str:
-    lines = [f"  {name:15s}{command.summary}" for name, command in COMMANDS.items()]
-    return (
-        "usage: falcon-spec COMMAND [OPTIONS]\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
-    )
-
-
-def _load(name: str) -> DataClassType:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(f".{module}", __package__), attribute)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The two ablations of Falcon drafters: what each point trains, which trees it drafts, and what the tables say was changed."""
 
 import json
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,12 @@ class Commands:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trained: list[Any] = []
         self.measured: list[Any] = []
-        monkeypatch.setattr(train_command, "run", lambda *options: self.trained.append(options))
-        monkeypatch.setattr(bench_command, "run", lambda *options: self.measured.append(options))
+        monkeypatch.setattr(
+            train_command, "run", wraps(train_command.run)(lambda *options: self.trained.append(options))
+        )
+        monkeypatch.setattr(
+            bench_command, "run", wraps(bench_command.run)(lambda *options: self.measured.append(options))
+        )
         monkeypatch.setattr(ablation, "run_command", self)
         monkeypatch.setattr(ablation, "extract", lambda *_: None)
 

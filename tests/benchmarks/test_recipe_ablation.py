@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_every_arm_is_a_command_and_a_drafter(name: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(
         recipe_ablation, "run_command", lambda _folder, *command, module="": commands.append((module, command))
     )
-    monkeypatch.setattr(train_command, "run", lambda *options: asked.append(options))
+    monkeypatch.setattr(train_command, "run", wraps(train_command.run)(lambda *options: asked.append(options)))
     args = argparse.Namespace(
         runs=tmp_path, target="models/reference-target", data="a.jsonl", eval_data="b.jsonl", steps=7
     )

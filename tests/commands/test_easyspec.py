@@ -128,7 +128,7 @@ def test_links_are_measured_under_torchrun(models: Path, tmp_path: Path) -> None
     command = [
         sys.executable,
         "-m",
-        "transformers_falcon_spec.cli",
+        "transformers_falcon_spec",
         *arguments(models, output, "--max_group_size", "2"),
     ]
 

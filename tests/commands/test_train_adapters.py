@@ -181,7 +181,7 @@ def test_two_processes_train_one_adapter(parts: list[str], files: dict[str, str]
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29513"]
 
     done = subprocess.run(
-        [sys.executable, *launcher, "-m", "transformers_falcon_spec.cli", *line, "--logging_steps", "1"],
+        [sys.executable, *launcher, "-m", "transformers_falcon_spec", *line, "--logging_steps", "1"],
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False, timeout=1200,
     )  # fmt: skip

@@ -1,0 +1,54 @@
+"""Starts `falcon-spec`: shows the commands and the version without loading torch, and hands everything else to the package.
+
+It lies beside the package because importing the package lets `generate` take drafters, which takes torch and seconds.
+"""
+
+import importlib
+import sys
+from importlib.metadata import version
+
+PACKAGE = "transformers_falcon_spec"
+# Each command is the module of this name in `commands/`, spaces being underscores.
+COMMANDS = {
+    "generate": "write text, and compare with the target alone",
+    "bench": "measure speed and acceptance on prompt files",
+    "parity": "check token for token that the text is the target's",
+    "calibrate": "fit how far a drafter's chances may be trusted",
+    "report": "render results files into the README",
+    "regenerate": "let the target answer the prompts of a training set",
+    "train": "distil a drafter from a target",
+    "trees fit": "find the best static tree of a size for a drafter",
+    "trees paper": "write a tree of the paper's shape",
+    "trees show": "print a static tree",
+    "easyspec tune": "find which layers of an EasySpec drafter attend at once",
+    "convert": "make a drafter from a checkpoint of other software",
+    "contract": "write into a drafter which target it is for",
+    "find": "list published drafters for a target",
+    "doctor": "say why drafts are not kept, or why it is not faster",
+    "publish": "put a drafter on the Hub, with card and recipe",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    name = next((" ".join(argv[:num]) for num in (1, 2) if " ".join(argv[:num]) in COMMANDS), None)
+    if name is not None:
+        return int(importlib.import_module(f"{PACKAGE}.cli").run(name, argv[len(name.split()) :]))
+    if argv[:1] == ["--version"]:
+        print(f"falcon-spec {version(PACKAGE)}")
+        return 0
+    print(_usage())
+    return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+
+
+def _usage() -> str:
+    lines = [f"  {name:15s}{summary}" for name, summary in COMMANDS.items()]
+    return (
+        "usage: falcon-spec COMMAND [OPTIONS]\n"
+        "       falcon-spec --version\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
