@@ -68,12 +68,12 @@ lint: $(READY) ## Check format, style and types.
 
 check: lint test ## Everything that must pass before a commit: format, style, types, tests.
 
-fix: $(READY) ## Repair format and style, and the file list of the README.
+fix: $(READY) ## Repair format and style, and the list of modules in docs/map.md.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/python tools/readme_tree.py
+	$(BIN)/python tools/map.py
 
-bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into the README; resumes.
+bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into README and docs; resumes.
 	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \
 		--decodings $(DECODINGS)
 	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity_tuned.json --tune --decodings $(DECODINGS)

@@ -1,4 +1,4 @@
-"""Draw the figures of `docs/how_it_works.md` from the package's own trees, walk and masks.
+"""Draw the figures of the README and of `docs/how_it_works.md` from the package's own trees, walk and masks.
 
 Command: python tools/figures.py
 """
@@ -88,11 +88,11 @@ def walk() -> str:
     """One step: the tree, what the target chose on its way, and the text that it makes."""
     verdict = lazy_walk(TREE.parents[0].tolist(), list(range(len(PLACES))), lambda node: (CHOICES[node], False))
     fills = {0: ROOT} | dict.fromkeys(verdict.path[1:], KEPT)
-    parts = [label((165, 22), "the drafter's tree", PALE), *tree_parts(fills, set(verdict.path))]
-    parts += [label((320, 22), "the target, asked on the way", PALE, "start")]
+    parts = [label((165, 22), "1. the drafter proposes a tree", PALE), *tree_parts(fills, set(verdict.path))]
+    parts += [label((320, 22), "2. the target reads it in one forward: its own choices", PALE, "start")]
     for row, (node, choice) in enumerate(zip(verdict.path, verdict.token_ids, strict=True)):
-        ending = "a child has it: walk on" if choice in verdict.path else "no child has it: the step ends"
-        y = 60 + 50 * row
+        ending = "a child holds it: go on there" if choice in verdict.path else "no child holds it: the step ends"
+        y = 58 + 46 * row
         parts += [
             label((320, y), f"after “{WORDS[node]}”", anchor="start"),
             label((426, y), "→", PALE),
@@ -102,13 +102,15 @@ def walk() -> str:
         ]
     strip = [("the", "#ffffff"), ("cat", ROOT)]
     strip += [(WORDS[choice], KEPT if choice in verdict.path else BONUS) for choice in verdict.token_ids]
-    parts.append(label((320, 220), "the text", PALE, "start"))
+    parts.append(label((320, 202), "3. its choices are the text: three tokens in one step", PALE, "start"))
     for place, (word, fill) in enumerate(strip):
-        parts += [box((415 + 70 * place, 220), (64, 30), fill), label((415 + 70 * place, 220), word)]
-    for place, (fill, words) in enumerate([(ROOT, "root"), (KEPT, "kept guess"), (BONUS, "bonus token")]):
+        parts += [box((352 + 70 * place, 236), (64, 30), fill), label((352 + 70 * place, 236), word)]
+    for place, (fill, words) in enumerate(
+        [(ROOT, "newest token"), (KEPT, "guess that is kept"), (BONUS, "bonus token")]
+    ):
         parts += [
-            box((60 + 120 * place, 268), (16, 16), fill),
-            label((76 + 120 * place, 268), words, PALE, "start", 13),
+            box((40 + 160 * place, 270), (16, 16), fill),
+            label((56 + 160 * place, 270), words, PALE, "start", 13),
         ]
     return figure(740, 290, "One step: propose, verify, and the text that it makes", parts)
 

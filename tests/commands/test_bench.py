@@ -254,7 +254,7 @@ def test_a_memory_process_that_fails_says_how(folders: dict[str, str]) -> None:
 
 
 def test_report_renders_results_into_documents_and_pages(folders: dict[str, str], tmp_path: Path) -> None:
-    results, document = tmp_path / "results", tmp_path / "README.md"
+    results, document = tmp_path / "results", tmp_path / "notes.md"
     options = ["--methods", folders["drafter"], "--decodings", "greedy", "--memory_texts", "0"]
     assert bench(folders, results / "speed.json", "--targets", folders["target"], *options) == 0
     document.write_text("<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from transformers_falcon_spec.provenance import provenance
 
 
 def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
-    results, document = tmp_path / "results", tmp_path / "README.md"
+    results, document = tmp_path / "results", tmp_path / "parity.md"
     results.mkdir()
     row = {"decoding": "greedy", "num_prompts": 200, "num_tokens": 25000, "identical": 199, "tie": 1, "bug": 0}
     row["tokens_per_step"] = 2.5

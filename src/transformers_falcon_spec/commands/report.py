@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import OptionError
 from ..evaluation.calibration import read_calibration
-from ..evaluation.report import PAGES, render_into
+from ..evaluation.report import PAGES, README, render_into
 from ..evaluation.speed_results import read_result
 
 
@@ -39,7 +39,7 @@ class ReportCommand:
 
 def run(command: ReportCommand) -> None:
     """Render."""
-    standard = [] if command.pages else ["README.md", *(f"docs/{name}" for name in PAGES)]
+    standard = [] if command.pages else [README, *(f"docs/{name}" for name in PAGES)]
     for document in standard if command.documents is None else command.documents:
         render_into(Path(document), Path(command.results))
         print(f"{document} holds the figures of {command.results}")

@@ -7,6 +7,7 @@ from ..errors import OptionError
 from . import diffusion_tables, group_tables, rival_tables, speed_tables, tables, training_tables, tuning_tables
 from .adaptation_table import adaptation
 from .matrix import matrix, matrix_in_short
+from .overview import overview
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BOOKKEEPING = ("bookkeeping.json", "bookkeeping_0.3b.json")
@@ -46,11 +47,12 @@ _RENDERERS = {
     "training_speed.json": training_tables.training_speed,
     "lora.json": adaptation,
 }
-_PROMISE = ("parity.json", "parity_bfloat16.json", "parity_float16.json")  # stand with it in the README
+README = "README.md"  # has the few numbers of `overview`; all tables stand on pages
 PAGES = {
+    "benchmarks.md": ["speed.json", "bounds.json", "memory.json"],
     "batches.md": ["batches.json"],
     "architectures.md": ["architectures.json", "architectures_oldest.json"],
-    "parity.md": [*(name for name in tables.PARITY_TITLES if name not in _PROMISE), "soak.json"],
+    "parity.md": [*tables.PARITY_TITLES, "soak.json"],
     "verifiers.md": ["verifiers.json"],
     "scale.md": ["tree_cost.json"],
     "tuning.md": [*BUDGETS, *CIRCUMSTANCES, "no_loss.json", *BOOKKEEPING],
@@ -71,8 +73,7 @@ PAGES = {
         "training_speed.json",
         "lora.json",
     ],
-}  # all others go to the README
-_ELSEWHERE = {name for names in PAGES.values() for name in names}
+}
 
 
 def render_into(document: Path, results: Path) -> None:
@@ -86,10 +87,14 @@ def render_into(document: Path, results: Path) -> None:
         raise OptionError(f"`{document}` must hold the lines `{BEGIN}` and `{END}`; the tables go between them.")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    found = [
+    joined = "\n\n".join(overview(results) if document.name == README else _tables(document.name, results))
+    document.write_text(f"{before}{BEGIN}\n{joined}\n{END}{after}", encoding="utf-8")
+
+
+def _tables(page: str, results: Path) -> list[str]:
+    """The tables of a page; one that is not listed gets all tables."""
+    return [
         _RENDERERS[name](json.loads(path.read_text(encoding="utf-8")), name)
-        for name in PAGES.get(document.name, [name for name in _RENDERERS if name not in _ELSEWHERE])
+        for name in PAGES.get(page, list(_RENDERERS))
         if (path := results / name).is_file()
     ]
-    joined = "\n\n".join(found)
-    document.write_text(f"{before}{BEGIN}\n{joined}\n{END}{after}", encoding="utf-8")
