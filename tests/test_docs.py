@@ -183,11 +183,17 @@ def test_files_and_options_in_shell_blocks_exist(page: Path) -> None:
             word for word in words if word.startswith(("models/", "benchmarks/", "examples/")) and not _exists(word)
         ]
         if words[:1] == ["python"]:
-            script = ROOT / (words[1] if words[1] != "-m" else f"{words[2].replace('.', '/')}.py")
+            script = ROOT / words[1] if words[1] != "-m" else _module(words[2])
             known = options_of_script(script)
             wrong += [word for word in words if word.startswith("--") and word.removeprefix("--") not in known]
 
     assert not wrong
+
+
+def _module(name: str) -> Path:
+    """The file that `python -m NAME` runs."""
+    path = ROOT / name.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def _exists(name: str) -> bool:
@@ -228,7 +234,7 @@ def test_every_option_named_in_the_text_is_one_of_a_command_or_a_script(page: Pa
         "strict",
     }  # `strict` of mypy, and once ours
     known |= {f"no_{name}" for name in known}
-    for script in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py"), ROOT / "tests/trials/__main__.py"]:
+    for script in [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("examples/*.py"), ROOT / "tests/trials/__main__.py"]:
         known |= options_of_script(script)
 
     named = re.findall(
