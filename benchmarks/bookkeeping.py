@@ -41,7 +41,7 @@ PARTS: dict[str, list[tuple[type, str]]] = {
         (Target, "embed"),
         (Target, "head"),
     ],
-    "lists": [(FalconCandidateGenerator, "log_chances")],
+    "lists": [(FalconCandidateGenerator, "log_node_probs")],
 }
 
 SHARES = ("target", "drafter", "lists")

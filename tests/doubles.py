@@ -80,8 +80,8 @@ class RandomGenerator(TreeCandidateGenerator):
         num_nodes = max(len(parents) for parents, _ in trees)
         parents = torch.tensor([parents + [-1] * (num_nodes - len(parents)) for parents, _ in trees])
         token_ids = torch.tensor([ids + [0] * (num_nodes - len(ids)) for _, ids in trees])
-        is_guest = torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests
-        self.drafts.append(Draft(token_ids, parents, is_guest=is_guest if self.drafter.num_guests else None))
+        is_lookahead = torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests
+        self.drafts.append(Draft(token_ids, parents, is_lookahead=is_lookahead if self.drafter.num_guests else None))
         return self.drafts[-1]
 
     def _tree(self, root: int, max_depth: int, budget: DraftBudget) -> tuple[list[int], list[int]]:

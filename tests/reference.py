@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.growing import grown_paths
-from transformers_falcon_spec.core.verification import Verdict
+from transformers_falcon_spec.core.verification import AcceptedPath
 
 Path = tuple[int, ...]
 
@@ -155,7 +155,7 @@ def distribution(run: Callable[[ScriptedDraws], Any]) -> Mapping[Any, float]:
     return chances
 
 
-def block_verification(tree: Any, target_probs: Callable[[int], Tensor], draws: Any) -> Verdict:
+def block_verification(tree: Any, target_probs: Callable[[int], Tensor], draws: Any) -> AcceptedPath:
     """Block verification of a chain as it is published: how far the block is kept is settled by one test for each length.
 
     Source: arXiv 2403.10444, algorithm 2.
@@ -181,7 +181,7 @@ def block_verification(tree: Any, target_probs: Callable[[int], Tensor], draws: 
         is_kept = depth == 0 or int(draws.categorical(torch.tensor([[chance, 1 - chance]], dtype=torch.double))) == 0
         kept = depth if is_kept else kept
     bonus = int(draws.categorical(residuals[kept + 1][None]))
-    return Verdict(tuple(range(kept + 1)), (*tree.token_ids[1 : kept + 1], bonus))
+    return AcceptedPath(tuple(range(kept + 1)), (*tree.token_ids[1 : kept + 1], bonus))
 
 
 class NaiveFalcon:

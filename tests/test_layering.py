@@ -34,7 +34,7 @@ PACKAGES = {
     "generation": DECODING,
     "drafters": DECODING | {"safetensors"},  # for its errors
 }
-# The modules of training that may use `generation`: taps and head, the masks that kinds of layers take, and what decoding with a drafter brings.
+# The modules of training that may use `generation`: hooks and head, the masks that kinds of layers take, and what decoding with a drafter brings.
 TRAINING_THAT_DECODES = {"training.features", "training.packed_reading", "training.real_acceptance"}
 
 

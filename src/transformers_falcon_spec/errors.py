@@ -9,7 +9,7 @@ FalconSpecError
 ├── DrafterMismatchError    a drafter made for another target
 ├── RankError               processes that decode together lost each other, or differ
 ├── CheckpointError         weights or files that do not make a whole drafter
-├── SeamError               the functions that the package wraps moved, or are not wrapped
+├── PatchError              the functions that the package wraps moved, or are not wrapped; `SeamError` is its old name
 ├── ParityError             a text with a drafter that is not the target's own
 ├── BenchmarkError          a method that failed in a benchmark which the others finished
 │   └── ProcessKilledError  a method whose process was ended by a signal
@@ -53,8 +53,11 @@ class CheckpointError(FalconSpecError, ValueError):
     """A checkpoint does not hold a whole drafter."""
 
 
-class SeamError(FalconSpecError, RuntimeError):
+class PatchError(FalconSpecError, RuntimeError):
     """The functions of Transformers that the package wraps have another signature than expected, or are not wrapped where they must be."""
+
+
+SeamError = PatchError  # its old name
 
 
 class ParityError(FalconSpecError, RuntimeError):

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from transformers_falcon_spec.core.packing import (
-    ahead,
-    apart,
     is_packed,
     one_text,
     same_text,
+    shift_left,
     text_lengths,
     text_numbers,
+    unpack,
 )
 
 ROWS = [[3, 1, 4], [8], [2, 6]]  # lengths of the texts of each row
@@ -70,21 +70,23 @@ def test_what_lies_ahead_is_of_the_same_text_or_zero(
         for place, later in zip(places, places[num_places:], strict=False):
             expected[row, place] = values[row, later]
 
-    assert ahead(values, positions_of(rows), num_places).equal(expected)
-    assert ahead(values != 0, positions_of(rows), num_places).equal(expected != 0)
+    assert shift_left(values, positions_of(rows), num_places).equal(expected)
+    assert shift_left(values != 0, positions_of(rows), num_places).equal(expected != 0)
 
 
 def test_positions_of_all_rows_can_be_given_once() -> None:
     values = torch.randn(3, 8, 2)
 
-    assert ahead(values, one_text(8, torch.device("cpu")), 3).equal(ahead(values, positions_of([[8]] * 3), 3))
+    assert shift_left(values, one_text(8, torch.device("cpu")), 3).equal(
+        shift_left(values, positions_of([[8]] * 3), 3)
+    )
 
 
 def test_texts_apart_are_rows_of_their_own_and_lead_back() -> None:
     values, positions = torch.randn(3, 8, 2, requires_grad=True), positions_of(ROWS)
     numbers = text_numbers(positions, 3)
 
-    texts = apart(values, numbers, positions)
+    texts = unpack(values, numbers, positions)
 
     assert texts.shape == (6, 8, 2)
     for number, (row, places) in enumerate(texts_of(ROWS)):

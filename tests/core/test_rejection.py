@@ -13,11 +13,11 @@ from torch import Tensor
 from tests.reference import ScriptedDraws, block_verification, distribution, path_to
 from transformers_falcon_spec.core.rejection import DrawnTree, recursive_rejection, traversal_verification
 from transformers_falcon_spec.core.sampling import Draws
-from transformers_falcon_spec.core.verification import Verdict
+from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.errors import DraftTreeError
 
 Context = tuple[int, ...]
-Rule = Callable[[DrawnTree, Callable[[int], Tensor], Draws], Verdict]
+Rule = Callable[[DrawnTree, Callable[[int], Tensor], Draws], AcceptedPath]
 RULES: dict[str, Rule] = {"recursive": recursive_rejection, "traversal": traversal_verification}
 
 TOPOLOGIES = {  # parents, vocabulary
@@ -230,7 +230,7 @@ def only_tokens_that_look_good(parents: Sequence[int], drafter: Language, draws:
     return DrawnTree(tree.parents[:2], tree.token_ids[:2], tree.draft_probs, tree.dist_index[:2])
 
 
-def siblings_stay_in_the_draft(tree: DrawnTree, target_probs: Any, draws: Draws) -> Verdict:
+def siblings_stay_in_the_draft(tree: DrawnTree, target_probs: Any, draws: Draws) -> AcceptedPath:
     """Each child is judged by the distribution of the first one, as if no sibling had been taken out before it."""
     node, tokens = 0, []
     while True:
@@ -244,11 +244,11 @@ def siblings_stay_in_the_draft(tree: DrawnTree, target_probs: Any, draws: Draws)
             left = (target - draft).clamp(min=0)
             target = left / left.sum() if left.sum() > 0 else target
         if next_node is None:
-            return Verdict(tree.path_to(node), (*tokens, int(draws.categorical(target[None]))))
+            return AcceptedPath(tree.path_to(node), (*tokens, int(draws.categorical(target[None]))))
         node, tokens = next_node, [*tokens, tree.token_ids[next_node]]
 
 
-def one_number_for_every_test(tree: DrawnTree, target_probs: Any, draws: Draws) -> Verdict:
+def one_number_for_every_test(tree: DrawnTree, target_probs: Any, draws: Draws) -> AcceptedPath:
     """A single draw from 10 equal parts of [0, 1) decides every acceptance of the step."""
     number = (int(draws.categorical(torch.full((1, 10), 0.1))) + 0.5) / 10
 

@@ -82,7 +82,7 @@ def test_ancestors_are_in_siblings_differ_and_nothing_likelier_is_out(seed: int,
     assert len(set(paths)) == len(paths) == 9
     assert all(path[:-1] in paths for path in paths if path)
     chances = [math.prod(model(path[:depth])[token] for depth, token in enumerate(path)) for path in paths]
-    likeliest = growth.log_chances[0].exp().sort(descending=True).values[:9]
+    likeliest = growth.log_node_probs[0].exp().sort(descending=True).values[:9]
     assert sorted(chances, reverse=True) == pytest.approx(likeliest.tolist(), rel=1e-4)
 
 

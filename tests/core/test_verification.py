@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.core.strategies import few, parent_lists
 from transformers_falcon_spec.core.sampling import choose
-from transformers_falcon_spec.core.verification import Verdict, lazy_walk
+from transformers_falcon_spec.core.verification import AcceptedPath, lazy_walk
 
 VOCAB_SIZE = 3
 
@@ -45,15 +45,15 @@ def test_lazy_walk_keeps_the_path_that_agrees_longest(
     verdict = lazy_walk(parents, token_ids, commit)
 
     path, committed = reference.walk(parents, token_ids, choices, lambda n: n == num_left)
-    assert verdict == Verdict(path, tuple(committed))
+    assert verdict == AcceptedPath(path, tuple(committed))
     assert asked == list(path)  # nothing else is ever asked of the target
 
 
 @pytest.mark.parametrize(("guest", "path"), [(None, (0, 1, 2)), (1, (0,)), (2, (0, 1))])
 def test_guests_never_become_text(guest: int | None, path: tuple[int, ...]) -> None:
-    is_guest = None if guest is None else [node == guest for node in range(3)]
+    is_lookahead = None if guest is None else [node == guest for node in range(3)]
 
-    verdict = lazy_walk([-1, 0, 1], [4, 5, 6], lambda node: (5 + node, False), is_guest)
+    verdict = lazy_walk([-1, 0, 1], [4, 5, 6], lambda node: (5 + node, False), is_lookahead)
 
     assert verdict.path == path
     assert verdict.num_accepted == len(path) - 1
@@ -61,13 +61,13 @@ def test_guests_never_become_text(guest: int | None, path: tuple[int, ...]) -> N
 
 
 def test_root_alone_yields_the_bonus_token_alone() -> None:
-    assert lazy_walk([-1], [4], lambda _node: (9, False)) == Verdict((0,), (9,))
+    assert lazy_walk([-1], [4], lambda _node: (9, False)) == AcceptedPath((0,), (9,))
 
 
 def test_fillers_are_nobodys_children() -> None:
     verdict = lazy_walk([-1, 0, -1], [4, 5, 9], lambda node: ([5, 9, 0][node], False))
 
-    assert verdict == Verdict((0, 1), (5, 9))
+    assert verdict == AcceptedPath((0, 1), (5, 9))
 
 
 def _scores(text: Sequence[int]) -> torch.Tensor:

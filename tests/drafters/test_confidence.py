@@ -49,7 +49,7 @@ def test_chances_are_the_softmax_of_the_scores_at_the_temperature_of_the_place(
     noise = None if temperature is None else lambda row, at: noises[at]
     budget = DraftBudget((100,), 512, temperature=temperature, noise=noise)
 
-    chances = generator.log_chances(logits, budget, depth).exp()
+    chances = generator.log_node_probs(logits, budget, depth).exp()
 
     heat = temperature or 0.0
     for block in range(3):

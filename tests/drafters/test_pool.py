@@ -21,7 +21,7 @@ from transformers_falcon_spec import (
 )
 from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.target import Target
-from transformers_falcon_spec.generation.tuning.cost_model import Knowledge
+from transformers_falcon_spec.generation.tuning.cost_model import CostModel
 from transformers_falcon_spec.generation.tuning.tuner import TRIAL
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampling": runs.SAMPLING}
@@ -39,8 +39,8 @@ def make_pool(target: Any) -> DrafterPool:
 def test_the_text_is_the_targets_own_whoever_drafts(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_eagle_target()
     pool, chance = make_pool(target), random.Random(2)
-    known = tuple(Knowledge() for _ in pool.members)
-    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.knowledge_of", lambda *_: known)
+    known = tuple(CostModel() for _ in pool.members)
+    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_models_of", lambda *_: known)
     monkeypatch.setattr(
         "transformers_falcon_spec.generation.tuning.tuner.select_drafter", lambda *_: chance.randrange(4)
     )

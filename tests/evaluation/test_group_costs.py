@@ -23,7 +23,7 @@ from transformers_falcon_spec.evaluation.group_costs import (
     time_passes,
 )
 from transformers_falcon_spec.evaluation.group_fit import Steps
-from transformers_falcon_spec.generation.distributed import Ranks
+from transformers_falcon_spec.generation.distributed import Processes
 
 COSTS = Costs(attend=7.0, finish=11.0, layer=19.0, ends=5.0, read=50.0, state_bytes=64)
 LINK = Link(latency_seconds=0.5, bytes_per_second=128.0)
@@ -129,10 +129,10 @@ def test_a_link_is_found_from_its_gathers(monkeypatch: pytest.MonkeyPatch) -> No
     clock = Clock()
     monkeypatch.setattr(group_costs, "_now", clock)
 
-    class Three(Ranks):
+    class Three(Processes):
         num = 3
 
-        def gathered(self, part: torch.Tensor) -> torch.Tensor:
+        def all_gather(self, part: torch.Tensor) -> torch.Tensor:
             clock.now += LINK.gather_seconds(3, part.nbytes) - 1  # the look takes the one
             return part
 

@@ -19,7 +19,7 @@ from tests.chat import make_tokenizer
 from tests.drafters.test_dflash import peaked_dflash
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import GenerationStats, attach, disable, enable
-from transformers_falcon_spec.errors import SeamError
+from transformers_falcon_spec.errors import PatchError
 from transformers_falcon_spec.evaluation import benchmark as benchmark_module
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.decoding import decoding_options
@@ -121,7 +121,7 @@ def test_the_seam_is_as_it_was_after_a_stock_run_that_raises(target: PreTrainedM
     try:
         with target_alone().path(target):
             pass
-        assert not hasattr(utils.GenerationMixin._assisted_decoding, "_is_falcon_spec_seam")
+        assert not hasattr(utils.GenerationMixin._assisted_decoding, "_is_falcon_spec_patch")
     finally:
         enable()
 
@@ -129,7 +129,7 @@ def test_the_seam_is_as_it_was_after_a_stock_run_that_raises(target: PreTrainedM
 def test_a_target_with_a_seam_of_its_own_is_refused_as_stock() -> None:
     model = attach(make_target())
 
-    with pytest.raises(SeamError, match="must have Transformers' own functions here, but `attach` gave it others"):
+    with pytest.raises(PatchError, match="must have Transformers' own functions here, but `attach` gave it others"):
         target_alone().path(model).__enter__()
 
 

@@ -13,7 +13,7 @@ from tests.chat import make_tokenizer
 from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import Draft
-from transformers_falcon_spec.core.verification import Verdict
+from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.evaluation.step_page import WatchedText, render_step_page, render_tree, tree_style
 from transformers_falcon_spec.evaluation.step_text import step_text
 from transformers_falcon_spec.evaluation.steps import Step, StepLog, StepNode
@@ -49,10 +49,10 @@ def test_the_log_keeps_nodes_chances_and_what_became_text() -> None:
     draft = Draft(
         torch.tensor([[one, two, three, one, 7]]),
         torch.tensor([[-1, 0, 0, 1, -1]]),  # the last one is a filler
-        chances=torch.tensor([[1.0, 0.5, 0.25, 0.125, 0.0]]),
+        node_probs=torch.tensor([[1.0, 0.5, 0.25, 0.125, 0.0]]),
     )
 
-    log(draft, [Verdict((0, 2), (three, two))])
+    log(draft, [AcceptedPath((0, 2), (three, two))])
 
     (step,) = log.steps
     assert [(node.parent, node.text, node.chance, node.is_kept) for node in step.nodes] == [
@@ -68,7 +68,10 @@ def test_guests_are_counted_and_not_shown_and_a_step_may_keep_nothing() -> None:
     log = StepLog(make_tokenizer())
     guests = torch.tensor([[False, True, False, True]])
 
-    log(Draft(torch.tensor([[7, 8, 9, 10]]), torch.tensor([[-1, 0, 0, 1]]), is_guest=guests), [Verdict((), ())])
+    log(
+        Draft(torch.tensor([[7, 8, 9, 10]]), torch.tensor([[-1, 0, 0, 1]]), is_lookahead=guests),
+        [AcceptedPath((), ())],
+    )
 
     (step,) = log.steps
     assert [(node.parent, node.token_id, node.chance, node.is_kept) for node in step.nodes] == [

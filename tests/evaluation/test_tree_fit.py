@@ -11,7 +11,7 @@ from tests.drafters.medusa.makers import make_medusa
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import Draft, DraftTree, LookaheadDrafter
-from transformers_falcon_spec.core.verification import Verdict
+from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.errors import OptionError, TargetError
 from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.evaluation.tree_fit import RankLog, TreeFit, acceptance, fit_result, measuring_tree
@@ -28,10 +28,10 @@ def test_ranks_are_counted_below_kept_nodes_with_all_their_children() -> None:
     log = RankLog(num_ranks=2)
     draft = a_draft([-1, 0, 0, 1, 1, 2], [5, 10, 11, 12, 13, 14])
 
-    log(draft, [Verdict((0, 1), (10, 99))])  # rank 0, then a miss
-    log(draft, [Verdict((0, 2, 5), (11, 14, 7))])  # rank 1, then a node of one child, then a leaf
-    log(draft, [Verdict((0, 1, 4), (10, 13, 7))])  # rank 0, then rank 1
-    log(draft, [Verdict((0,), (10,))])  # ends the text: nothing below was asked for
+    log(draft, [AcceptedPath((0, 1), (10, 99))])  # rank 0, then a miss
+    log(draft, [AcceptedPath((0, 2, 5), (11, 14, 7))])  # rank 1, then a node of one child, then a leaf
+    log(draft, [AcceptedPath((0, 1, 4), (10, 13, 7))])  # rank 0, then rank 1
+    log(draft, [AcceptedPath((0,), (10,))])  # ends the text: nothing below was asked for
 
     assert log.steps == [[0, 2], [1, None, None], [0, 1, None], [0]]
     assert log.counts(depth=3) == [[2, 1, 0], [0, 1, 1], [0, 0, 0]]

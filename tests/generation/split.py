@@ -26,7 +26,7 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import FalconSpecError
 from transformers_falcon_spec.generation import call
-from transformers_falcon_spec.generation.distributed import ranks_of
+from transformers_falcon_spec.generation.distributed import processes_of
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -69,7 +69,7 @@ def noted(target: Any, kind: str, options: dict[str, Any], **trees: Any) -> dict
         "num_steps": out.speculation.num_steps,
         "passes": out.speculation.num_passes,
         "notes": out.speculation.notes,
-        "num_ranks": ranks_of(drafter, target).num,
+        "num_ranks": processes_of(drafter, target).num,
         "tuning": out.speculation.tuning,
     }
 

@@ -25,7 +25,7 @@ from tests.tiny import (
     make_target,
 )
 from transformers_falcon_spec.generation import processors
-from transformers_falcon_spec.generation.sequence_batch import Batch
+from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
 
 
 class StopsAt(StoppingCriteria):
@@ -159,7 +159,9 @@ def test_what_waits_for_the_end_of_a_row_is_streamed_at_the_end() -> None:
     config, streamer = GenerationConfig(do_sample=False), ListStreamer()
     config._pad_token_tensor = torch.tensor(0)
     criteria = StoppingCriteriaList([MaxLengthCriteria(4), EosTokenCriteria(9)])
-    batch = Batch(make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer)
+    batch = SequenceBatch(
+        make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer
+    )
 
     for row, token in [(0, 5), (0, 6), (0, 7), (1, 9)]:
         batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])
@@ -175,7 +177,9 @@ def test_without_eos_a_streamer_waits_for_rows_that_are_complete(monkeypatch: py
         ListStreamer(),
         StoppingCriteriaList([StopsAt([9])]),
     )
-    batch = Batch(make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer)
+    batch = SequenceBatch(
+        make_prompt(1).repeat(2, 1), None, LogitsProcessorList(), criteria, config, streamer=streamer
+    )
 
     for row, token in [(0, 9), (1, 5), (1, 6), (0, 7)]:
         batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])

@@ -42,7 +42,7 @@ def test_ranks_with_clocks_of_their_own_take_the_same_steps(
         drafter.generation_config = SpeculationConfig(dynamic_tree=True)
     pairs = [(deepcopy(target), InformedDrafter(drafter, plain)) for drafter in drafters]
     ranks = {id(own): ThreadRanks(number, values, barrier) for number, (own, _) in enumerate(pairs)}
-    monkeypatch.setattr(loop, "ranks_of", lambda _drafter, own: ranks[id(own)])
+    monkeypatch.setattr(loop, "processes_of", lambda _drafter, own: ranks[id(own)])
     give(monkeypatch, split.WildClock())
     torch.manual_seed(0)
 

@@ -10,12 +10,12 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import TargetError
-from transformers_falcon_spec.generation.feature_hooks import FeatureTaps
+from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
 from transformers_falcon_spec.generation.model_parts import decoder_of
 
 
-def _taps(model: PreTrainedModel, *feature_layers: int) -> FeatureTaps:
-    return FeatureTaps(decoder_of(model), model.config.num_hidden_layers, feature_layers)
+def _hooks(model: PreTrainedModel, *feature_layers: int) -> FeatureHooks:
+    return FeatureHooks(decoder_of(model), model.config.num_hidden_layers, feature_layers)
 
 
 def _num_hooks(model: PreTrainedModel) -> int:
@@ -30,24 +30,24 @@ def _read(model: PreTrainedModel, prompt: torch.Tensor) -> tuple[torch.Tensor, .
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", "gpt_neox", "llama4"])
 def test_features_are_the_hidden_states_of_those_indices(family: str) -> None:
     model = make_target(family)
-    taps = _taps(model, 0, 2, -1)
+    hooks = _hooks(model, 0, 2, -1)
 
-    with taps.active():
+    with hooks.active():
         states = _read(model, make_prompt())
-        features = taps.take(12)
+        features = hooks.take(12)
 
     assert features.equal(torch.cat([states[0], states[2], states[-1]], dim=-1))
 
 
 def test_readings_since_the_last_take_are_joined() -> None:
     model = make_target()
-    taps = _taps(model, 1)
+    hooks = _hooks(model, 1)
 
-    with taps.active():
+    with hooks.active():
         first, second = (_read(model, make_prompt(length))[1] for length in (3, 4))
-        features = taps.take(7)
+        features = hooks.take(7)
         third = _read(model, make_prompt(2))[1]
-        later = taps.take(2)
+        later = hooks.take(2)
 
     assert features.equal(torch.cat([first, second], dim=1))
     assert later.equal(third)
@@ -55,18 +55,18 @@ def test_readings_since_the_last_take_are_joined() -> None:
 
 def test_without_layers_nothing_is_hooked_and_nothing_caught() -> None:
     model = make_target()
-    taps = _taps(model)
+    hooks = _hooks(model)
 
-    with taps.active():
+    with hooks.active():
         assert _num_hooks(model) == 0
-        assert taps.take(5) is None
+        assert hooks.take(5) is None
 
 
 def test_hooks_are_gone_after_an_exception() -> None:
     model = make_target()
 
     def fail() -> None:
-        with _taps(model, 0, 1, -1).active():
+        with _hooks(model, 0, 1, -1).active():
             assert _num_hooks(model) == 3
             raise ZeroDivisionError
 
@@ -83,13 +83,13 @@ def test_two_threads_on_one_model_catch_their_own_features() -> None:
     meet = threading.Barrier(2, timeout=600)
 
     def run(seed: int) -> None:
-        taps = _taps(model, 1, -1)
-        with taps.active():
+        hooks = _hooks(model, 1, -1)
+        with hooks.active():
             meet.wait()
             for _ in range(3):
                 states = _read(model, make_prompt(6, seed))
             meet.wait()
-            caught[seed] = (taps.take(18), torch.cat([states[1], states[-1]], dim=-1).repeat(1, 3, 1))
+            caught[seed] = (hooks.take(18), torch.cat([states[1], states[-1]], dim=-1).repeat(1, 3, 1))
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
@@ -105,7 +105,7 @@ def test_two_threads_on_one_model_catch_their_own_features() -> None:
 @pytest.mark.parametrize("layer", [3, 7, -2])
 def test_layers_that_do_not_exist_are_refused(layer: int) -> None:
     with pytest.raises(TargetError, match=rf"Feature layers must be -1 or lie in 0\.\.2, but they are \({layer},\)\."):
-        _taps(make_target(), layer)
+        _hooks(make_target(), layer)
 
 
 def test_a_decoder_without_a_list_of_layers_has_no_inner_features() -> None:
@@ -113,37 +113,37 @@ def test_a_decoder_without_a_list_of_layers_has_no_inner_features() -> None:
         TargetError,
         match=r"Features of layers \[1\] need a list of 3 decoder layers; the target has none\. Read -1 alone",
     ):
-        FeatureTaps(torch.nn.Linear(2, 2), 3, (1, -1))
+        FeatureHooks(torch.nn.Linear(2, 2), 3, (1, -1))
 
 
 def test_a_layer_whose_output_is_no_row_of_tokens_is_refused() -> None:
     model = make_target("gemma3n")
-    taps = _taps(model, 1, -1)
+    hooks = _hooks(model, 1, -1)
 
-    with taps.active():
+    with hooks.active():
         model(make_prompt(5))
         with pytest.raises(TargetError, match=r"Hidden state 1 must be .* but the target gives \(2, 1, 5, 64\)"):
-            taps.take(5)
+            hooks.take(5)
 
 
 def test_a_tap_that_stays_silent_is_reported() -> None:
-    taps = _taps(make_target(), 1)
+    hooks = _hooks(make_target(), 1)
 
     with (
-        taps.active(),
+        hooks.active(),
         pytest.raises(TargetError, match="The tap at hidden state 1 must see 4 tokens, but it saw nothing"),
     ):
-        taps.take(4)
+        hooks.take(4)
 
 
 def test_a_tap_that_misses_tokens_is_reported() -> None:
     model = make_target()
-    taps = _taps(model, -1)
+    hooks = _hooks(model, -1)
 
-    with taps.active():
+    with hooks.active():
         _read(model, make_prompt(3))
         with pytest.raises(TargetError, match="The tap at hidden state -1 must see 4 tokens, but it saw 3 tokens"):
-            taps.take(4)
+            hooks.take(4)
 
 
 @pytest.mark.parametrize("feature_layers", [(-1,), (1, 3)])

@@ -52,11 +52,11 @@ def test_the_chances_of_all_tokens_after_a_node_add_up_to_one(
     assert whole
     is_drawn = verifier != "lazy_walk" and bool(options)
     for draft in whole:
-        for children in draft.chances[0, 1:].split(VOCAB_SIZE):
+        for children in draft.node_probs[0, 1:].split(VOCAB_SIZE):
             assert float(children.sum()) == pytest.approx(1, abs=1e-4)
             assert is_drawn or children.sort(descending=True).values.equal(children)  # drawn ones come in any order
             assert children.max() > 2 / VOCAB_SIZE  # not just anything that adds up
-        assert draft.chances[0, 0] == 1
+        assert draft.node_probs[0, 0] == 1
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLING], ids=["greedy", "sampling"])
@@ -84,7 +84,7 @@ def chances_by_path(draft: Draft) -> dict[tuple[int, ...], float]:
     paths: list[tuple[int, ...]] = [()]
     for parent, token in list(zip(draft.parents[0].tolist(), draft.token_ids[0].tolist(), strict=True))[1:]:
         paths.append((*paths[parent], token))
-    return dict(zip(paths, draft.chances[0].tolist(), strict=True))
+    return dict(zip(paths, draft.node_probs[0].tolist(), strict=True))
 
 
 def test_observers_see_every_step_and_change_nothing() -> None:
@@ -111,7 +111,7 @@ def test_without_an_observer_no_chances_are_kept(monkeypatch: pytest.MonkeyPatch
     runs.drafted(target, drafter)
 
     assert drafts
-    assert all(draft.chances is None for draft in drafts)
+    assert all(draft.node_probs is None for draft in drafts)
 
 
 def test_rows_without_room_have_no_chance_below_the_root() -> None:
@@ -119,4 +119,4 @@ def test_rows_without_room_have_no_chance_below_the_root() -> None:
 
     grown.expand(torch.zeros(2, 1, dtype=torch.long), torch.tensor([[[3]], [[4]]]), torch.full((2, 1, 1), 0.5).log())
 
-    assert grown.best_chances(5).tolist() == [[1.0, 0.5], [1.0, 0.0]]
+    assert grown.best_node_probs(5).tolist() == [[1.0, 0.5], [1.0, 0.0]]

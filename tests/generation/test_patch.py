@@ -10,7 +10,7 @@ from tests import runs
 from tests.doubles import RandomDrafter
 from tests.tiny import make_target
 from transformers_falcon_spec import attach, disable, enable
-from transformers_falcon_spec.errors import SeamError
+from transformers_falcon_spec.errors import PatchError
 
 NAMES = ("_assisted_decoding", "_validate_generation_mode")
 
@@ -25,7 +25,7 @@ def _other_function(_self: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _enabled_again() -> Iterator[None]:
-    """Whatever a test does, the next one finds the seam in place."""
+    """Whatever a test does, the next one finds the patch in place."""
     yield
     enable()
 
@@ -87,7 +87,7 @@ def test_another_signature_is_refused(name: str, stock: list[Any], monkeypatch: 
     monkeypatch.setattr(GenerationMixin, name, _other_function)
 
     with pytest.raises(
-        SeamError, match=rf"`GenerationMixin\.{name}` must take .*, but this version of Transformers lacks"
+        PatchError, match=rf"`GenerationMixin\.{name}` must take .*, but this version of Transformers lacks"
     ):
         enable()
 
@@ -100,7 +100,7 @@ def test_another_signature_is_refused(name: str, stock: list[Any], monkeypatch: 
 def test_a_missing_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(GenerationMixin, "_assisted_decoding")
 
-    with pytest.raises(SeamError, match=r"has no such function\. Use a tested version \(see the README\)"):
+    with pytest.raises(PatchError, match=r"has no such function\. Use a tested version \(see the README\)"):
         enable()
 
     monkeypatch.undo()
@@ -151,7 +151,7 @@ def test_attached_model_serves_stock_assistants_too() -> None:
 def test_attaching_checks_the_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GenerationMixin, "_assisted_decoding", _other_function)
 
-    with pytest.raises(SeamError, match="must take input_ids"):
+    with pytest.raises(PatchError, match="must take input_ids"):
         attach(make_target())
 
     monkeypatch.undo()

@@ -25,7 +25,7 @@ from transformers_falcon_spec.errors import (
     FalconSpecError,
     GenerationError,
     OptionError,
-    SeamError,
+    PatchError,
 )
 
 
@@ -175,7 +175,7 @@ def test_a_drafter_says_that_the_seam_is_off(is_pool: bool) -> None:
     disable()
     try:
         with pytest.raises(
-            SeamError, match=r"after `disable\(\)`\. Call `transformers_falcon_spec\.enable\(\)`, or `attach"
+            PatchError, match=r"after `disable\(\)`\. Call `transformers_falcon_spec\.enable\(\)`, or `attach"
         ):
             runs.drafted(target, drafter)
     finally:
@@ -186,7 +186,7 @@ def test_a_drafter_says_that_the_seam_is_off(is_pool: bool) -> None:
 
 def test_a_drafter_writes_no_text_by_itself() -> None:
     with pytest.raises(
-        SeamError, match=r"must be asked for drafts .*, but it was asked for text, .*assistant_model=drafter"
+        PatchError, match=r"must be asked for drafts .*, but it was asked for text, .*assistant_model=drafter"
     ):
         make_drafter(make_target()).generate(make_prompt())
 

@@ -95,9 +95,9 @@ def test_head_rebuilds_the_logits_with_all_scales_and_caps(family: str) -> None:
     model = make_target(family)
     target = Target(model, (-1,))
 
-    with torch.no_grad(), target.taps.active():
+    with torch.no_grad(), target.feature_hooks.active():
         logits = model(make_prompt(), use_cache=False).logits
-        rebuilt = target.head(target.taps.take(12))
+        rebuilt = target.head(target.feature_hooks.take(12))
 
     assert rebuilt.dtype == torch.float32
     torch.testing.assert_close(rebuilt, logits.float(), rtol=1e-4, atol=1e-4)
@@ -122,9 +122,9 @@ def test_projected_decoders_have_two_feature_widths() -> None:
     target = Target(model, (1, -1))
 
     assert target.feature_dim == 64 + 32
-    with torch.no_grad(), target.taps.active():
+    with torch.no_grad(), target.feature_hooks.active():
         logits = model(make_prompt(), use_cache=False).logits
-        features = target.taps.take(12)
+        features = target.feature_hooks.take(12)
     assert features.shape[-1] == target.feature_dim
     torch.testing.assert_close(target.head(features[..., 64:]), logits, rtol=1e-4, atol=1e-4)
 

@@ -111,7 +111,7 @@ def test_the_recipe_beside_the_package_leaves_its_seam_alone(hub: Hub) -> None:
     target = make_target()
     drafter = FalconSpecDrafter.from_target(target)
     drafter.push_to_hub(REPO, target="someone/target")
-    stock, seam = type(target), GenerationMixin._assisted_decoding
+    stock, patched = type(target), GenerationMixin._assisted_decoding
     options = {"max_new_tokens": 8, "pad_token_id": 0, "return_dict_in_generate": True}
 
     plain = target.generate(torch.tensor(SHORT), **options)
@@ -122,7 +122,7 @@ def test_the_recipe_beside_the_package_leaves_its_seam_alone(hub: Hub) -> None:
     assert type(recipe.speculation).__module__.endswith(".custom_generate.core_stats")
     assert type(package.speculation).__module__ == "transformers_falcon_spec.core.stats"
     assert type(target) is stock
-    assert GenerationMixin._assisted_decoding is seam
+    assert GenerationMixin._assisted_decoding is patched
 
 
 def test_a_recipe_takes_no_stock_assistant() -> None:

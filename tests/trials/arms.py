@@ -20,7 +20,7 @@ from tests.trials.parts import drafter_of
 from transformers_falcon_spec import GenerationStats, SpeculationConfig, collect_speculation
 from transformers_falcon_spec.generation.probe import probe
 
-_KNOWLEDGE = "transformers_falcon_spec.generation.tuning.tuner.knowledge_of"
+_COST_MODELS = "transformers_falcon_spec.generation.tuning.tuner.cost_models_of"
 
 
 @dataclass
@@ -77,7 +77,7 @@ def drafted(call: Call, target: Any, gold: Tensor | None) -> Written:
         num_new = ids.shape[1] - (call.num_cached if call.cache == "new" else 0)
         drafter = InformedDrafter(inner, gold, call.hit_rate, mask[:, -num_new:])
     known = tuple(Fickle(call.seed + number) for number, _ in enumerate(drafter.members))
-    with patch(_KNOWLEDGE, lambda *_: known if call.is_tuned else ()), _broken(call, target):
+    with patch(_COST_MODELS, lambda *_: known if call.is_tuned else ()), _broken(call, target):
         written = _write(call, target, drafter, None, call.seed)
     written.changed += [f"the drafter's {name}" for name in differing(before, drafter_traces(inner))]
     return written

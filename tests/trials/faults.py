@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers_falcon_spec import GenerationError
 from transformers_falcon_spec.core.masks import tree_mask
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
-from transformers_falcon_spec.generation.sequence_batch import Batch
+from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
 from transformers_falcon_spec.generation.sequence_state import answers
 
 Broken = Callable[[], Any]
@@ -89,7 +89,7 @@ FAULTS = {
         "target's hooks changed",
     ),
     "train mode": Fault(_in_loop("run", lambda loop: loop.target.model.train()), "target's training flags changed"),
-    "streamer": Fault(lambda: patch.object(Batch, "end", lambda _: None), "the streamer got"),
+    "streamer": Fault(lambda: patch.object(SequenceBatch, "end", lambda _: None), "the streamer got"),
     "criteria": Fault(
         lambda: patch("transformers_falcon_spec.generation.sequence_state.answers", _asked_twice), "the criterion saw"
     ),

@@ -31,7 +31,7 @@ from ..evaluation.group_fit import Groups, Replay, Steps, best_divisions, candid
 from ..evaluation.group_texts import written_texts
 from ..evaluation.prompts import read_prompts
 from ..evaluation.records import Records
-from ..generation.distributed import SpreadRanks
+from ..generation.distributed import ProcessGroup
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
 from ..provenance import provenance, weights_fingerprint
@@ -156,7 +156,7 @@ def _link(command: TuneGroupsCommand) -> tuple[Link | None, bool]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None, True
     dist.init_process_group()
-    ranks, device = SpreadRanks(SECONDS_TO_MEET), torch.device("cpu")
+    ranks, device = ProcessGroup(SECONDS_TO_MEET), torch.device("cpu")
     if command.device != "cpu":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)

@@ -37,7 +37,7 @@ def same_text(positions: Int[Tensor, "_ tokens"]) -> Bool[Tensor, "_ tokens toke
     return numbers[:, :, None] == numbers[:, None, :]
 
 
-def ahead(
+def shift_left(
     values: Shaped[Tensor, "rows tokens *rest"], positions: Int[Tensor, "_ tokens"], num_places: int
 ) -> Shaped[Tensor, "rows tokens *rest"]:
     """`values` moved so that place p holds what stood at p + num_places; zeros where that lies past the end of p's text."""
@@ -48,12 +48,12 @@ def ahead(
     return moved[:, :length].masked_fill(~is_inside.view(*is_inside.shape, *[1] * (values.dim() - 2)), 0)
 
 
-def apart(
+def unpack(
     values: Shaped[Tensor, "rows tokens *rest"],
     numbers: Int[Tensor, "rows tokens"],
     positions: Int[Tensor, "_ tokens"],
 ) -> Shaped[Tensor, "texts longest *rest"]:
-    """Every text a row of its own, in order, zeros behind it; `apart(...)[numbers, positions]` are the values again."""
+    """Every text a row of its own, in order, zeros behind it; `unpack(...)[numbers, positions]` are the values again."""
     num_texts, longest = int(numbers[-1, -1]) + 1, int(positions.max()) + 1
     texts = values.new_zeros(num_texts, longest, *values.shape[2:])
     return texts.index_put((numbers, positions.expand_as(numbers)), values)

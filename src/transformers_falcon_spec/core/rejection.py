@@ -1,7 +1,7 @@
 """Verification of drafts that were DRAWN: rules that keep the target's distribution exactly. Knows nothing of models.
 
 Each rule takes a tree of draws, a function that gives the target's distribution after a node, and a source of draws, and
-returns a [`Verdict`]. The children of a node are ordered: each was drawn from what its earlier siblings left of the node's
+returns a [`AcceptedPath`]. The children of a node are ordered: each was drawn from what its earlier siblings left of the node's
 draft distribution. Draws with replacement whose duplicates were dropped are of that form as well.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import DraftTreeError
 from .sampling import Draws
-from .verification import Verdict
+from .verification import AcceptedPath
 
 TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 
@@ -100,14 +100,14 @@ class _Place:
             return chance >= 1
         return int(draws.categorical(self.target.new_tensor([[chance, 1 - chance]]))) == 0
 
-    def end(self, draws: Draws) -> Verdict:
+    def end(self, draws: Draws) -> AcceptedPath:
         """Keep the path to here and draw the token after it from what is left of the target."""
         path = self.tree.path_to(self.node)
         bonus_token = int(draws.categorical(self.target[None]))
-        return Verdict(path, (*(self.tree.token_ids[node] for node in path[1:]), bonus_token))
+        return AcceptedPath(path, (*(self.tree.token_ids[node] for node in path[1:]), bonus_token))
 
 
-def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> Verdict:
+def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> AcceptedPath:
     """From the root down: try the children of a node in turn, and go on below the first that is accepted.
 
     On a chain this is the rule of speculative sampling. Source: arXiv 2211.17192, algorithm 1 (chain); arXiv 2305.09781
@@ -123,7 +123,7 @@ def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws
     return place.end(draws)
 
 
-def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> Verdict:
+def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> AcceptedPath:
     """From the leaves up: keep a whole path or take its last node out, first leaf first.
 
     A path is judged as a whole, so a token that alone would be refused can be kept for what follows. On a chain this is

@@ -24,7 +24,7 @@ class _Level:
 
     parents: Tensor  # [rows, parents]
     token_ids: Tensor  # [rows, parents * children]
-    log_chances: Tensor  # [rows, parents * children]
+    log_node_probs: Tensor  # [rows, parents * children]
     num_children: int
 
 
@@ -89,9 +89,9 @@ class TreeGrowth:
         return self._all("token_ids")
 
     @property
-    def log_chances(self) -> Float[Tensor, "rows nodes"]:
+    def log_node_probs(self) -> Float[Tensor, "rows nodes"]:
         """Logarithm of the chance of each node; -inf: it must not enter."""
-        return self._all("log_chances")
+        return self._all("log_node_probs")
 
     @property
     def parents(self) -> Int[Tensor, "rows nodes"]:
@@ -115,7 +115,7 @@ class TreeGrowth:
     def _order(self) -> Int[Tensor, "rows nodes"]:
         """Nodes by falling chance."""
         if "order" not in self._joined:
-            self._joined["order"] = _likeliest_first(self.log_chances)
+            self._joined["order"] = _likeliest_first(self.log_node_probs)
         return self._joined["order"]
 
     def _all(self, name: str) -> Tensor:
@@ -137,7 +137,7 @@ class TreeGrowth:
             log_probs (`torch.Tensor` of shape `(rows, parents, children)`): What the drafter gives them after their parent.
         """
         newest, depth = self._levels[-1], len(self._levels)
-        above = newest.log_chances.gather(1, parents - self._num_above)[..., None]
+        above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
         chances = (above + log_probs.to(above).clamp(max=0)).flatten(1)
         if depth > self._least_depth:
             chances = chances.masked_fill(depth > self._max_depths, -torch.inf)
@@ -184,13 +184,13 @@ class TreeGrowth:
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
         """The likeliest `num` of the newest nodes, or all if there are fewer, in the order in which they stand."""
-        chances = self._levels[-1].log_chances
+        chances = self._levels[-1].log_node_probs
         if num >= chances.shape[1]:
             return torch.arange(chances.shape[1], device=self._device).expand_as(chances) + self._num_above
         best = _likeliest_first(chances)[:, :num]
         return best.sort(dim=1).values + self._num_above
 
-    def worth(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
+    def best_tree_size(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
         """How many of the likeliest nodes to keep, of all rows alike, and what they bring above their prices.
 
         Args:
@@ -198,7 +198,7 @@ class TreeGrowth:
             weights (`torch.Tensor` of shape `(depths,)`): Factor of chances, by depth; deeper nodes take the last one.
         """
         order = self._order[:, : len(prices)]
-        gains = self.log_chances.gather(1, order).exp()
+        gains = self.log_node_probs.gather(1, order).exp()
         gains = gains * weights.to(gains.device)[self.depths[order].clamp(max=len(weights) - 1)]
         net = gains.sum(0).cumsum(0) - len(order) - prices.to(gains.device)[: order.shape[1]]
         best, place = net.max(0)
@@ -207,26 +207,26 @@ class TreeGrowth:
     def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
         """Tokens expected to be kept at each depth by a tree of the likeliest `num_nodes`, of all rows; the root's first."""
         kept = self._order[:, :num_nodes]
-        chances, depths = self.log_chances.gather(1, kept).exp(), self.depths[kept]
+        chances, depths = self.log_node_probs.gather(1, kept).exp(), self.depths[kept]
         return chances.new_zeros(max_depth + 1).index_add(0, depths.flatten(), chances.flatten())
 
-    def best_chances(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
+    def best_node_probs(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
         """The chance of each node of [`TreeGrowth.best`] given that its parent is right; 1 at the root, 0 at fillers."""
         kept = self._order[:, :num_nodes].sort(dim=1).values
-        above = self.log_chances.gather(1, self.parents.gather(1, kept).clamp(min=0))
-        chances = (self.log_chances.gather(1, kept) - above).exp()
+        above = self.log_node_probs.gather(1, self.parents.gather(1, kept).clamp(min=0))
+        chances = (self.log_node_probs.gather(1, kept) - above).exp()
         return chances.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
         """Tokens and tree of the likeliest `num_nodes` of each row, root included; rows with fewer end in fillers."""
         kept = self._order[:, :num_nodes].sort(dim=1).values
-        is_node = self.log_chances.gather(1, kept) > -torch.inf
+        is_node = self.log_node_probs.gather(1, kept) > -torch.inf
         above = self.parents.gather(1, kept)
         parents = torch.searchsorted(kept, above).where(is_node & (above >= 0), -1)
         ranks = self._places.ranks[kept].where(is_node, -1)
         return self.token_ids.gather(1, kept), DraftTree(parents, ranks)
 
 
-def _likeliest_first(log_chances: Float[Tensor, "rows nodes"]) -> Int[Tensor, "rows nodes"]:
+def _likeliest_first(log_node_probs: Float[Tensor, "rows nodes"]) -> Int[Tensor, "rows nodes"]:
     """Indices by falling chance; of equals the first comes first."""
-    return log_chances.sort(dim=1, descending=True, stable=True).indices
+    return log_node_probs.sort(dim=1, descending=True, stable=True).indices

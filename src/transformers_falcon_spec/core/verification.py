@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AcceptedPath:
     """The outcome of one step.
 
     Args:
@@ -37,16 +37,16 @@ class Walk:
     Args:
         parents (`Sequence[int]`): Parent of each node.
         token_ids (`Sequence[int]`): The token at each node.
-        is_guest (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
+        is_lookahead (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
     """
 
     def __init__(
-        self, parents: Sequence[int], token_ids: Sequence[int], is_guest: Sequence[bool] | None = None
+        self, parents: Sequence[int], token_ids: Sequence[int], is_lookahead: Sequence[bool] | None = None
     ) -> None:
         self._children = {
             (parent, token): node
             for node, (parent, token) in enumerate(zip(parents, token_ids, strict=True))
-            if parent >= 0 and not (is_guest and is_guest[node])
+            if parent >= 0 and not (is_lookahead and is_lookahead[node])
         }
         self._path: list[int] = [0]
         self._committed: list[int] = []
@@ -65,17 +65,17 @@ class Walk:
         return child is not None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AcceptedPath:
         """What became text so far."""
-        return Verdict(tuple(self._path[: len(self._committed)]), tuple(self._committed))
+        return AcceptedPath(tuple(self._path[: len(self._committed)]), tuple(self._committed))
 
 
 def lazy_walk(
     parents: Sequence[int],
     token_ids: Sequence[int],
     commit: Callable[[int], tuple[int, bool]],
-    is_guest: Sequence[bool] | None = None,
-) -> Verdict:
+    is_lookahead: Sequence[bool] | None = None,
+) -> AcceptedPath:
     """Follow the target through the tree: commit its token after the root, go to the child that holds it, and so on.
 
     Nothing is drawn or processed for nodes off the path, so `commit` sees what it would see in decoding without a
@@ -85,10 +85,10 @@ def lazy_walk(
         parents (`Sequence[int]`): Parent of each node.
         token_ids (`Sequence[int]`): The token at each node.
         commit (`Callable`): Given a node, commits the target's token after it; returns it and whether the text is complete.
-        is_guest (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
+        is_lookahead (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
 
     Returns:
-        [`Verdict`]: the kept path and the committed tokens.
+        [`AcceptedPath`]: the kept path and the committed tokens.
 
     Example:
 
@@ -97,11 +97,11 @@ def lazy_walk(
     ```python
     >>> wanted = {0: 7, 1: 9, 2: 1, 3: 4}
     >>> lazy_walk([-1, 0, 0, 1], [5, 7, 8, 9], lambda node: (wanted[node], False))
-    Verdict(path=(0, 1, 3), token_ids=(7, 9, 4))
+    AcceptedPath(path=(0, 1, 3), token_ids=(7, 9, 4))
 
     ```
     """
-    walk = Walk(parents, token_ids, is_guest)
+    walk = Walk(parents, token_ids, is_lookahead)
     while True:
         token, is_complete = commit(walk.node)
         if not walk.take(token) or is_complete:

@@ -1,8 +1,8 @@
-"""What Transformers' own assisted decoding asks of an assistant first: where it gets as far as a drafter, the seam is off."""
+"""What Transformers' own assisted decoding asks of an assistant first: where it gets as far as a drafter, the patch is off."""
 
 from typing import Any, NoReturn
 
-from ..errors import SeamError
+from ..errors import PatchError
 
 
 class LoopOnly:
@@ -12,9 +12,9 @@ class LoopOnly:
         """Drafters write no text; `target.generate(..., assistant_model=drafter)` does.
 
         Raises:
-            [`SeamError`]: always.
+            [`PatchError`]: always.
         """
-        raise SeamError(
+        raise PatchError(
             f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked for text, as "
             "Transformers' own assisted decoding does after `disable()`. Call `transformers_falcon_spec.enable()`, or `attach(target)` "
             "for one target, and then `target.generate(..., assistant_model=drafter)`."

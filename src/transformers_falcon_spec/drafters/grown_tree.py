@@ -81,30 +81,30 @@ class GrownTreeGenerator(StaticTreeGenerator):
         growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
         ends = blocks = torch.zeros_like(self.roots)  # nodes that blocks of a pass follow, and whose lists these are
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
-        num_kept, worth = min(options.num_tree_nodes, budget.num_nodes), 0.0
-        gains: list[tuple[float, float]] = []
+        num_kept, net_gain = min(options.num_tree_nodes, budget.num_nodes), 0.0
+        marginal_gains: list[tuple[float, float]] = []
         for number in range(num_passes):
             if number:
-                hope = float(growth.log_chances.gather(1, ends).exp().sum()) if prices else 0.0
-                if prices and not prices.pays(number, hope):
+                expected_tokens = float(growth.log_node_probs.gather(1, ends).exp().sum()) if prices else 0.0
+                if prices and not prices.pays(number, expected_tokens):
                     num_passes = number
                     break
                 features, seen = self._feed(growth, ends, features, blocks, seen, number)
             children = self.children_of(growth, features, budget, number * size, width)
             ends, blocks = growth.expand_blocks(ends, size, children, num_blocks)
             if prices:
-                before = worth
-                num_kept, worth = growth.worth(prices.nodes, prices.weights)
-                gains += [(hope, worth - before)] if number else []
+                before = net_gain
+                num_kept, net_gain = growth.best_tree_size(prices.nodes, prices.weights)
+                marginal_gains += [(expected_tokens, net_gain - before)] if number else []
         self.slots.forget_drafted()
         token_ids, tree = growth.best(num_kept)
         return Draft(
             token_ids,
             tree.parents,
             num_passes=num_passes,
-            chances=growth.best_chances(num_kept) if budget.wants_chances else None,
+            node_probs=growth.best_node_probs(num_kept) if budget.wants_node_probs else None,
             expected_by_depth=growth.expected_by_depth(num_kept, deepest) if prices else None,
-            gains=tuple(gains),
+            marginal_gains=tuple(marginal_gains),
         )
 
     def _feed(
@@ -132,7 +132,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         """What follows nodes at the places of blocks that start below `depth`, as [`TreeGrowth.expand_blocks`] asks for it."""
         logits = self.draft_logits(features)
         if self.is_blind:  # what stands before a place changes nothing there
-            best = self.log_chances(logits, budget, depth).topk(width, dim=-1)
+            best = self.log_node_probs(logits, budget, depth).topk(width, dim=-1)
             token_ids = self.target_ids(best.indices)
 
         def children(place: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,12 +142,12 @@ class GrownTreeGenerator(StaticTreeGenerator):
             after = self.logits_after(
                 growth.token_ids.gather(1, nodes), logits[:, :, place], features[:, :, place], blocks
             )
-            found = self.log_chances(after[:, :, None], budget, depth + place).topk(width, dim=-1)
+            found = self.log_node_probs(after[:, :, None], budget, depth + place).topk(width, dim=-1)
             return self.target_ids(found.indices[:, :, 0]), found.values[:, :, 0]
 
         return children
 
-    def log_chances(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+    def log_node_probs(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         """How likely the target is to take each token, of logits `[rows, lists, places, tokens]` of nodes below `depth` and deeper.
 
         It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread, the chance of

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError
 from ..generation.adapters import check_drafter_adapter, unwrapped
-from ..generation.distributed import ALONE, JoiningDrafter, Ranks
+from ..generation.distributed import SINGLE_PROCESS, JoiningDrafter, Processes
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
 from ..generation.verifier import REJECTION_RULES
@@ -80,7 +80,7 @@ class DrafterPool(LoopOnly, nn.Module):
                 )
         return {name: values[0] for name, values in found.items()}
 
-    def join(self) -> Ranks:
+    def join(self) -> Processes:
         """This process alone.
 
         Raises:
@@ -91,7 +91,7 @@ class DrafterPool(LoopOnly, nn.Module):
                 "A drafter that computes on several ranks must draft alone, for a pool chooses by the clock, and each rank has its own. "
                 "Pass it to `generate` itself."
             )
-        return ALONE
+        return SINGLE_PROCESS
 
     @property
     def device(self) -> torch.device:

@@ -74,7 +74,7 @@ class StaticTreeGenerator(PairGenerator):
         token_ids = self.roots.repeat(1, len(tree))
         dists: list[Tensor] = []  # [rows, parents, vocab] of each pass
         dist_index = torch.full_like(token_ids[:1], -1)
-        chances = torch.ones(token_ids.shape, dtype=torch.float) if budget.wants_chances else None
+        chances = torch.ones(token_ids.shape, dtype=torch.float) if budget.wants_node_probs else None
         for number, draft_pass in enumerate(passes):
             if number:
                 parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
@@ -98,7 +98,7 @@ class StaticTreeGenerator(PairGenerator):
         self.slots.forget_drafted()
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
         by_row = parents_by_row(tree, depths).to(token_ids.device)
-        return Draft(token_ids, by_row, num_passes=len(passes), chances=chances, **drawn)
+        return Draft(token_ids, by_row, num_passes=len(passes), node_probs=chances, **drawn)
 
     def _lists(self, part: DraftPass, place: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
         """Logits `[rows, parents, tokens]` of the parents' children; at `place` of their blocks unless drafts are blind."""

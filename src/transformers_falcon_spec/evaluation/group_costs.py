@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.easyspec.backends import SequentialBackend
 from ..drafters.easyspec.distributed import layers_of_rank
-from ..generation.distributed import Ranks
+from ..generation.distributed import Processes
 from ..generation.timed import synchronize
 from .group_fit import Steps
 
@@ -227,14 +227,14 @@ class _Clock:
         return timed
 
 
-def measure_link(ranks: Ranks, device: torch.device, repeats: int) -> Link:
+def measure_link(ranks: Processes, device: torch.device, repeats: int) -> Link:
     """The link between the ranks, all of which must ask at the same time: gathers of few and of many bytes, the quickest of each."""
     quickest = []
     for num_bytes in LINK_BYTES:
         part, seconds = torch.zeros(num_bytes, dtype=torch.uint8, device=device), []
         for _ in range(repeats + 1):
             start = _now()
-            ranks.gathered(part)
+            ranks.all_gather(part)
             seconds.append(_now() - start)
         quickest.append(min(seconds[1:]) / (ranks.num - 1))
     rate = (LINK_BYTES[1] - LINK_BYTES[0]) / max(quickest[1] - quickest[0], 1e-9)

@@ -17,7 +17,7 @@ from transformers.utils.import_utils import is_sklearn_available
 
 from ..drafters.base import DrafterModel
 from ..generation.options import SpeculationConfig
-from ..generation.patch import without_seam
+from ..generation.patch import without_patch
 from ..provenance import weights_fingerprint
 
 Kind = Literal["target alone", "drafter", "stock assistant", "stock prompt lookup", "stock block diffusion"]
@@ -86,7 +86,7 @@ class Method:
 
     def path(self, target: PreTrainedModel) -> AbstractContextManager[None]:
         """Inside, `target.generate` has the code in its path that this method is about: stock methods have none of ours."""
-        return without_seam(target) if self.is_stock else nullcontext()
+        return without_patch(target) if self.is_stock else nullcontext()
 
     def describe(self) -> dict[str, Any]:
         """What results say of the method."""

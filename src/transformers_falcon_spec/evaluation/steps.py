@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from ..core.verification import Verdict
+from ..core.verification import AcceptedPath
 from ..generation.drafting import Draft
 
 
@@ -69,11 +69,11 @@ class StepLog:
         self.tokenizer = tokenizer
         self.steps: list[Step] = []
 
-    def __call__(self, draft: Draft, verdicts: Sequence[Verdict]) -> None:
+    def __call__(self, draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
         """Keep one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
-        guests = [False] * len(parents) if draft.is_guest is None else draft.is_guest[0].tolist()
-        chances = [None] * len(parents) if draft.chances is None else draft.chances[0].tolist()
+        guests = [False] * len(parents) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
+        chances = [None] * len(parents) if draft.node_probs is None else draft.node_probs[0].tolist()
         shown = [node for node, parent in enumerate(parents) if node == 0 or (parent >= 0 and not guests[node])]
         nodes = tuple(
             StepNode(

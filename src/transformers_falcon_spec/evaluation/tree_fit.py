@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.tree import DraftTree
-from ..core.verification import Verdict
+from ..core.verification import AcceptedPath
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, TargetError
 from ..generation.drafting import Draft
@@ -34,7 +34,7 @@ class RankLog:
         self.num_ranks = num_ranks
         self.steps: list[list[int | None]] = []  # of each step by depth; `num_ranks` is a miss, None tells nothing
 
-    def __call__(self, draft: Draft, verdicts: Sequence[Verdict]) -> None:
+    def __call__(self, draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
         """Note one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
         ranks: list[int | None] = []

@@ -1,1 +1,1 @@
-"""What touches Transformers' `generate`: the loop, the target as it sees it, and the seam. Knows no drafter by name."""
+"""What touches Transformers' `generate`: the loop, the target as it sees it, and the patch. Knows no drafter by name."""

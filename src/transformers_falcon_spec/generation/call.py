@@ -1,4 +1,4 @@
-"""A call of `generate` with a drafter, as the seam hands it over: checked, then given to the loop."""
+"""A call of `generate` with a drafter, as the patch hands it over: checked, then given to the loop."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from .loop import Drafter, SpeculativeDecoding, verifier_of
 from .modes import in_eval_mode
 from .output import SpeculativeOutput
 from .processors import check_memoryless, of_batches
-from .sequence_batch import Batch
+from .sequence_batch import SequenceBatch
 from .verifier import REJECTION_RULES
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def speculative_decoding(
     streamer: "BaseStreamer | None" = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
-    """What the seam calls in place of `_assisted_decoding`; the arguments are those of that method."""
+    """What the patch calls in place of `_assisted_decoding`; the arguments are those of that method."""
     with row_adapters_gone_on_error(model):
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
@@ -43,7 +43,7 @@ def speculative_decoding(
             check_memoryless(logits_processor, f'verifier="{verifier}"')
         if len(input_ids) > 1:
             _check_in_step(logits_processor, stopping_criteria, generation_config, verifier)
-        batch = Batch(
+        batch = SequenceBatch(
             input_ids,
             model_kwargs.get("attention_mask"),
             logits_processor,

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from ..core.verification import Verdict
+from ..core.verification import AcceptedPath
 from ..errors import OptionError, RankError
 from ..provenance import weights_fingerprint
 from .drafting import Draft, DraftBudget, Prices
@@ -23,23 +23,23 @@ Value = TypeVar("Value")
 DATA_PARALLEL = ("dp", "fsdp", "ddp", "data")  # how dimensions of a mesh begin whose processes read different prompts
 
 
-class Ranks:
+class Processes:
     """One process alone, which nobody tells anything: what all calls need that are not spread over processes."""
 
-    num, rank = 1, 0
+    num, process_rank = 1, 0
     num_gathers = 0
     num_gathered_bytes = 0  # that this process received from the others
 
     @property
     def is_first(self) -> bool:
         """Whether this is the process whose drafts and verdicts hold."""
-        return self.rank == 0
+        return self.process_rank == 0
 
-    def told(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         """What the first rank has for `value`; a plain object, without tensors of a device."""
         return value
 
-    def gathered(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         """`[ranks * parts, ...]` of what each rank holds, `[parts, ...]`, in their order."""
         return part
 
@@ -51,33 +51,33 @@ class Ranks:
         if self.num == 1:
             return limited
         said = None if limited is None else (limited.num_nodes, limited.num_passes, limited.drafter, limited.prices)
-        limits = self.told(said)
+        limits = self.broadcast(said)
         if limits is None:
             return None
         num_nodes, num_passes, drafter, prices = limits
         agreed = None if prices is None else AgreedPrices(**vars(prices), ranks=self)
         return replace(full, num_nodes=num_nodes, num_passes=num_passes, drafter=drafter, prices=agreed)
 
-    def share(self, draft: Draft | None, place: torch.device) -> Draft | None:
+    def broadcast_draft(self, draft: Draft | None, place: torch.device) -> Draft | None:
         """The first rank's draft, on `place`; what its tokens were drawn from nobody else needs, for nobody else judges by it."""
         if self.num == 1:
             return draft
         said = None
         if draft is not None:
-            parts = (draft.token_ids, draft.parents, draft.is_guest, draft.chances)
+            parts = (draft.token_ids, draft.parents, draft.is_lookahead, draft.node_probs)
             said = ([part if part is None else part.cpu() for part in parts], draft.num_passes)
-        said = self.told(said)
+        said = self.broadcast(said)
         if self.is_first or said is None:
             return draft if self.is_first else None
-        (token_ids, parents, is_guest, chances), num_passes = said
+        (token_ids, parents, is_lookahead, chances), num_passes = said
         assert token_ids is not None  # the others may be missing, but not the parents
         assert parents is not None
         return Draft(
             token_ids.to(place),
             parents.to(place),
-            is_guest=is_guest if is_guest is None else is_guest.to(place),
+            is_lookahead=is_lookahead if is_lookahead is None else is_lookahead.to(place),
             num_passes=num_passes,
-            chances=chances,
+            node_probs=chances,
         )
 
 
@@ -85,14 +85,14 @@ class Ranks:
 class AgreedPrices(Prices):
     """Prices of which every rank draws the first one's conclusions, so that all of them take the same passes."""
 
-    ranks: Ranks
+    ranks: Processes
 
-    def pays(self, number: int, hope: float) -> bool:
+    def pays(self, number: int, expected_tokens: float) -> bool:
         """Whether pass `number` can be expected to, by what the first rank hopes."""
-        return self.ranks.told(super().pays(number, hope))
+        return self.ranks.broadcast(super().pays(number, expected_tokens))
 
 
-class SpreadRanks(Ranks):
+class ProcessGroup(Processes):
     """Processes of `torch.distributed`, of which this is one. Every one of them must make one.
 
     Args:
@@ -110,13 +110,13 @@ class SpreadRanks(Ranks):
                 "the program with `torchrun` and load the target over all of them, or call `torch.distributed.init_process_group()`."
             )
         members = list(range(dist.get_world_size()) if members is None else members)
-        self.num, self.rank, self._first = len(members), members.index(dist.get_rank()), members[0]
+        self.num, self.process_rank, self._first = len(members), members.index(dist.get_rank()), members[0]
         timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
         self._states, self._words = (  # plain objects need no device; processes that are no members do not take part
             dist.new_group(members, timeout, backend, use_local_synchronization=True) for backend in (None, "gloo")
         )
 
-    def told(self, value: Value) -> Value:
+    def broadcast(self, value: Value) -> Value:
         """What the first rank has for `value`.
 
         Raises:
@@ -127,7 +127,7 @@ class SpreadRanks(Ranks):
             dist.broadcast_object_list(values, src=self._first, group=self._words)
         return values[0]
 
-    def gathered(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         """The parts of all ranks, in their order.
 
         Raises:
@@ -164,20 +164,20 @@ class SpreadRanks(Ranks):
             yield
         except RuntimeError as error:
             raise RankError(
-                f"All {self.num} ranks must take part in the call until it ends, but rank {self.rank} waited in vain for {what}: another "
+                f"All {self.num} ranks must take part in the call until it ends, but rank {self.process_rank} waited in vain for {what}: another "
                 f"one has died, stands still or makes another call ({str(error).splitlines()[0]:.200}). See what the others say, "
                 "and start all of them again."
             ) from error
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Processes()
 
 
 @dataclass(frozen=True)
 class Decision:
     """What the first rank decided in a step."""
 
-    verdicts: list[Verdict]
+    verdicts: list[AcceptedPath]
     is_complete: list[bool]  # of each row
     draws: list[Any]  # where each row's draws go on; empty where nothing is drawn
 
@@ -186,7 +186,7 @@ class Decision:
 class JoiningDrafter(Protocol):
     """A drafter that may compute on several ranks."""
 
-    def join(self) -> Ranks:
+    def join(self) -> Processes:
         """The ranks on which it does, once all of them have come."""
         ...
 
@@ -196,21 +196,21 @@ def named_options(config: Any) -> dict[str, Any]:
     return {f"`{name}`": str(value) for name, value in config.to_dict().items() if not name.startswith("_")}
 
 
-_OF_TARGETS: WeakKeyDictionary[PreTrainedModel, SpreadRanks] = WeakKeyDictionary()
+_OF_TARGETS: WeakKeyDictionary[PreTrainedModel, ProcessGroup] = WeakKeyDictionary()
 
 
-def ranks_of(drafter: Any, target: PreTrainedModel) -> Ranks:
+def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
     """The ranks on which a drafter computes, or else those that hold a part of the target each; this one alone if there are none.
 
     Raises:
         [`RankError`]: the ranks have other drafters or options, or one of them did not come.
     """
-    ranks = drafter.join() if isinstance(drafter, JoiningDrafter) else ALONE
+    ranks = drafter.join() if isinstance(drafter, JoiningDrafter) else SINGLE_PROCESS
     members = _holders(target) if ranks.num == 1 else []
     if len(members) <= 1:
         return ranks
     if target not in _OF_TARGETS:
-        _OF_TARGETS[target] = SpreadRanks(members=members)
+        _OF_TARGETS[target] = ProcessGroup(members=members)
     ranks = _OF_TARGETS[target]
     for member in drafter.members:
         weights = weights_fingerprint(member) if isinstance(member, nn.Module) else None

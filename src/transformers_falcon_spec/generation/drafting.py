@@ -46,14 +46,14 @@ class Prices:
 
     nodes: Tensor  # [nodes] of reading n + 1 nodes and not the root alone
     passes: list[float]  # of pass p after p passes; the first is not asked about
-    yields: list[float]  # net tokens that pass p has added, for each token expected to be kept where it goes on
+    pass_yields: list[float]  # net tokens that pass p has added, for each token expected to be kept where it goes on
     weights: Tensor  # [depths] how often nodes of a depth are kept, over how often the drafter says
     width: int  # nodes of a depth that should at least be considered, so that there are enough worth their price
 
-    def pays(self, number: int, hope: float) -> bool:
-        """Whether pass `number` can be expected to, where it goes on from nodes of which `hope` are expected to be kept."""
-        yielded, price = (values[min(number, len(values) - 1)] for values in (self.yields, self.passes))
-        return hope * yielded > price
+    def pays(self, number: int, expected_tokens: float) -> bool:
+        """Whether pass `number` can be expected to, where it goes on from nodes of which `expected_tokens` are expected to be kept."""
+        yielded, price = (values[min(number, len(values) - 1)] for values in (self.pass_yields, self.passes))
+        return expected_tokens * yielded > price
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class DraftBudget:
     )
     prices: Prices | None = None  # whoever can draft less than allowed does so where it is worth it
     drafter: int = 0  # which one drafts, where there are several
-    wants_chances: bool = False  # somebody looks at the trees: say how likely each node seems
+    wants_node_probs: bool = False  # somebody looks at the trees: say how likely each node seems
 
     def __post_init__(self) -> None:
         """A budget is of whole numbers that leave room for the root."""
@@ -89,18 +89,25 @@ class Draft:
 
     token_ids: Tensor  # [rows, nodes] int64, target ids, on the drafter's device; siblings differ
     parents: Tensor  # [1 or rows, nodes] int64; -1 at the root and at filler nodes of shorter rows
-    is_guest: Tensor | None = None  # [1 or rows, nodes] bool: read, never committed, no candidate below
+    is_lookahead: Tensor | None = None  # [1 or rows, nodes] bool: read, never committed, no candidate below
     draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: nothing was drawn
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
     search_seconds: float = 0.0  # spent on choosing tokens among what the passes said, without waiting for the device
-    chances: Tensor | None = (
+    node_probs: Tensor | None = (
         None  # [rows, nodes] that the target takes each node after its parent, by the drafter; where wanted
     )
     expected_by_depth: Tensor | None = (
         None  # [depths] tokens expected to be kept, the root's first; where there are prices
     )
-    gains: tuple[tuple[float, float], ...] = ()  # of passes after the first: expected where it goes on, and added
+    marginal_gains: tuple[
+        tuple[float, float], ...
+    ] = ()  # of passes after the first: expected where it goes on, and added
+
+    @property
+    def is_guest(self) -> Tensor | None:
+        """The old name of `is_lookahead`."""
+        return self.is_lookahead
 
 
 @dataclass(frozen=True)

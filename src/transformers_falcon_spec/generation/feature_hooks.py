@@ -14,7 +14,7 @@ from ..errors import TargetError
 _NUM_DIMS = 3  # rows, tokens, width
 
 
-class FeatureTaps:
+class FeatureHooks:
     """Catches the outputs of chosen layers, named by their index in Transformers' `hidden_states`.
 
     Args:

@@ -13,16 +13,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
-from ..core.verification import Verdict, coverage
-from .distributed import named_options, ranks_of
+from ..core.verification import AcceptedPath, coverage
+from .distributed import named_options, processes_of
 from .drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .layers import sliding_windows
 from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
-from .sequence_batch import Batch
+from .sequence_batch import SequenceBatch
 from .sparse_index import longest_draftable, note_of
-from .target import Form, Reading, Target
+from .target import Form, Target, TargetOutput
 from .tuning.tuner import Tuner, tuner_of
 from .verifier import REJECTION_RULES, Judge
 
@@ -51,7 +51,7 @@ class SpeculativeDecoding:
     Args:
         model ([`~transformers.PreTrainedModel`]): The target.
         drafter (`Drafter`): The drafter.
-        batch ([`Batch`]): The texts, with processors, criteria and streamer.
+        batch ([`SequenceBatch`]): The texts, with processors, criteria and streamer.
         config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
         model_kwargs (`dict`): As `generate` prepared them, cache and mask included.
         clock (`Callable[[], float]`, *optional*): Where all seconds of the call come from, those that the tuner learns from included.
@@ -61,14 +61,14 @@ class SpeculativeDecoding:
         self,
         model: PreTrainedModel,
         drafter: Drafter,
-        batch: Batch,
+        batch: SequenceBatch,
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.batch, self.config, self.model_kwargs, self.clock = batch, config, model_kwargs, clock
-        self.ranks = ranks_of(drafter, model)
-        self.capability = self.ranks.told(probe(model))
+        self.ranks = processes_of(drafter, model)
+        self.capability = self.ranks.broadcast(probe(model))
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.max_length: int = config.max_length
         self.generator = drafter.candidate_generator(self.target, self.max_length, self._draft_draws())
@@ -104,12 +104,12 @@ class SpeculativeDecoding:
         rng = private_generator()
         if self.ranks.num > 1:
             self.ranks.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
-            rng.set_state(self.ranks.told(rng.get_state()))
+            rng.set_state(self.ranks.broadcast(rng.get_state()))
         return rng
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
-        with self._seconds("total"), self.target.taps.active(), self.target.released():
+        with self._seconds("total"), self.target.feature_hooks.active(), self.target.released():
             self.prefill()
             while not self.batch.is_complete:
                 draft = self.propose()
@@ -143,7 +143,7 @@ class SpeculativeDecoding:
         draft = None
         if budget is not None:
             with self._seconds("draft"):
-                draft = self.ranks.share(self.generator.propose(budget), self.batch.prompt_ids.device)
+                draft = self.ranks.broadcast_draft(self.generator.propose(budget), self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
         roots = self.batch.roots
@@ -161,7 +161,7 @@ class SpeculativeDecoding:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
         is_foreseen = self.config.do_sample and self.judge.verifier not in REJECTION_RULES
         noise, is_chain = self._noise_ahead() if is_foreseen else None, self.form == "chain"
-        return DraftBudget(rooms, MAX_NODES, None, is_chain, temperature, noise, wants_chances=is_observed())
+        return DraftBudget(rooms, MAX_NODES, None, is_chain, temperature, noise, wants_node_probs=is_observed())
 
     def _noise_ahead(self) -> Callable[[int, int], Tensor]:
         """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
@@ -174,7 +174,7 @@ class SpeculativeDecoding:
 
         return noise
 
-    def verify(self, draft: Draft) -> tuple[DraftTree, list[Verdict], Reading]:
+    def verify(self, draft: Draft) -> tuple[DraftTree, list[AcceptedPath], TargetOutput]:
         """Read the trees, then judge each row's: its tokens become text one by one."""
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
@@ -190,7 +190,7 @@ class SpeculativeDecoding:
             trees = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
         return tree, self.judge(draft, trees, tree.depths, reading), reading
 
-    def commit(self, verdicts: list[Verdict], reading: Reading) -> None:
+    def commit(self, verdicts: list[AcceptedPath], reading: TargetOutput) -> None:
         """Keep each row's path in the target's cache and tell the drafter what became text."""
         paths = [verdict.path for verdict in verdicts]
         self.states.add_paths(reading.outputs, paths, self.target.slots.places)
@@ -198,14 +198,14 @@ class SpeculativeDecoding:
         choices = reading.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
         self._hand_over([torch.tensor(path, dtype=torch.long) for path in paths], reading.features, choices)
 
-    def record(self, draft: Draft, tree: DraftTree, verdicts: list[Verdict]) -> None:
+    def record(self, draft: Draft, tree: DraftTree, verdicts: list[AcceptedPath]) -> None:
         """Count the step of every row that took one."""
         parents, depths = tree.parents, tree.depths
         parent_lists = parents.tolist()
         num_drafted = [len(row) - row.count(-1) for row in parent_lists]
-        if draft.is_guest is not None:  # nobody offers them
-            is_guest = draft.is_guest.to(parents.device)
-            parents, depths = parents.masked_fill(is_guest, -1), depths.masked_fill(is_guest, 0)
+        if draft.is_lookahead is not None:  # nobody offers them
+            is_lookahead = draft.is_lookahead.to(parents.device)
+            parents, depths = parents.masked_fill(is_lookahead, -1), depths.masked_fill(is_lookahead, 0)
             parent_lists = parents.tolist()
         depth_lists = depths.tolist()
         for row, verdict in enumerate(verdicts):
@@ -226,7 +226,7 @@ class SpeculativeDecoding:
         self.stats.num_passes += draft.num_passes
         show(draft, verdicts)
 
-    def _coverage(self, row: int, parents: list[int], draft: Draft, verdict: Verdict) -> list[float]:
+    def _coverage(self, row: int, parents: list[int], draft: Draft, verdict: AcceptedPath) -> list[float]:
         probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
         return coverage(probs, parents, draft.token_ids[row].tolist(), verdict.path)
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.stats import GenerationStats
-from ..core.verification import Verdict
+from ..core.verification import AcceptedPath
 from .drafting import Draft
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
@@ -21,7 +21,7 @@ _LAYER_STATES = {
     "attentions": 0,
 }  # and where their rows are; Gemma 3n's hidden states have an axis before
 Observer = Callable[
-    [Draft, Sequence[Verdict]], None
+    [Draft, Sequence[AcceptedPath]], None
 ]  # of each step: what was drafted, and what of each row's became text
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
@@ -169,7 +169,7 @@ def is_observed() -> bool:
     return bool(_OBSERVERS.get())
 
 
-def show(draft: Draft, verdicts: Sequence[Verdict]) -> None:
+def show(draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
     """Show a step to every observer."""
     for observer in _OBSERVERS.get():
         observer(draft, verdicts)

@@ -1,7 +1,7 @@
 """Where `target.generate(..., assistant_model=drafter)` finds the loop: two wrapped functions of Transformers.
 
 `enable` wraps them once for every model, and beside them the function with which pipelines load assistants. `disable` takes the
-wrapping back, `attach` does it for one model only, `attached` for one call of it, and inside `without_seam` a model's `generate` is
+wrapping back, `attach` does it for one model only, `attached` for one call of it, and inside `without_patch` a model's `generate` is
 Transformers' own.
 Assistants that are not drafters of this package go to the original functions, untouched.
 """
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 from transformers.pipelines import base as pipelines
 
-from ..errors import GenerationError, SeamError
+from ..errors import GenerationError, PatchError
 from .adapters import (
     check_drafter_adapter,
     check_is_model,
@@ -40,7 +40,7 @@ _NEEDED = {
     _LOOP: ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "assistant_model"),
     _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
 }
-_IS_WRAPPED = "_is_falcon_spec_seam"
+_IS_WRAPPED = "_is_falcon_spec_patch"
 _LOCK = threading.Lock()
 _STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = (
     WeakKeyDictionary()
@@ -51,7 +51,7 @@ def enable() -> None:
     """Let every model's `generate` take the package's drafters. Importing the package does this; twice is once.
 
     Raises:
-        [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
+        [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
     """
     for name, function in _originals(GenerationMixin).items():
         setattr(GenerationMixin, name, _WRAPPERS[name](function))
@@ -69,17 +69,17 @@ def disable() -> None:
 
 
 @contextmanager
-def without_seam(model: PreTrainedModel) -> Iterator[None]:
+def without_patch(model: PreTrainedModel) -> Iterator[None]:
     """Inside, `model.generate` runs no line of this package; afterwards all is as it was. It holds for all threads.
 
     Raises:
-        [`SeamError`]: `model` is one that `attach` changed.
+        [`PatchError`]: `model` is one that `attach` changed.
     """
     was_enabled = hasattr(getattr(GenerationMixin, _LOOP), _IS_WRAPPED)
     disable()
     try:
         if hasattr(getattr(type(model), _LOOP), _IS_WRAPPED):
-            raise SeamError(
+            raise PatchError(
                 f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. Load the "
                 "model anew."
             )
@@ -95,7 +95,7 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
     The model is changed in place and returned. It saves and loads as before, but cannot be pickled.
 
     Raises:
-        [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
+        [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
     """
     kind = type(model)
     if _LOOP not in vars(kind) or not hasattr(vars(kind)[_LOOP], _IS_WRAPPED):
@@ -109,7 +109,7 @@ def attached(model: PreTrainedModel) -> Iterator[None]:
     """Inside, this one model takes the package's drafters; after the last of the calls that overlap it is what it was.
 
     Raises:
-        [`SeamError`]: this version of Transformers has other functions than the ones to wrap.
+        [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
     """
     with _LOCK:
         stock, num_calls = _STOCK.get(model, (type(model), 0))
@@ -143,7 +143,7 @@ def _checked(owner: type, name: str) -> Callable[..., Any]:
     parameters = inspect.signature(function).parameters if function is not None else {}
     missing = [needed for needed in _NEEDED[name] if needed not in parameters]
     if function is None or missing:
-        raise SeamError(
+        raise PatchError(
             f"`GenerationMixin.{name}` must take {', '.join(_NEEDED[name])}, but this version of Transformers "
             f"{'has no such function' if function is None else 'lacks ' + ', '.join(missing)}. "
             "Use a tested version (see the README), or the drafter's `custom_generate` recipe."

@@ -173,7 +173,7 @@ def _check_head(model: PreTrainedModel, prompt: Tensor) -> bool:
     """`Target.head` of the features must give the model's own logits. Returns whether hooks catch the features."""
     has_hooks = not _is_compiled(model)
     target = Target(model, (-1,), has_hooks)
-    with target.taps.active():
+    with target.feature_hooks.active():
         outputs = model(input_ids=prompt, use_cache=False, return_dict=True, output_hidden_states=not has_hooks)
         features = target.features(outputs, prompt.shape[1])
     assert features is not None  # one layer is read

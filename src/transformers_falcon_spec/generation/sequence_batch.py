@@ -10,14 +10,14 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, choose, row_seeds
 from . import processors as row_processors
-from .sequence_state import Transcript, answers, processed
+from .sequence_state import SequenceState, answers, processed
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 
-class Batch:
-    """One [`Transcript`] for each row. Rows grow at their own pace; the caller sees what a batch without a drafter shows.
+class SequenceBatch:
+    """One [`SequenceState`] for each row. Rows grow at their own pace; the caller sees what a batch without a drafter shows.
 
     Where the caller's processors or criteria may tell rows apart by their places, rows grow in step: token by token, all of them are
     shown together.
@@ -52,7 +52,7 @@ class Batch:
             of_row = [row_processors.of_row(processors, row) for row in range(num_rows)]
         own = StoppingCriteriaList() if self.is_in_step else criteria  # in step nobody asks for a row alone
         self.rows = [
-            Transcript(input_ids[row : row + 1], of_row[row], own, config, draws[row], self._stream)
+            SequenceState(input_ids[row : row + 1], of_row[row], own, config, draws[row], self._stream)
             for row in range(num_rows)
         ]
         self.prompt_len = input_ids.shape[1]

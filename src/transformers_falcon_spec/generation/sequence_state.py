@@ -11,7 +11,7 @@ from ..errors import GenerationError
 from .processors import read_scores_alone
 
 
-class Transcript:
+class SequenceState:
     """Commits tokens in the order, and with the calls, of decoding without a drafter.
 
     Args:

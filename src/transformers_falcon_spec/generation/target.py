@@ -18,7 +18,7 @@ from ..errors import GenerationError
 from . import cache as cache_file
 from .adapters import RowAdapters
 from .attention import TreeAttention
-from .feature_hooks import FeatureTaps
+from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs, text_length
 from .layers import LayerKind, layer_kinds, masks_by_kind
 from .model_parts import apply_head, decoder_of, feature_width, reading_all_tokens
@@ -32,7 +32,7 @@ _ATTENTION: WeakKeyDictionary[PreTrainedModel, TreeAttention] = WeakKeyDictionar
 
 
 @dataclass(frozen=True)
-class Reading:
+class TargetOutput:
     """What the target said of the tokens it read."""
 
     logits: Tensor  # [rows, nodes, vocab]; after a prefill of the newest token only: [rows, 1, vocab]
@@ -52,7 +52,9 @@ class Target:
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
         self.feature_dim: int = feature_width(model, feature_layers)
-        self.taps = FeatureTaps(decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ())
+        self.feature_hooks = FeatureHooks(
+            decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
+        )
         self._untapped_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
         self.slots = cache_file.RowSlots(None, torch.zeros(1, 0, dtype=torch.long))
@@ -105,7 +107,9 @@ class Target:
         )  # padding and positions given by hand aside
         return [min(_room(place, [*self.switches, context]), before_anew) for place in self._farthest]
 
-    def prefill(self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> Reading:
+    def prefill(
+        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    ) -> TargetOutput:
         """Read the prompt with the very call that plain decoding makes, features caught on the way."""
         self._hold(model_kwargs["past_key_values"], len(input_ids))
         _check_rows(self, input_ids, model_kwargs, generation_config)
@@ -114,7 +118,7 @@ class Target:
         if self._untapped_layers:
             self._asked["output_hidden_states"] = True
         prompt_kwargs = {**model_kwargs, **self._asked}
-        if self.taps.feature_layers:
+        if self.feature_hooks.feature_layers:
             prompt_kwargs = reading_all_tokens(self.model, prompt_kwargs)
         outputs = self.model._prefill(input_ids, generation_config, prompt_kwargs, is_first_iteration=True)
         if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
@@ -133,7 +137,7 @@ class Target:
         self._prompt_kwargs = model_kwargs if self.switches else {}
         self._positions = self._inputs.positions
         self._farthest = self._positions.reshape(-1, len(input_ids)).amax(0).tolist()
-        return Reading(outputs.logits[:, -1:], features, outputs)
+        return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
         self._let_go()
@@ -155,7 +159,9 @@ class Target:
         self.slots = cache_file.RowSlots(self.cache, places)
         self._next_place = torch.full_like(places[:, :1], num_slots)
 
-    def read(self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()) -> Reading:
+    def read(
+        self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
+    ) -> TargetOutput:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
         Args:
@@ -166,7 +172,7 @@ class Target:
                 each path of the only row a row of its own.
             is_open (`Sequence[bool]`): False for rows whose logits nobody needs; empty where all are needed.
         """
-        self.taps.discard()  # processors may run the target, too
+        self.feature_hooks.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
@@ -181,7 +187,7 @@ class Target:
             with self._attention.active():
                 outputs = self._forward(token_ids, tree.depths, self._masks(tree, places), is_open)
         self.slots.append(places)
-        return Reading(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
+        return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
     def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
         """The model's outputs for tokens of these depths after the text."""
@@ -196,7 +202,7 @@ class Target:
         with self.row_adapters.of_nodes(num_rows, num_nodes):
             return self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
 
-    def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> Reading:
+    def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> TargetOutput:
         """The tree path by path; what was said of a node is the same in every path that holds it."""
         depths = torch.arange(paths.longest, device=token_ids.device)[None]
         places, mask = self._next_place + depths, self._chain_mask(self._next_place + depths)
@@ -206,7 +212,7 @@ class Target:
         self.slots.append(places)
         features = self.features(outputs, paths.longest)
         states = [paths.by_node(layer) for layer in outputs.hidden_states or ()] if self._asked else None
-        return Reading(
+        return TargetOutput(
             paths.by_node(outputs.logits),
             None if features is None else paths.by_node(features),
             SimpleNamespace(hidden_states=states),
@@ -219,12 +225,12 @@ class Target:
         if cache is not self.cache:
             self._hold(cache, len(root))
             self.slots.cache = cache
-        self.taps.discard()
+        self.feature_hooks.discard()
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
         """What the hooks caught of a forward; where they may not fire, the hidden states that it gave."""
         if not self._untapped_layers:
-            return self.taps.take(num_tokens)
+            return self.feature_hooks.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._untapped_layers], dim=-1)
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..core.packing import ahead, one_text
+from ..core.packing import one_text, shift_left
 from ..errors import OptionError
 from ..generation.model_parts import apply_head, decoder_of, is_spread
 from ..generation.target import Target
@@ -72,9 +72,9 @@ class TargetFeatures:
         if position_ids is not None:  # padding is behind what counts, so that no mask is needed
             how = packed_inputs(self.target, decoder_of(self.target), position_ids)
         view = Target(self.target, self.feature_layers)
-        with view.taps.active():
+        with view.feature_hooks.active():
             outputs = decoder_of(self.target)(input_ids=input_ids, **how)
-            features = view.taps.take(input_ids.shape[1])
+            features = view.feature_hooks.take(input_ids.shape[1])
         assert features is not None  # at least one layer is tapped
         found = {"features": features, "head_inputs": outputs[0]}
         return found if self.feature_layers != (-1,) else {"features": features}
@@ -93,9 +93,9 @@ class TargetFeatures:
             positions=positions,
             token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]).to(input_ids.device),
             features=features[:, :-1],
-            labels=ahead(head_inputs.to(input_ids.device), positions, self.distance)[:, :-1],
+            labels=shift_left(head_inputs.to(input_ids.device), positions, self.distance)[:, :-1],
             is_token=is_token,
-            is_counted=ahead(batch["assistant_mask"], positions, self.distance + 1)[:, :-1] & is_token,
+            is_counted=shift_left(batch["assistant_mask"], positions, self.distance + 1)[:, :-1] & is_token,
         )
 
     def head(self, features: Tensor) -> Tensor:

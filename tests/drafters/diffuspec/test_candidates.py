@@ -284,10 +284,10 @@ def test_known_noise_is_taken_into_account(target: Any, search: str) -> None:
 def test_chances_are_those_of_the_diffusion_model(target: Any) -> None:
     for search in ("tree", "argmax", "marginal"):
         drafter = make_diffusion(target, search=search, num_tree_nodes=8)
-        budget = replace(FREE, wants_chances=True, temperature=None if search != "marginal" else 0.9)
+        budget = replace(FREE, wants_node_probs=True, temperature=None if search != "marginal" else 0.9)
         draft = draft_of(drafter, target, budget=budget)
         assert draft is not None
-        assert draft.chances is not None
+        assert draft.node_probs is not None
         probs = torch.softmax(naive_scores(drafter, TEXTS[0], 5) / (0.9 if search == "marginal" else 1.0), dim=-1)
         parents = draft.parents[0].tolist()
         depths = [0]
@@ -297,7 +297,7 @@ def test_chances_are_those_of_the_diffusion_model(target: Any) -> None:
             float(probs[depth - 1, token])
             for depth, token in zip(depths[1:], draft.token_ids[0, 1:].tolist(), strict=True)
         ]
-        torch.testing.assert_close(draft.chances[0], torch.tensor(expected), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(draft.node_probs[0], torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
 
 def test_tokens_that_the_model_lacks_are_neither_drafted_nor_in_its_way(target: Any) -> None:

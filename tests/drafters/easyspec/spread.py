@@ -131,14 +131,14 @@ def refusals(target: Any) -> dict[str, str]:
 def lost(target: Any, act: Callable[[], Any], wait: float) -> dict[str, Any]:
     """What the first rank says when the other one is lost in the middle of a draft, and how long that took."""
     drafter = make(target, wait=wait)
-    gathered, ranks = drafter.join().gathered, drafter.join()
+    gathered, ranks = drafter.join().all_gather, drafter.join()
 
     def lose(part: torch.Tensor) -> torch.Tensor:
         if RANK == 1 and ranks.num_gathers == 5:
             act()
         return gathered(part)
 
-    ranks.gathered = lose  # type: ignore[method-assign]
+    ranks.all_gather = lose  # type: ignore[method-assign]
     start = time.perf_counter()
     return {"said": refusal(lambda: write(target, drafter)), "seconds": time.perf_counter() - start}
 

@@ -91,8 +91,8 @@ def test_ablations_draft_what_they_say(target: Any, kind: str, backend: str, opt
     for num_new in ROUNDS[:3]:
         for each in (told, plain):
             each.more(num_new)
-        drafts = [each.generator.propose(replace(AMPLE, wants_chances=True)) for each in (told, plain)]
-        chances.append([draft.chances for draft in drafts])
+        drafts = [each.generator.propose(replace(AMPLE, wants_node_probs=True)) for each in (told, plain)]
+        chances.append([draft.node_probs for draft in drafts])
         assert paths(drafts[0]) == told.twin.grown(4, 2, 7)
 
     assert not any(torch.allclose(ours, others) for ours, others in chances[1:])
@@ -120,8 +120,8 @@ def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
     for groups in (GROUPS, [[number] for number in range(7)]):
         told = Told(make_drafter(target, layer_groups=groups, **GROWN), target)
         told.more(9)
-        budget = DraftBudget((100,), 512, is_chain=True, wants_chances=True)
-        chances.append(told.generator.propose(budget).chances)
+        budget = DraftBudget((100,), 512, is_chain=True, wants_node_probs=True)
+        chances.append(told.generator.propose(budget).node_probs)
 
     torch.testing.assert_close(chances[0][:, :2], chances[1][:, :2])  # the root, and what follows from the exact pass
     assert not torch.allclose(chances[0][:, 2:], chances[1][:, 2:], atol=1e-3)

@@ -22,7 +22,7 @@ from tests.tiny import make_prompt
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.group_costs import pass_traffic
-from transformers_falcon_spec.generation.distributed import Ranks
+from transformers_falcon_spec.generation.distributed import Processes
 
 PROGRAM = "tests.drafters.easyspec.spread"
 MOST_SECONDS = 300
@@ -46,22 +46,22 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return launched(tmp_path_factory.mktemp("spread"), request.param)
 
 
-class ThreadRanks(Ranks):
+class ThreadRanks(Processes):
     """Ranks that are threads of one process, which meet at a barrier: what goes round, without processes."""
 
     def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
-        self.num, self.rank, self._values, self._barrier = len(values), rank, values, barrier
+        self.num, self.process_rank, self._values, self._barrier = len(values), rank, values, barrier
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return self._exchanged(value)[0]
 
-    def gathered(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         self.num_gathers += 1
         self.num_gathered_bytes += (self.num - 1) * part.nbytes
         return torch.cat(self._exchanged(part))
 
     def _exchanged(self, value: Any) -> list[Any]:
-        self._values[self.rank] = value
+        self._values[self.process_rank] = value
         self._barrier.wait()
         found = list(self._values)
         self._barrier.wait()

@@ -47,7 +47,7 @@ class Rows:
             after = [choose(text[:-1] + tokens) for tokens in paths(parents, token_ids)]
             choices[row] = torch.tensor(after)
             allowed = [
-                -1 if draft.is_guest is not None and draft.is_guest[row, node] else parent
+                -1 if draft.is_lookahead is not None and draft.is_lookahead[row, node] else parent
                 for node, parent in enumerate(parents)
             ]
             _kept, new = reference.walk(allowed, token_ids, after, lambda _: False)
@@ -75,13 +75,15 @@ def first_spines(rows: Rows) -> list[list[int]]:
 def candidates(draft: Draft, row: int) -> list[Path]:
     """Tokens below the root of each node that could become text."""
     found = paths(draft.parents[row].tolist(), draft.token_ids[row].tolist())
-    is_candidate = (draft.parents[row] >= 0) & ~draft.is_guest[row]
+    is_candidate = (draft.parents[row] >= 0) & ~draft.is_lookahead[row]
     return [tuple(found[node][1:]) for node in range(len(found)) if is_candidate[node]]
 
 
 def guests(draft: Draft, row: int) -> list[Path]:
     found = paths(draft.parents[row].tolist(), draft.token_ids[row].tolist())
-    return [tuple(path) for path, is_guest in zip(found, draft.is_guest[row].tolist(), strict=True) if is_guest]
+    return [
+        tuple(path) for path, is_lookahead in zip(found, draft.is_lookahead[row].tolist(), strict=True) if is_lookahead
+    ]
 
 
 @given(
@@ -188,7 +190,7 @@ def test_a_row_that_has_ended_gets_nothing() -> None:
 
     assert (draft.parents[0] >= 0).any()
     assert draft.parents[1].tolist() == [-1] * draft.parents.shape[1]
-    assert not draft.is_guest[1].any()
+    assert not draft.is_lookahead[1].any()
 
 
 def test_the_pool_forgets_what_was_unseen_for_longest() -> None:

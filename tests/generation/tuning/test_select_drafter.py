@@ -3,11 +3,11 @@
 import pytest
 
 from tests.generation.tuning.test_tuner import cpu, run_contest
-from transformers_falcon_spec.generation.tuning.cost_model import Knowledge
+from transformers_falcon_spec.generation.tuning.cost_model import CostModel
 from transformers_falcon_spec.generation.tuning.tuner import LEAD, REST, TRIAL, select_drafter
 
 
-class Clocked(Knowledge):
+class Clocked(CostModel):
     """A drafter of a known speed."""
 
     speed: float = 1.0

@@ -18,7 +18,7 @@ from transformers_falcon_spec.drafters import pairs
 from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
 from transformers_falcon_spec.generation.drafting import DraftBudget, Prices
 from transformers_falcon_spec.generation.target import Target
-from transformers_falcon_spec.generation.tuning.cost_model import LEAST_STEPS, PAUSE, WARM_UP, Knowledge
+from transformers_falcon_spec.generation.tuning.cost_model import LEAST_STEPS, PAUSE, WARM_UP, CostModel
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampling": runs.SAMPLING}
 KINDS = {
@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-class Fickle(Knowledge):
+class Fickle(CostModel):
     """Pauses and prices that change with every step."""
 
     def __init__(self, seed: int) -> None:
@@ -69,7 +69,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     target = make_eagle_target()
     drafter = KINDS[kind](target)
     drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree)
-    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.knowledge_of", lambda *_: (Fickle(3),))
+    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_models_of", lambda *_: (Fickle(3),))
     monkeypatch.setattr(pairs, "MOST_WAITING", 3)
 
     pair = runs.both(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode])

@@ -18,8 +18,8 @@ from transformers_falcon_spec.generation.tuning.cost_model import (
     MANY_PASSES,
     MAX_PASSES,
     WARM_UP,
-    Knowledge,
-    knowledge_of,
+    CostModel,
+    cost_models_of,
 )
 from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
@@ -52,20 +52,20 @@ class World:
             TreeGrowth(torch.zeros(1, 1, dtype=torch.long), torch.tensor([99])),
             torch.zeros(1, 1).long(),
         )
-        gains: list[tuple[float, float]] = []
-        worth, done = 0.0, 0
+        marginal_gains: list[tuple[float, float]] = []
+        net_gain, done = 0.0, 0
         for number in range(num_passes):
-            hope = float(growth.log_chances.gather(1, frontier).exp().sum())
-            if number and prices and not prices.pays(number, hope):
+            expected_tokens = float(growth.log_node_probs.gather(1, frontier).exp().sum())
+            if number and prices and not prices.pays(number, expected_tokens):
                 break
             best = [min(max(self.random.gauss(self.skill, 0.2), 0.01), 0.99) for _ in range(frontier.shape[1])]
             chances = torch.tensor([[[p * (1 - p) ** rank for rank in range(WIDTH)] for p in best]])
             growth.expand(frontier, torch.arange(WIDTH).expand_as(chances), chances.log())
             frontier, done = growth.best_newest(WIDTH), number + 1
             if prices:
-                before = worth
-                num_nodes, worth = growth.worth(prices.nodes, prices.weights)
-                gains += [(hope, worth - before)] if number else []
+                before = net_gain
+                num_nodes, net_gain = growth.best_tree_size(prices.nodes, prices.weights)
+                marginal_gains += [(expected_tokens, net_gain - before)] if number else []
         assert num_nodes is not None
         token_ids, tree = growth.best(num_nodes)
         num_kept = self._walk(growth, num_nodes)
@@ -74,13 +74,13 @@ class World:
         self.num_tokens += 1 + num_kept
         expected = growth.expected_by_depth(num_nodes, MOST_PASSES) if prices else None
         return Draft(
-            token_ids, tree.parents, num_passes=done, expected_by_depth=expected, gains=tuple(gains)
+            token_ids, tree.parents, num_passes=done, expected_by_depth=expected, marginal_gains=tuple(marginal_gains)
         ), num_kept
 
     def _walk(self, growth: TreeGrowth, num_nodes: int) -> int:
         """How deep a text goes along the tree, at each node as likely as the drafter says."""
-        kept = set(growth.log_chances[0].sort(descending=True, stable=True).indices[:num_nodes].tolist())
-        parents, chances = growth.parents[0].tolist(), growth.log_chances[0].exp().tolist()
+        kept = set(growth.log_node_probs[0].sort(descending=True, stable=True).indices[:num_nodes].tolist())
+        parents, chances = growth.parents[0].tolist(), growth.log_node_probs[0].exp().tolist()
         node, depth = 0, 0
         while True:
             draw, node_before = self.random.random() * chances[node], node
@@ -108,15 +108,15 @@ def rate_of_fixed(world: World, num_nodes: int, num_passes: int, num_steps: int)
     return world.rate
 
 
-def run_tuned(world: World, num_steps: int, knowledge: Knowledge | None = None) -> Tuner:
-    tuner = Tuner((knowledge or Knowledge(),), CPU)
+def run_tuned(world: World, num_steps: int, known: CostModel | None = None) -> Tuner:
+    tuner = Tuner((known or CostModel(),), CPU)
     _run([world], tuner, num_steps)
     return tuner
 
 
 def run_contest(worlds: list[World], num_steps: int) -> float:
     """Tokens a second of several drafters on one machine, of which the tuner asks one in each step."""
-    _run(worlds, Tuner([Knowledge() for _ in worlds], CPU), num_steps)
+    _run(worlds, Tuner([CostModel() for _ in worlds], CPU), num_steps)
     return sum(world.num_tokens for world in worlds) / sum(
         world.draft_seconds + world.read_seconds for world in worlds
     )
@@ -150,106 +150,106 @@ def gpu(skill: float, seed: int = 0) -> World:
 def test_it_comes_close_to_the_best_fixed_setting(make: Callable[..., World], skill: float) -> None:
     settings = [(nodes, passes) for nodes in (4, 8, 16, 32) for passes in (1, 2, 4)]
     best = max(rate_of_fixed(make(skill), *setting, num_steps=100) for setting in settings)
-    knowledge, world = Knowledge(), make(skill, seed=1)
-    run_tuned(make(skill), 100, knowledge)
+    known, world = CostModel(), make(skill, seed=1)
+    run_tuned(make(skill), 100, known)
 
-    run_tuned(world, 300, knowledge)
+    run_tuned(world, 300, known)
 
     assert world.rate > 0.95 * best
 
 
 @pytest.mark.parametrize("skill", [0.0, -1.0])  # hardly useful, and useless
 def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known(skill: float) -> None:
-    knowledge, world = Knowledge(), cpu(skill)
-    run_tuned(cpu(skill), 300, knowledge)
+    known, world = CostModel(), cpu(skill)
+    run_tuned(cpu(skill), 300, known)
 
-    tuner = run_tuned(world, 2000, knowledge)
+    tuner = run_tuned(world, 2000, known)
 
     assert world.rate > 0.98 / world.read(1)
-    assert "tried again in" in knowledge.why()
-    assert knowledge.pause == LONGEST_PAUSE
+    assert "tried again in" in known.why()
+    assert known.pause == LONGEST_PAUSE
     assert tuner.num_passes[0] > 0.95 * 2000
 
 
 def test_drafting_comes_back_when_it_pays_again() -> None:
-    knowledge = Knowledge()
-    run_tuned(cpu(0.0), 400, knowledge)
-    assert knowledge.num_left > 0
+    known = CostModel()
+    run_tuned(cpu(0.0), 400, known)
+    assert known.num_left > 0
 
-    tuner = run_tuned(cpu(0.8), 2 * LONGEST_PAUSE, knowledge)
+    tuner = run_tuned(cpu(0.8), 2 * LONGEST_PAUSE, known)
 
-    assert knowledge.num_left == 0
+    assert known.num_left == 0
     assert tuner.num_passes[0] < 1.5 * LONGEST_PAUSE
-    assert knowledge.advantage.value > 0
+    assert known.advantage.value > 0
 
 
 def test_chances_that_promise_too_much_are_believed_less() -> None:
-    world, knowledge = cpu(0.8), Knowledge()
+    world, known = cpu(0.8), CostModel()
     walk = world._walk
     world._walk = lambda *args: min(walk(*args), 1)  # type: ignore[method-assign]  # nothing below depth 1 is ever kept
 
-    run_tuned(world, 100, knowledge)
+    run_tuned(world, 100, known)
 
-    assert knowledge.prices is not None
-    root, first, second, *_ = knowledge.prices.weights.tolist()
+    assert known.prices is not None
+    root, first, second, *_ = known.prices.weights.tolist()
     assert root == 1.0
     assert 0.8 < first < 1.25
     assert second == 0.25
 
 
 def test_a_pass_that_stopped_paying_is_tried_again() -> None:
-    knowledge, token_ids = Knowledge(), torch.zeros(1, 2, dtype=torch.long)
+    known, token_ids = CostModel(), torch.zeros(1, 2, dtype=torch.long)
     draft = Draft(token_ids, token_ids - 1, expected_by_depth=torch.tensor([1.0, 0.5]))
     for _ in range(20):
-        knowledge.learn_chances(replace(draft, num_passes=2, gains=((0.8, 0.0),)), [1])
-    assert knowledge.yields[1].value < 0.1
+        known.learn_node_probs(replace(draft, num_passes=2, marginal_gains=((0.8, 0.0),)), [1])
+    assert known.pass_yields[1].value < 0.1
 
     for _ in range(120):
-        knowledge.learn_chances(draft, [1])
+        known.learn_node_probs(draft, [1])
 
-    assert knowledge.yields[1].value > 0.5
+    assert known.pass_yields[1].value > 0.5
 
 
 def test_a_pass_that_seems_too_dear_is_tried_again() -> None:
-    knowledge, true_cost = Knowledge(), gpu(0.75).draft
-    run_tuned(gpu(0.75), 50, knowledge)
-    usual, knowledge.draft = knowledge.num_passes.value, CostCurve()
+    known, true_cost = CostModel(), gpu(0.75).draft
+    run_tuned(gpu(0.75), 50, known)
+    usual, known.draft = known.num_passes.value, CostCurve()
     for _ in range(20):
-        knowledge.draft.learn(1, true_cost(1))
-        knowledge.draft.learn(2, 20 * true_cost(2))
+        known.draft.learn(1, true_cost(1))
+        known.draft.learn(2, 20 * true_cost(2))
 
-    knowledge.prices, knowledge.num_since_plain = None, 0
-    tuner = run_tuned(gpu(0.75), MANY_PASSES - 2, knowledge)
+    known.prices, known.num_since_plain = None, 0
+    tuner = run_tuned(gpu(0.75), MANY_PASSES - 2, known)
     assert max(tuner.num_passes) < 0.5 * usual
-    run_tuned(gpu(0.75), 600, knowledge)
+    run_tuned(gpu(0.75), 600, known)
 
-    assert knowledge.num_passes.value > 0.5 * usual
+    assert known.num_passes.value > 0.5 * usual
 
 
 def test_a_drafter_that_usually_takes_many_passes_takes_one_more_now_and_then() -> None:
-    knowledge = Knowledge(num_since_plain=MANY_PASSES, prices=Knowledge().new_prices(8))
+    known = CostModel(num_since_plain=MANY_PASSES, prices=CostModel().new_prices(8))
     for _ in range(20):
-        knowledge.num_passes.learn(MAX_PASSES + 3)
+        known.num_passes.learn(MAX_PASSES + 3)
 
-    prices = knowledge.prices_now()
+    prices = known.prices_now()
 
-    taken = [number for number in range(1, 3 * MAX_PASSES) if prices.pays(number, hope=1.0)]
+    taken = [number for number in range(1, 3 * MAX_PASSES) if prices.pays(number, expected_tokens=1.0)]
     assert taken == list(range(1, MAX_PASSES + 4))  # beside the first, which is not asked about
 
 
 def test_now_and_then_a_step_reads_many_nodes() -> None:
-    knowledge = Knowledge()
-    run_tuned(cpu(0.2), 50, knowledge)
-    knowledge.num_left, knowledge.num_since_plain, usual = 0, MANY_NODES - 1, knowledge.num_nodes.value
+    known = CostModel()
+    run_tuned(cpu(0.2), 50, known)
+    known.num_left, known.num_since_plain, usual = 0, MANY_NODES - 1, known.num_nodes.value
 
-    tuner = run_tuned(cpu(0.2), 1, knowledge)
+    tuner = run_tuned(cpu(0.2), 1, known)
 
     assert usual < LARGE / 2
     assert [*tuner.num_nodes] == [LARGE]
 
 
 def test_the_first_steps_learn_what_sizes_cost() -> None:
-    tuner, taken = Tuner((Knowledge(),), CPU), []
+    tuner, taken = Tuner((CostModel(),), CPU), []
 
     for _ in WARM_UP:
         budget = tuner.limited(DraftBudget((99,), 256))
@@ -278,29 +278,29 @@ class Model(torch.nn.Linear):
 def test_models_are_remembered_together_as_long_as_they_live() -> None:
     drafter, target, other = Model(1, 1), Model(1, 1), Model(1, 1)
 
-    (known,) = knowledge_of([drafter], target, "alone")
+    (known,) = cost_models_of([drafter], target, "alone")
 
-    assert knowledge_of([other, drafter], target, "alone")[1] is known
-    assert knowledge_of([drafter], target, "in a batch")[0] is not known
-    assert knowledge_of([drafter], other, "alone")[0] is not known
-    assert knowledge_of([other], target, "alone")[0] is not known
+    assert cost_models_of([other, drafter], target, "alone")[1] is known
+    assert cost_models_of([drafter], target, "in a batch")[0] is not known
+    assert cost_models_of([drafter], other, "alone")[0] is not known
+    assert cost_models_of([other], target, "alone")[0] is not known
     drafter.generation_config = SpeculationConfig(num_tree_nodes=9)
-    assert knowledge_of([drafter], target, "alone")[0] is not known
+    assert cost_models_of([drafter], target, "alone")[0] is not known
 
 
 def test_a_proposal_that_read_much_text_first_teaches_nothing_of_passes() -> None:
-    tuner, token_ids = Tuner((Knowledge(num_steps=len(WARM_UP)),), CPU), torch.zeros(1, 2, dtype=torch.long)
+    tuner, token_ids = Tuner((CostModel(num_steps=len(WARM_UP)),), CPU), torch.zeros(1, 2, dtype=torch.long)
     drafted = Draft(token_ids, token_ids - 1, num_passes=1)
 
     for draft_seconds, read_seconds in ((5.0, 1.0), (5.2, 2.0)):  # the first one reads the prompt
         assert tuner.limited(DraftBudget((99,), 256)) is not None
         tuner.learn(drafted, [0], draft_seconds, read_seconds)
 
-    assert tuner.knowledge[0].draft(1) == pytest.approx(0.2)
+    assert tuner.cost_models[0].draft(1) == pytest.approx(0.2)
 
 
 def test_a_draft_that_came_to_nothing_costs_its_seconds() -> None:
-    known = Knowledge(num_steps=len(WARM_UP))
+    known = CostModel(num_steps=len(WARM_UP))
     tuner, root = Tuner((known,), CPU), torch.zeros(1, 1, dtype=torch.long)
     known.read.learn(1, 1.0)
 

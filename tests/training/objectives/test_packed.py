@@ -209,9 +209,9 @@ def leak_of_labels(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> None:
     def through(values: Tensor, positions: Tensor, num_places: int) -> Tensor:
         return features_ahead(values, one_text(positions.shape[1], positions.device), num_places)
 
-    features_ahead = features_file.ahead
+    features_ahead = features_file.shift_left
     for module in (features_file, falcon, eagle):
-        monkeypatch.setattr(module, "ahead", through)
+        monkeypatch.setattr(module, "shift_left", through)
 
 
 def leak_of_places(monkeypatch: pytest.MonkeyPatch, learner: Learner) -> None:

@@ -73,12 +73,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             return self._drawn(logits, budget, num_steps)
         found = [self._searched(row, part, budget) for row, part in zip(self._rows, logits, strict=True)]
         token_ids, parents = _padded(found)
-        chances = _chances(found, logits, budget) if budget.wants_chances else None
+        chances = _chances(found, logits, budget) if budget.wants_node_probs else None
         return Draft(
             token_ids.to(self.drafter.device),
             parents.to(self.drafter.device),
             num_passes=num_steps,
-            chances=chances,
+            node_probs=chances,
             search_seconds=self._search_seconds,
         )
 
@@ -153,14 +153,14 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         ]
         token_ids, parents = (part.to(tokens.device) for part in _padded(found))
         index = torch.arange(token_ids.shape[1], device=tokens.device)
-        chances = _chances(found, logits, budget) if budget.wants_chances else None
+        chances = _chances(found, logits, budget) if budget.wants_node_probs else None
         return Draft(
             token_ids,
             parents,
             draft_probs=probs,
             dist_index=index.where(index < token_ids.shape[1] - 1, -1)[None],
             num_passes=num_steps,
-            chances=chances,
+            node_probs=chances,
             search_seconds=self._search_seconds,
         )
 

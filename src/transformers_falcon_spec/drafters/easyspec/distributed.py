@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import OptionError
-from ...generation.distributed import Ranks, named_options
+from ...generation.distributed import Processes, named_options
 from ...provenance import weights_fingerprint
 from .backends import SequentialBackend
 from .families import Inputs, LayeredModel
@@ -21,13 +21,13 @@ class DistributedBackend(SequentialBackend):
     Args:
         layered ([`LayeredModel`]): The draft model.
         groups (`Sequence[Sequence[int]]`): Layers that attend at once.
-        ranks ([`Ranks`]): The processes.
+        ranks ([`Processes`]): The processes.
 
     Raises:
         [`OptionError`]: more ranks than layers.
     """
 
-    def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]], ranks: Ranks) -> None:
+    def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]], ranks: Processes) -> None:
         super().__init__(layered, groups)
         self.ranks, num_layers = ranks, len(layered.layers)
         if ranks.num > num_layers:
@@ -36,7 +36,7 @@ class DistributedBackend(SequentialBackend):
                 'fewer processes, or set `drafter.config.backend = "fused"` on all of them.'
             )
 
-    def checked(self, drafter: PreTrainedModel) -> Ranks:
+    def checked(self, drafter: PreTrainedModel) -> Processes:
         """The ranks, if all of them have this drafter.
 
         Raises:
@@ -51,9 +51,9 @@ class DistributedBackend(SequentialBackend):
         group = self.groups[number]
         num_own = layers_of_rank(len(group), self.ranks.num)
         part = states.new_zeros(num_own, *states.shape)
-        for place, index in enumerate(group[self.ranks.rank * num_own :][:num_own]):
+        for place, index in enumerate(group[self.ranks.process_rank * num_own :][:num_own]):
             part[place] = self.layered.attend(index, states, inputs)
-        return self.ranks.gathered(part)[: len(group)].unbind()
+        return self.ranks.all_gather(part)[: len(group)].unbind()
 
 
 def layers_of_rank(group_size: int, num_ranks: int) -> int:

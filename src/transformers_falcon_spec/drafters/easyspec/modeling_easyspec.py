@@ -19,7 +19,7 @@ from transformers import (
 from typing_extensions import Self
 
 from ...core.masks import additive
-from ...generation.distributed import ALONE, Ranks, SpreadRanks
+from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup
 from ...generation.drafting import TargetView
 from ..base import readable
 from ..grown_tree import GrowingDrafter
@@ -70,7 +70,7 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
         config.draft_config = self.model.config  # one of them, which says how the model attends
         self.layered = LayeredModel(self.model)
         self._fused: tuple[Any, FusedBackend] | None = None  # what it was made of, and it
-        self._ranks: Ranks | None = None
+        self._ranks: Processes | None = None
         self.post_init()
 
     @classmethod
@@ -217,7 +217,7 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
         if self.config.backend == "sequential":
             return SequentialBackend(self.layered, groups)
         if self.config.backend == "distributed":
-            self._ranks = self._ranks or SpreadRanks(self.config.timeout_seconds)  # the same for all calls
+            self._ranks = self._ranks or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
             return DistributedBackend(self.layered, groups, self._ranks)
         made_of = (groups, weights_state(self.model))
         if self._fused is None or self._fused[0] != made_of:
@@ -225,7 +225,7 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
                 self._fused = (made_of, FusedBackend(self.layered, groups))
         return self._fused[1]
 
-    def join(self) -> Ranks:
+    def join(self) -> Processes:
         """The ranks on which it computes, which count what they exchange; this process alone unless `backend` is `"distributed"`.
 
         Raises:
@@ -233,7 +233,7 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
             [`RankError`]: the ranks have drafters with other weights or options, or one of them did not come.
         """
         if self.config.backend != "distributed":
-            return ALONE
+            return SINGLE_PROCESS
         backend = self.backend()
         assert isinstance(backend, DistributedBackend)  # as its name says
         return backend.checked(self)

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ...core.masks import additive, block_causal_mask, block_ends
-from ...core.packing import apart, is_packed, one_text, same_text, text_lengths, text_numbers
+from ...core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ...core.tree import DraftTree
 from ...generation.drafting import TargetView
 from ..base import DrafterModel
@@ -216,7 +216,7 @@ class FalconSpecDrafter(DrafterModel):
         mask = mask if is_token is None else mask & is_token[:, None, :]
         rows = torch.cat([token_embeds, features], dim=-1).to(self.dtype)
         if is_packed(positions):  # every text from a fresh state
-            fused = self.recur(apart(rows, numbers, positions), None, text_lengths(numbers))[0][numbers, positions]
+            fused = self.recur(unpack(rows, numbers, positions), None, text_lengths(numbers))[0][numbers, positions]
         else:
             fused = self.recur(rows, None)[0]
         return self.attend(fused, mask, positions, (positions - phases[numbers]) % self.config.block_size)

@@ -41,8 +41,8 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         if num_nodes == 1:
             return None
         padded = [tree.padded(num_nodes) for tree in trees]
-        token_ids, parents, is_guest = torch.tensor(padded, device=self.drafter.device).unbind(1)
-        return Draft(token_ids, parents, is_guest.bool(), num_passes=0)
+        token_ids, parents, is_lookahead = torch.tensor(padded, device=self.drafter.device).unbind(1)
+        return Draft(token_ids, parents, is_lookahead.bool(), num_passes=0)
 
     def _catch_up(self) -> None:
         """Learn from what was committed since the last proposal."""
@@ -70,8 +70,8 @@ class _Tree:
     def padded(self, num_nodes: int) -> tuple[list[int], list[int], list[int]]:
         """Tokens, parents, and 1 for guests, with nodes that belong to nobody behind them."""
         num_candidates, num_missing = len(self.parents) - self.num_guests, num_nodes - len(self.parents)
-        is_guest = [0] * num_candidates + [1] * self.num_guests + [0] * num_missing
-        return self.token_ids + [0] * num_missing, self.parents + [-1] * num_missing, is_guest
+        is_lookahead = [0] * num_candidates + [1] * self.num_guests + [0] * num_missing
+        return self.token_ids + [0] * num_missing, self.parents + [-1] * num_missing, is_lookahead
 
 
 class _Row:

@@ -66,13 +66,13 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         if budget.temperature is None:
             best = logits.topk(plan.num_ranks, dim=-1).indices  # [rows, heads, ranks]
             token_ids[:, 1:] = best[:, plan.heads, plan.ranks].to(token_ids.device)
-            return Draft(token_ids, parents, chances=_chances(plan, logits, token_ids, budget))
+            return Draft(token_ids, parents, node_probs=_chances(plan, logits, token_ids, budget))
         probs = torch.softmax(logits / budget.temperature, dim=-1)
         heads = plan.heads_of_parents
         children = draw_children(probs[:, heads], (heads + 1).tolist(), plan.num_children, budget, self.rng)
         token_ids[:, 1:] = children[:, plan.siblings[0], plan.siblings[1]].to(token_ids.device)
         chances = _chances(plan, logits, token_ids, budget)
-        return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index, chances=chances)
+        return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index, node_probs=chances)
 
     def _logits(self, features: Tensor, num_heads: int) -> Tensor:
         """What the first heads say `[rows, heads, vocab]` of features `[rows, hidden]`."""
@@ -108,7 +108,7 @@ class _Plan:
 
 def _chances(plan: _Plan, logits: Tensor, token_ids: Tensor, budget: DraftBudget) -> Tensor | None:
     """How likely each node seems; None where nobody asks."""
-    if not budget.wants_chances:
+    if not budget.wants_node_probs:
         return None
     probs = torch.softmax(logits[:, plan.heads_of_parents] / (budget.temperature or 1.0), dim=-1)
     depths = (plan.heads_of_parents + 1).tolist()

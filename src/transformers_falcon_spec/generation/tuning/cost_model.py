@@ -71,7 +71,7 @@ class Mean:
 
 
 @dataclass
-class Knowledge:
+class CostModel:
     """What is known of a pair of models on a device at a batch size; lives as long as the models do."""
 
     read: CostCurve = field(default_factory=CostCurve)  # seconds of the target's forward by nodes
@@ -81,7 +81,9 @@ class Knowledge:
     num_nodes: Mean = field(default_factory=Mean)  # of drafted steps
     num_passes: Mean = field(default_factory=Mean)
     advantage: Mean = field(default_factory=Mean)  # tokens by which a drafted step beats plain ones in the same time
-    yields: list[Mean] = field(default_factory=lambda: [Mean(prior=1.0) for _ in range(MAX_PASSES)])  # see `Prices`
+    pass_yields: list[Mean] = field(
+        default_factory=lambda: [Mean(prior=1.0) for _ in range(MAX_PASSES)]
+    )  # see `Prices`
     expected: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # tokens kept by depth
     kept: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])
     num_steps: int = 0
@@ -117,12 +119,12 @@ class Knowledge:
         elif self.advantage.num >= REFRESH and is_gain:
             self.pause = PAUSE
 
-    def learn_chances(self, draft: Draft, num_kept: list[int]) -> None:
+    def learn_node_probs(self, draft: Draft, num_kept: list[int]) -> None:
         """How far the drafter's chances can be believed."""
         assert draft.expected_by_depth is not None  # the caller asked
-        for mean in self.yields[len(draft.gains) + 1 :]:
+        for mean in self.pass_yields[len(draft.marginal_gains) + 1 :]:
             mean.fade()  # so that a pass that stopped paying is tried again
-        for mean, (expected, gained) in zip(self.yields[1:], draft.gains, strict=False):
+        for mean, (expected, gained) in zip(self.pass_yields[1:], draft.marginal_gains, strict=False):
             mean.learn(gained / max(expected, EPS))
         for depth, expected in enumerate(draft.expected_by_depth.tolist()[1 : MAX_DEPTH + 1], start=1):
             self.expected[depth - 1].learn(expected)
@@ -149,7 +151,7 @@ class Knowledge:
                 [rate * (self.read(num) - plain) for num in range(1, num_nodes + 1)], dtype=torch.float
             ),
             passes=[0.0, *(rate * (more - less) for less, more in pairwise(draft))],
-            yields=[mean.value for mean in self.yields],
+            pass_yields=[mean.value for mean in self.pass_yields],
             weights=torch.tensor([1.0, *weights], dtype=torch.float).clamp(1 / MAX_WEIGHT, MAX_WEIGHT),
             width=min(round(self.num_nodes.value / NODES_PER_WIDTH), MAX_WIDTH),
         )
@@ -179,18 +181,18 @@ class Knowledge:
         return f"A drafted step brings {self.advantage.value:+.2f} tokens more than plain steps in the same time: {costs}."
 
 
-_KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Knowledge]]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, CostModel]]] = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def knowledge_of(drafters: Iterable[Any], target: Any, circumstances: Any) -> tuple[Knowledge, ...]:
+def cost_models_of(drafters: Iterable[Any], target: Any, circumstances: Any) -> tuple[CostModel, ...]:
     """What calls with the same models and options under the same circumstances have learned so far, of each drafter."""
     found = []
     with _LOCK:
         for drafter in drafters:
             own = repr([getattr(drafter.generation_config, name) for name in OWN])
             of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
-            found.append(of_drafter.setdefault(target, {}).setdefault((circumstances, own), Knowledge()))
+            found.append(of_drafter.setdefault(target, {}).setdefault((circumstances, own), CostModel()))
     return tuple(found)
 
 

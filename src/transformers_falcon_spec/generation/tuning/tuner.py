@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting import Draft, DraftBudget
-from .cost_model import WARM_UP, Knowledge, knowledge_of
+from .cost_model import WARM_UP, CostModel, cost_models_of
 
 CADENCE = 16  # steps between two looks at the prices
 UNREAD = 8  # after so many plain steps a proposal reads much text first, and its seconds say nothing of others
@@ -29,35 +29,35 @@ class Tuner:
     """Chooses the budget of every step of one call.
 
     Args:
-        knowledge (`Sequence[Knowledge]`): What is known of each drafter, added to; without any nothing is tuned.
+        cost_models (`Sequence[CostModel]`): What is known of each drafter, added to; without any nothing is tuned.
         device (`torch.device`): Where work is waited for, so that seconds are counted where they are spent.
     """
 
-    def __init__(self, knowledge: Sequence[Knowledge], device: torch.device) -> None:
-        self.knowledge, self.device = knowledge, device
+    def __init__(self, cost_models: Sequence[CostModel], device: torch.device) -> None:
+        self.cost_models, self.device = cost_models, device
         # steps of this call, by what they took
         self.num_nodes, self.num_passes, self.num_asked = Counter[int](), Counter[int](), Counter[int]()
         self._drafter: int | None = None  # of the newest step
         self._is_asked = False  # whether the newest step asked it for a draft
-        self._num_unread = [UNREAD] * len(knowledge)  # steps since each one's last draft
+        self._num_unread = [UNREAD] * len(cost_models)  # steps since each one's last draft
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
 
     def wait(self) -> None:
         """Let the device finish, so that its work is not counted as somebody else's."""
-        if self.knowledge and self.device.type != "cpu":
+        if self.cost_models and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def limited(self, budget: DraftBudget) -> DraftBudget | None:
         """The budget of the next step within `budget`; None for a plain one."""
-        if not self.knowledge:
+        if not self.cost_models:
             return budget
         limited = self._limited(budget)
         self._is_asked = limited is not None
         return limited
 
     def _limited(self, budget: DraftBudget) -> DraftBudget | None:
-        self._drafter = select_drafter(self.knowledge, self._drafter)
-        known, budget = self.knowledge[self._drafter], replace(budget, drafter=self._drafter)
+        self._drafter = select_drafter(self.cost_models, self._drafter)
+        known, budget = self.cost_models[self._drafter], replace(budget, drafter=self._drafter)
         if known.num_steps < len(WARM_UP):
             num_nodes, num_passes = WARM_UP[known.num_steps]
             budget = replace(budget, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
@@ -72,10 +72,10 @@ class Tuner:
         """Take in a step: how many drafted tokens each row kept, rows that took no step left out, and all seconds so far."""
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
         is_asked, self._is_asked = self._is_asked, False
-        if not self.knowledge or not num_kept:
+        if not self.cost_models or not num_kept:
             return
         drafter = self._drafter or 0
-        known, num_nodes, num_passes = self.knowledge[drafter], draft.token_ids.shape[1], draft.num_passes
+        known, num_nodes, num_passes = self.cost_models[drafter], draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1
         known.read.learn(num_nodes, read_seconds - before[1])
@@ -87,16 +87,16 @@ class Tuner:
             self._num_unread[drafter] = 0
         known.learn_step(num_nodes, num_passes if is_asked else None, num_kept)
         if draft.expected_by_depth is not None:
-            known.learn_chances(draft, num_kept)
+            known.learn_node_probs(draft, num_kept)
 
     def to_json(self) -> dict[str, Any]:
         """What was chosen in this call, and what is known by now of the drafter that was chosen last."""
-        if not self.knowledge:
+        if not self.cost_models:
             return {}
-        known = self.knowledge[self._drafter or 0]
+        known = self.cost_models[self._drafter or 0]
         return {
             "steps_by_drafter": dict(sorted(self.num_asked.items())),
-            "tokens_per_second": [one.rate for one in self.knowledge],
+            "tokens_per_second": [one.rate for one in self.cost_models],
             "steps_by_nodes": dict(sorted(self.num_nodes.items())),
             "steps_by_passes": dict(sorted(self.num_passes.items())),
             "read_seconds": known.read.to_json(),
@@ -114,10 +114,10 @@ def tuner_of(drafter: Any, target: PreTrainedModel, verifier: str, circumstances
     is_text_safe = verifier == "lazy_walk" or not options.deterministic
     if not options.tune or not is_text_safe:
         return Tuner((), target.device)
-    return Tuner(knowledge_of(drafter.members, target, circumstances), target.device)
+    return Tuner(cost_models_of(drafter.members, target, circumstances), target.device)
 
 
-def select_drafter(drafters: Sequence[Knowledge], current: int | None) -> int:
+def select_drafter(drafters: Sequence[CostModel], current: int | None) -> int:
     """The drafter of the next step, where `current` was that of the last one; None at the beginning of a text."""
     untried = (number for number, known in enumerate(drafters) if known.num_tried < TRIAL)
     chosen = next(untried, None)

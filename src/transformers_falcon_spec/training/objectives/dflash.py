@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...core.masks import additive
-from ...core.packing import apart, text_numbers
+from ...core.packing import text_numbers, unpack
 from ...drafters.dflash import ATTENTION, context_layers
 from ..features import PairBatch, TargetFeatures
 from ..losses import token_loss, token_terms
@@ -92,7 +92,7 @@ def draw_anchors(
     The first token is no anchor: there is nothing before it. Rows with fewer places than others repeat place 1, not real.
     """
     numbers = text_numbers(positions, len(positions))
-    can_start = apart(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
+    can_start = unpack(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
     scores = (
         torch.rand(can_start.shape, generator=generator, dtype=torch.float)
         .to(can_start.device)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.packing import ahead
+from ...core.packing import shift_left
 from ..features import PairBatch
 from ..losses import distillation_loss, token_terms
 from .base import Objective, Outcome
@@ -57,8 +57,8 @@ class TrainingTimeTest(EagleObjective):
         order = torch.zeros_like(pairs.is_counted, dtype=torch.long)
         order[pairs.is_counted] = torch.arange(int(pairs.is_counted.sum()), device=order.device)
         steps, positions = range(self.num_places), pairs.positions[:, :-1]
-        is_counted = torch.stack([ahead(pairs.is_counted, positions, step) for step in steps], dim=1)
-        labels = torch.stack([ahead(order, positions, step) for step in steps], dim=1)[is_counted]
+        is_counted = torch.stack([shift_left(pairs.is_counted, positions, step) for step in steps], dim=1)
+        labels = torch.stack([shift_left(order, positions, step) for step in steps], dim=1)[is_counted]
         places = is_counted.nonzero()[:, 1]
         output = model(pairs.token_embeds, pairs.features, self.num_places, is_counted, positions)
         every = self.features.head(pairs.labels[pairs.is_counted])  # [places of the text, vocab]

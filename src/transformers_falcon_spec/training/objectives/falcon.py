@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from ...core.packing import ahead, text_numbers
+from ...core.packing import shift_left, text_numbers
 from ..features import PairBatch
 from ..losses import distillation_loss
 from .base import Objective, Outcome
@@ -61,7 +61,7 @@ class FalconObjective(Objective):
         logits = self.features.head(features)
         if self.config.transition_rank is None:
             return logits
-        before = ahead(pairs.input_ids, pairs.positions, self.block_size)[:, :-1][counted]
+        before = shift_left(pairs.input_ids, pairs.positions, self.block_size)[:, :-1][counted]
         return logits + self._drafter.transition(before, features.to(self._drafter.dtype)).to(logits)
 
     def seen(
