@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.drafters.falcon import FalconSpecDrafter
+from transformers_falcon_spec.drafters.registry import METHODS
 from transformers_falcon_spec.training.features import PairBatch
 from transformers_falcon_spec.training.losses import token_loss, token_terms
-from transformers_falcon_spec.training.objectives import OBJECTIVES
 from transformers_falcon_spec.training.objectives.base import Outcome
 from transformers_falcon_spec.training.objectives.falcon import FalconObjective, predict
 
@@ -136,7 +135,7 @@ def main(argv: list[str]) -> Any:
     """Put the objective in, and do the command."""
     if not argv or argv[0] not in VARIANTS:
         sys.exit(f"{__doc__}\nThe first word must be one of {', '.join(VARIANTS)}.")
-    OBJECTIVES[FalconSpecDrafter] = VARIANTS[argv[0]]
+    METHODS["falcon"] = replace(METHODS["falcon"], objective=VARIANTS[argv[0]])
     return cli.main(argv[1:])
 
 

@@ -5,6 +5,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
+from .drafters.base import DrafterModel
 from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from .drafters.eagle import EagleConfig, EagleDrafter
 from .drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
@@ -12,6 +13,7 @@ from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .drafters.medusa import MedusaConfig, MedusaDrafter
 from .drafters.pool import DrafterPool
+from .drafters.registry import register_drafter
 from .errors import (
     BenchmarkError,
     CheckpointError,
@@ -48,6 +50,7 @@ __all__ = [
     "DraftTree",
     "DraftTreeError",
     "DrafterMismatchError",
+    "DrafterModel",
     "DrafterPool",
     "EagleConfig",
     "EagleDrafter",
@@ -78,6 +81,7 @@ __all__ = [
     "collect_speculation",
     "disable",
     "enable",
+    "register_drafter",
 ]
 
 enable()

@@ -17,10 +17,10 @@ from tests.training.runs import example_batch, make_trainer
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import train as train_command
 from transformers_falcon_spec.commands.train_drafter import fresh_drafter
-from transformers_falcon_spec.drafters.falcon import FalconSpecDrafter
+from transformers_falcon_spec.drafters.registry import METHODS
 from transformers_falcon_spec.evaluation.training_tables import recipe_ablation as table_of
 from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.training.objectives import OBJECTIVES, falcon
+from transformers_falcon_spec.training.objectives import falcon
 
 
 def objective_of(name: str, trainer: Any) -> Any:
@@ -131,9 +131,9 @@ def test_whole_blocks_are_fed_what_was_expected_there(tmp_path: Path, monkeypatc
 
 
 def test_a_command_is_done_with_the_objective_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OBJECTIVES, FalconSpecDrafter, OBJECTIVES[FalconSpecDrafter])
+    monkeypatch.setitem(METHODS, "falcon", METHODS["falcon"])
     told: list[Any] = []
-    monkeypatch.setattr(cli, "main", lambda argv: told.append((argv, OBJECTIVES[FalconSpecDrafter])))
+    monkeypatch.setattr(cli, "main", lambda argv: told.append((argv, METHODS["falcon"].objective)))
 
     falcon_objectives.main(["reverse_kl", "train", "--max_steps", "3"])
 

@@ -17,8 +17,9 @@ from tests.chat import save_target
 from tests.doubles import InformedDrafter
 from tests.tiny import make_target
 from transformers_falcon_spec import DrafterPool, DraftTree, LayerParallelDrafter, LookaheadDrafter, SpeculationConfig
-from transformers_falcon_spec.commands.loading import DRAFTERS, load_drafter, load_target, load_trainable, read_config
+from transformers_falcon_spec.commands.loading import load_drafter, load_target, load_trainable, read_config
 from transformers_falcon_spec.drafters.base import DrafterModel
+from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.errors import CheckpointError, GenerationError, OptionError
 
 
@@ -273,7 +274,7 @@ def test_a_target_is_loaded_by_its_adapter(has_tokenizer: bool, tmp_path: Path) 
 def test_every_kind_of_drafter_with_weights_is_tried() -> None:
     tried = {type(make(make_target())) for make in KINDS.values()}
 
-    assert tried == set(DRAFTERS.values()) - {
+    assert tried == set(drafter_classes().values()) - {
         LookaheadDrafter,
         LayerParallelDrafter,
     }  # an adapter of that is its language model's

@@ -18,9 +18,9 @@ from transformers_falcon_spec import (
     LookaheadDrafter,
     MedusaDrafter,
 )
-from transformers_falcon_spec.commands.loading import DRAFTERS
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.hub.bundle import auto_map, flattened, write_recipe
 
 KINDS = [
@@ -40,7 +40,7 @@ def drafter_of(kind: type, target: LlamaForCausalLM) -> Any:
 
 
 def test_every_kind_of_drafter_is_tried() -> None:
-    assert set(KINDS) == set(DRAFTERS.values())
+    assert set(KINDS) == set(drafter_classes().values())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,27 +21,15 @@ from ..core.tree import DraftTree
 from ..drafters.adapters import base_of_adapter
 from ..drafters.base import DrafterModel, check_is_drafter, readable
 from ..drafters.contract import FIELD
-from ..drafters.diffuspec import DiffusionConfig, DiffusionDrafter
-from ..drafters.eagle import EagleConfig, EagleDrafter
-from ..drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
-from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
-from ..drafters.lookahead import LookaheadConfig, LookaheadDrafter
-from ..drafters.medusa import MedusaConfig, MedusaDrafter
+from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.mismatches import check_contract
 from ..drafters.pool import DrafterPool
+from ..drafters.registry import drafter_classes
 from ..errors import DraftTreeError, OptionError
 
 TREE_HELP = "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own trees."
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_PARALLEL = "layer-parallel"  # what wraps a language model
-DRAFTERS: dict[str, type[DrafterModel]] = {
-    DiffusionConfig.model_type: DiffusionDrafter,
-    EagleConfig.model_type: EagleDrafter,
-    FalconSpecConfig.model_type: FalconSpecDrafter,
-    LayerParallelConfig.model_type: LayerParallelDrafter,
-    LookaheadConfig.model_type: LookaheadDrafter,
-    MedusaConfig.model_type: MedusaDrafter,
-}
 
 
 def load_target(
@@ -113,8 +101,8 @@ def load_drafter(
 
 def _stored_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
     with readable(name):
-        kind = check_is_drafter(name, DRAFTERS)
-    return DRAFTERS[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
+        kind = check_is_drafter(name, drafter_classes())
+    return drafter_classes()[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
 
 
 def _take_tree(drafter: DrafterModel, name: str, file: str) -> None:
@@ -154,7 +142,7 @@ def load_trainable(name: str) -> PreTrainedModel:
     with readable(name):
         kind = config_of(name).model_type
         stock = AutoModel if kind == MuseGlimmerAssistantConfig.model_type else AutoModelForCausalLM
-        drafter = DRAFTERS.get(kind, stock).from_pretrained(name, dtype=torch.float32)
+        drafter = drafter_classes().get(kind, stock).from_pretrained(name, dtype=torch.float32)
     with torch.device("meta"):
         fresh = type(drafter)(drafter.config)
     if hasattr(drafter.config, FIELD):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from transformers import AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
 
 from ..drafters.base import readable
+from ..drafters.registry import drafter_classes
 from ..errors import OptionError
 from ..evaluation.methods import (
     BASELINE,
@@ -15,7 +16,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
-from .loading import DRAFTERS, LAYER_PARALLEL, config_of, load_drafter
+from .loading import LAYER_PARALLEL, config_of, load_drafter
 
 PROMPT_LOOKUP = "prompt-lookup"
 
@@ -70,7 +71,7 @@ class MethodEntry:
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
         kind = LAYER_PARALLEL if lookup == LAYER_PARALLEL else self._model_type()
-        if kind in {LAYER_PARALLEL, *DRAFTERS}:
+        if kind in {LAYER_PARALLEL, *drafter_classes()}:
             drafter = load_drafter(self.source, target, draft_tree=draft_tree)
             drafter.check_target(target)
             return with_drafter(self.name, drafter)

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import unwrap_peft_model
 
 from ..drafters.eagle import EagleDrafter
+from ..drafters.registry import method_of
 from ..errors import OptionError
 from ..training.adapters import LoraOptions, with_lora
 from ..training.dataset import ConversationDataset
@@ -13,7 +14,7 @@ from ..training.draft_vocabulary import most_frequent_tokens
 from ..training.objectives import objective_of
 from ..training.recipes import Recipe, recipe_of
 from .loading import load_trainable
-from .train_options import DEFAULT_METHOD, KINDS, METHODS, TrainCommand, config_fields
+from .train_options import DEFAULT_METHOD, METHODS, TrainCommand, config_fields
 
 
 def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
@@ -80,5 +81,5 @@ def recipe_for(command: TrainCommand, drafter: PreTrainedModel) -> Recipe:
     if command.drafter is None:
         return recipe_of(command.recipe, command.method or DEFAULT_METHOD)
     bare = unwrap_peft_model(drafter)
-    kind = next((name for name, kind in KINDS.items() if isinstance(bare, kind)), type(bare).__name__)
-    return replace(recipe_of(command.recipe, kind), drafter_config={})
+    method = method_of(bare)
+    return replace(recipe_of(command.recipe, method.name if method else type(bare).__name__), drafter_config={})

@@ -7,26 +7,15 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..drafters.autoregressive import make_draft_model
-from ..drafters.dflash import make_dflash
-from ..drafters.diffuspec import DiffusionDrafter
-from ..drafters.eagle import EagleDrafter
-from ..drafters.falcon import FalconSpecDrafter
-from ..drafters.medusa import MedusaDrafter
+from ..drafters import registry as drafters
 from ..errors import OptionError
+from ..training.objectives import STOCK_METHODS
 from ..training.recipes import MEASURED_WIDTH, RECIPES, recipe_help
 from .training_data import FORBID_HELP
 
-KINDS: dict[str, Any] = {
-    "diffusion": DiffusionDrafter,
-    "eagle": EagleDrafter,
-    "falcon": FalconSpecDrafter,
-    "medusa": MedusaDrafter,
-}
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
-    "ar": make_draft_model,
-    "dflash": make_dflash,
-    **{name: kind.from_target for name, kind in KINDS.items()},
+    **{name: stock.make for name, stock in STOCK_METHODS.items()},
+    **{name: method.drafter.from_target for name, method in drafters.METHODS.items() if method.objective is not None},
 }
 DEFAULT_METHOD = "falcon"
 

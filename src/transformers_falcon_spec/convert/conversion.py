@@ -1,26 +1,12 @@
 """The way of a conversion: read, detect, convert, write."""
 
-from collections.abc import Callable
 from pathlib import Path
 
-from .eagle import convert_eagle
-from .eagle3 import convert_eagle3, convert_eagle3_speculators
-from .exact import Conversion
-from .falcon import convert_falcon
+from ..drafters.registry import METHODS, resolved
 from .formats import Format, detect
-from .medusa import convert_medusa, convert_medusa_v2
-from .source import Checkpoint, read_checkpoint
-from .target_facts import TargetFacts, read_target
+from .source import read_checkpoint
+from .target_facts import read_target
 from .writer import check_free, write
-
-CONVERTERS: dict[Format, Callable[[Checkpoint, TargetFacts | None], Conversion]] = {
-    Format.FALCON: convert_falcon,
-    Format.EAGLE: convert_eagle,
-    Format.EAGLE3: convert_eagle3,
-    Format.EAGLE3_SPECULATORS: convert_eagle3_speculators,
-    Format.MEDUSA: convert_medusa,
-    Format.MEDUSA_V2: convert_medusa_v2,
-}
 
 
 def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None = None) -> Format:
@@ -54,5 +40,6 @@ def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None 
     facts = None if target is None else read_target(target)
     checkpoint = read_checkpoint(str(source))
     kind = detect(checkpoint.config, checkpoint.tensors)
-    write(CONVERTERS[kind](checkpoint, facts), Path(dest), checkpoint, kind)
+    convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
+    write(resolved(convert)(checkpoint, facts), Path(dest), checkpoint, kind)
     return kind

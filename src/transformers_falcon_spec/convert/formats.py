@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ..drafters.eagle import EagleConfig
-from ..drafters.falcon import FalconSpecConfig
-from ..drafters.lookahead import LookaheadConfig
-from ..drafters.medusa import MedusaConfig
+from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
 from .weights import some
 
@@ -88,7 +85,6 @@ _FIELDS = {
 _MODEL_TYPES = {
     "muse_glimmer_assistant": Known("Transformers' own DFlash", "load it with Transformers, as `assistant_model`."),
 }
-_OWN = {each.model_type for each in (EagleConfig, FalconSpecConfig, LookaheadConfig, MedusaConfig)}
 _KEYS = {
     r"medusa_head\.\d+\.": _MEDUSA2,
     r"hydra_(mlp|lm_head)\.|hydra_head\.": _HYDRA,
@@ -122,7 +118,7 @@ def refuse_by_config(config: dict[str, Any]) -> None:
             raise _refused(_ARCHITECTURES[name], f"`architectures` names {name!r}")
     if config.get("model_type") in _MODEL_TYPES:
         raise _refused(_MODEL_TYPES[config["model_type"]], f"`model_type` is {config['model_type']!r}")
-    if config.get("model_type") in _OWN:
+    if config.get("model_type") in drafter_classes():
         raise CheckpointError(
             f"`SOURCE` must be a checkpoint of other software, but its `model_type` is {config['model_type']!r}: a "
             f"drafter of this package. Load it with `from_pretrained`."

@@ -39,6 +39,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         super().__init__(config)
         self.generation_config = SpeculationConfig()
 
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
+        """An untrained drafter for `target`, on its device; `options` are fields of its configuration."""
+        config_class: Any = cls.config_class
+        return cls(config_class.from_target(target, **options)).eval().to(device=target.device)
+
     def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
         """Drafters have none: tokens come as the target's embeddings."""
 

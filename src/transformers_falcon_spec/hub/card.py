@@ -16,6 +16,7 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..drafters.base import DrafterModel
+from ..drafters.registry import method_of
 from ..errors import PublishError
 from ..evaluation.tables import SET_NAMES
 from .figures import Figures, eval_results
@@ -28,14 +29,6 @@ _CONDITIONS = {  # of a measurement: what it is, and what the card says where th
     "thinking": ("whether the target was thinking", "has no switch"),
 }
 _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
-METHODS = {  # by `model_type`, which the Hub reads from each config
-    "diffusion_spec": "DiffuSpec",
-    "eagle_spec": "Eagle",
-    "falcon_spec": "Falcon",
-    "layer_parallel_spec": "EasySpec",
-    "lookahead_spec": "Lookahead",
-    "medusa_spec": "Medusa",
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ def render_card(
         "metadata": _metadata(drafter, repo_id, target, figures, about),
         "repo_id": repo_id,
         "target": target,
-        "method": METHODS.get(drafter.config.model_type, drafter.config.model_type),
+        "method": method.title if (method := method_of(drafter)) else drafter.config.model_type,
         "drafter_class": type(drafter).__name__,
         "num_parameters": drafter.num_parameters(),
         "target_facts": _target_facts(drafter),

@@ -12,8 +12,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # `HTTPError
 )
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from ..drafters.registry import METHODS
 from ..errors import HubError, OptionError
-from .card import METHODS
 
 _ACCEPTANCE = ("acceptance_length", "acceptance length")  # in the type or the name of a metric on a card
 
@@ -72,9 +72,9 @@ def _drafters(models: Any) -> Iterator[PublishedDrafter]:
     """Those of the models that are drafters; fine-tuned and quantised targets name their base model, too."""
     for model in models:
         kinds = {(model.config or {}).get("model_type"), *(model.tags or ())}
-        method = next((name for kind, name in METHODS.items() if kind in kinds), None)
+        method = next((method for method in METHODS.values() if method.model_type in kinds), None)
         if method is not None:
-            yield PublishedDrafter(model.id, method, model.downloads or 0, _acceptance(model))
+            yield PublishedDrafter(model.id, method.title, model.downloads or 0, _acceptance(model))
 
 
 def _acceptance(model: ModelInfo) -> dict[str, list[float]]:

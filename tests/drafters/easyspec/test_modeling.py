@@ -14,8 +14,9 @@ from tests.drafters.tokenizers import saved
 from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelConfig, LayerParallelDrafter, SpeculationConfig
-from transformers_falcon_spec.commands.loading import DRAFTERS, load_drafter
+from transformers_falcon_spec.commands.loading import load_drafter
 from transformers_falcon_spec.commands.methods import MethodEntry
+from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
 EACH_ALONE = [[number] for number in range(7)]
@@ -186,7 +187,7 @@ def test_auto_classes_and_commands_know_the_drafter(tmp_path: Path, target: Any)
     assert isinstance(load_drafter(str(tmp_path), target), LayerParallelDrafter)
     again = LayerParallelDrafter.from_pretrained(tmp_path, target=target, backend="sequential")
     assert again.config.backend == "sequential"
-    assert LayerParallelConfig.model_type in DRAFTERS
+    assert LayerParallelConfig.model_type in drafter_classes()
 
 
 def test_commands_wrap_a_language_model_under_a_name_of_its_own(tmp_path: Path, target: Any) -> None:

@@ -1,11 +1,6 @@
 """Eagle: one decoder layer that drafts token by token from the target's features (arXiv 2401.15077, 2406.16858, 2503.01840)."""
 
-from transformers import AutoConfig, AutoModel
-
 from .configuration_eagle import EagleConfig
 from .modeling_eagle import EagleDrafter
-
-AutoConfig.register(EagleConfig.model_type, EagleConfig, exist_ok=True)
-AutoModel.register(EagleConfig, EagleDrafter, exist_ok=True)
 
 __all__ = ["EagleConfig", "EagleDrafter"]

@@ -37,12 +37,6 @@ class LookaheadDrafter(TextDrafter):
         self.register_buffer("place", torch.empty(0), persistent=False)  # knows device and type, as weights would
         self.post_init()
 
-    @classmethod
-    def from_target(cls, target: PreTrainedModel, **options: Any) -> "LookaheadDrafter":
-        """A drafter for `target`, on its device; `options` are fields of [`LookaheadConfig`]."""
-        drafter = cls(LookaheadConfig.from_target(target, **options))
-        return drafter.eval().to(device=target.device)
-
     @property
     def device(self) -> torch.device:
         """Where drafts are made."""

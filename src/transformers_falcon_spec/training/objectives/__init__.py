@@ -1,30 +1,33 @@
 """What each kind of drafter learns from a batch of pairs."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from transformers import GenerationMixin, MuseGlimmerAssistantModel, PreTrainedModel
 
-from ...drafters.diffuspec import DiffusionDrafter
-from ...drafters.eagle import EagleDrafter
-from ...drafters.falcon import FalconSpecDrafter
-from ...drafters.medusa import MedusaDrafter
+from ...drafters.autoregressive import make_draft_model
+from ...drafters.dflash import make_dflash
+from ...drafters.registry import METHODS, method_of, resolved
 from ...errors import OptionError
 from .autoregressive import AutoregressiveObjective
 from .base import Objective, Outcome
 from .dflash import DFlashObjective
-from .diffusion import DiffusionObjective
-from .eagle import EagleObjective
-from .falcon import FalconObjective
-from .medusa import MedusaObjective
 
-OBJECTIVES: dict[type, type[Objective]] = {
-    DiffusionDrafter: DiffusionObjective,
-    EagleDrafter: EagleObjective,  # type: ignore[type-abstract]  # `of` leads to one that is whole
-    FalconSpecDrafter: FalconObjective,
-    MedusaDrafter: MedusaObjective,
-    MuseGlimmerAssistantModel: DFlashObjective,
-    GenerationMixin: AutoregressiveObjective,  # language models of Transformers; drafters of this package are none
+
+class StockMethod(NamedTuple):
+    """Models of Transformers that draft in stock `generate` and are trained here: their class, what makes one, what it learns."""
+
+    model_class: type
+    make: Callable[..., PreTrainedModel]
+    objective: type[Objective]
+
+
+STOCK_METHODS = {
+    "dflash": StockMethod(MuseGlimmerAssistantModel, make_dflash, DFlashObjective),
+    "ar": StockMethod(GenerationMixin, make_draft_model, AutoregressiveObjective),  # drafters of this package are none
 }
 
-__all__ = ["OBJECTIVES", "Objective", "Outcome", "objective_of"]
+__all__ = ["STOCK_METHODS", "Objective", "Outcome", "objective_of"]
 
 
 def objective_of(model: PreTrainedModel) -> type[Objective]:
@@ -33,8 +36,15 @@ def objective_of(model: PreTrainedModel) -> type[Objective]:
     Raises:
         [`OptionError`]: nothing is known of how to train it.
     """
-    for kind, objective in OBJECTIVES.items():
-        if isinstance(model, kind):
-            return objective.of(model)
-    known = ", ".join(f"`{kind.__name__}`" for kind in OBJECTIVES)
+    method = method_of(model)
+    if method is not None and method.objective is not None:
+        objective: type[Objective] = resolved(method.objective)
+        return objective.of(model)
+    for stock in STOCK_METHODS.values():
+        if isinstance(model, stock.model_class):
+            return stock.objective.of(model)
+    trained = [each.drafter for each in METHODS.values() if each.objective is not None]
+    known = ", ".join(
+        f"`{kind.__name__}`" for kind in (*trained, *(stock.model_class for stock in STOCK_METHODS.values()))
+    )
     raise OptionError(f"`DrafterTrainer` trains {known}, but the model is a `{type(model).__name__}`.")

@@ -1,0 +1,146 @@
+"""The table of drafting methods: one entry for each, and [`register_drafter`] for those of other packages.
+
+Training, conversion, cards and commands look a method up here. What belongs to layers above this one is named by a string, such as
+`".training.objectives.falcon:FalconObjective"`, and imported when it is used; a leading dot stands for this package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
+
+from ..errors import OptionError
+from .base import DrafterModel
+from .diffuspec import DiffusionDrafter
+from .eagle import EagleDrafter
+from .easyspec import LayerParallelDrafter
+from .falcon import FalconSpecDrafter
+from .lookahead import LookaheadDrafter
+from .medusa import MedusaDrafter
+
+
+@dataclass(frozen=True)
+class DraftingMethod:
+    """One way to draft, and where its parts are.
+
+    Args:
+        name (`str`): What options, recipes and records call it, such as `"falcon"`.
+        drafter (`type[DrafterModel]`): The class of its drafters, whose `config_class` names their configuration.
+        title (`str`): What cards call it, such as `"Falcon"`.
+        objective (`type` or `str`, *optional*):
+            What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are not trained.
+        converters (`Mapping[str, Any]`, *optional*):
+            By the name of a format of foreign checkpoints what reads it: a function, or `"module:function"`.
+    """
+
+    name: str
+    drafter: type[DrafterModel]
+    title: str
+    objective: type | str | None = None
+    converters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_class(self) -> type[PreTrainedConfig]:
+        """The class of its drafters' configurations."""
+        assert self.drafter.config_class is not None  # every drafter has one
+        return self.drafter.config_class
+
+    @property
+    def model_type(self) -> str:
+        """What `config.json` of its drafters says, and by which `AutoModel` finds their class."""
+        return self.config_class.model_type
+
+
+METHODS: dict[str, DraftingMethod] = {}  # by name
+
+
+def register_drafter(
+    name: str,
+    drafter: type[DrafterModel],
+    title: str,
+    objective: type | str | None = None,
+    converters: Mapping[str, Any] | None = None,
+) -> None:
+    """Make a kind of drafter known to `AutoModel`, to training, to publishing and to the command line.
+
+    Args:
+        name (`str`): What options, recipes and records call the method; one that is there is replaced if the class is the same.
+        drafter (`type[DrafterModel]`): The class of its drafters, whose `config_class` has a `model_type` of its own.
+        title (`str`): What cards call it.
+        objective (`type` or `str`, *optional*):
+            What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are not trained.
+        converters (`Mapping[str, Any]`, *optional*):
+            By the name of a format of foreign checkpoints what reads it: a function, or `"module:function"`.
+
+    Raises:
+        [`OptionError`]: the name or the `model_type` is that of another class.
+
+    Example:
+
+    ```python
+    >>> register_drafter("falcon", EagleDrafter, "Falcon")
+    Traceback (most recent call last):
+        ...
+    transformers_falcon_spec.errors.OptionError: The name and the `model_type` of a drafting method must be free, ...
+
+    ```
+    """
+    method = DraftingMethod(name, drafter, title, objective, converters or {})
+    for other in METHODS.values():
+        if (other.name == name or other.model_type == method.model_type) and other.drafter is not drafter:
+            raise OptionError(
+                f"The name and the `model_type` of a drafting method must be free, but `{name}` or `{method.model_type}` is that of "
+                f"`{other.drafter.__name__}`. Choose another name, and another `model_type` in `{method.config_class.__name__}`."
+            )
+    AutoConfig.register(method.model_type, method.config_class, exist_ok=True)
+    AutoModel.register(method.config_class, drafter, exist_ok=True)
+    METHODS[name] = method
+
+
+def drafter_classes() -> dict[str, type[DrafterModel]]:
+    """Classes of drafters by the `model_type` of their configurations."""
+    return {method.model_type: method.drafter for method in METHODS.values()}
+
+
+def method_of(model: Any) -> DraftingMethod | None:
+    """The method that a model drafts by; None where it is no drafter of a known one."""
+    return next((method for method in METHODS.values() if isinstance(model, method.drafter)), None)
+
+
+def resolved(part: Any) -> Any:
+    """A part of a method: itself, or what its string names."""
+    if not isinstance(part, str):
+        return part
+    return resolve_name(__package__.partition(".")[0] + part if part.startswith(".") else part)
+
+
+register_drafter(
+    "falcon",
+    FalconSpecDrafter,
+    "Falcon",
+    ".training.objectives.falcon:FalconObjective",
+    {"Falcon": ".convert.falcon:convert_falcon"},
+)
+register_drafter(
+    "eagle",
+    EagleDrafter,
+    "Eagle",
+    ".training.objectives.eagle:EagleObjective",
+    {
+        "Eagle-1/2": ".convert.eagle:convert_eagle",
+        "Eagle-3": ".convert.eagle3:convert_eagle3",
+        "Eagle-3 (speculators)": ".convert.eagle3:convert_eagle3_speculators",
+    },
+)
+register_drafter(
+    "medusa",
+    MedusaDrafter,
+    "Medusa",
+    ".training.objectives.medusa:MedusaObjective",
+    {"Medusa-1": ".convert.medusa:convert_medusa", "Medusa v2 heads": ".convert.medusa:convert_medusa_v2"},
+)
+register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.diffusion:DiffusionObjective")
+register_drafter("easyspec", LayerParallelDrafter, "EasySpec")
+register_drafter("lookahead", LookaheadDrafter, "Lookahead")
