@@ -92,6 +92,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "diffuspec.md": _diffuspec,
     "easyspec.md": _easyspec,
     "publish.md": _publish,
+    "train_more.md": _train,
     "train_your_own.md": _train,
     "trees.md": _trees,
 }
