@@ -24,7 +24,7 @@ from transformers_falcon_spec.evaluation.methods import with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.training.ranks import MAX_RANK, acceptance_of
+from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, rank_shares
 
 HERE = Path(__file__).parent
 
@@ -33,7 +33,7 @@ def measured_acceptance(folder: Path, block_size: int, num_passes: int) -> torch
     """Share of held-out rows whose best token stood at each rank, by depth: `[depths, ranks]`."""
     curve = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"]
     last = next(entry for entry in reversed(curve) if "eval_rank_0_at_1" in entry)
-    return acceptance_of(last, block_size, MAX_RANK, prefix="eval").repeat(num_passes, 1)
+    return rank_shares(last, block_size, MAX_RANK, prefix="eval").repeat(num_passes, 1)
 
 
 def main() -> None:

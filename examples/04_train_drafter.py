@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from transformers_falcon_spec import FalconSpecDrafter, cli
-from transformers_falcon_spec.training.real_acceptance import real_acceptance
+from transformers_falcon_spec.training.decoding_metrics import measure_decoding
 from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
 
 PLAIN_TEXT = (  # a prompt, and what follows it
@@ -136,7 +136,7 @@ def measure(target: Any, tokenizer: Any, folder: Path, num_prompts: int) -> str:
         for opening in openings
         if opening not in known
     ][:num_prompts]
-    found = real_acceptance(target, drafter, prompts, max_new_tokens=128)
+    found = measure_decoding(target, drafter, prompts, max_new_tokens=128)
     metrics = found.metrics()
     return (
         f"{found.num_tokens} tokens after {len(prompts)} held-out prompts, greedy: acceptance length "

@@ -2,15 +2,15 @@
 
 ```
 FalconSpecError
-├── DraftTreeError          a tree, or a draft shaped by one, that is not well formed
+├── DraftTreeError          a draft tree that is not well formed, or a draft with the shape of one
 ├── OptionError             an option out of range, unknown, or at odds with another
 ├── GenerationError         a `generate` call that speculative decoding cannot serve
-├── TargetError             a target the loop cannot verify on
+├── TargetError             a target that cannot read draft trees or chains
 ├── DrafterMismatchError    a drafter made for another target
-├── RankError               processes that decode together lost each other, or differ
-├── CheckpointError         weights or files that do not make a whole drafter
-├── PatchError              the functions that the package wraps moved, or are not wrapped; `SeamError` is its old name
-├── ParityError             a text with a drafter that is not the target's own
+├── DistributedError        processes that decode together lost each other, or differ; `RankError` is its old name
+├── CheckpointError         files or weights of a drafter that are missing or broken
+├── PatchError              Transformers has other functions than those to wrap; `SeamError` is its old name
+├── ParityError             a text decoded with a drafter that is not the target's own
 ├── BenchmarkError          a method that failed in a benchmark which the others finished
 │   └── ProcessKilledError  a method whose process was ended by a signal
 ├── HubError                the Hub cannot be reached, or refuses
@@ -38,23 +38,26 @@ class GenerationError(FalconSpecError, ValueError):
 
 
 class TargetError(FalconSpecError, RuntimeError):
-    """The target cannot be read in the way that verification needs."""
+    """The target cannot read draft trees or chains in the way that verification needs."""
 
 
 class DrafterMismatchError(FalconSpecError, ValueError):
     """The drafter was made for another target."""
 
 
-class RankError(FalconSpecError, RuntimeError):
+class DistributedError(FalconSpecError, RuntimeError):
     """Processes that decode together lost each other, or differ in what they must have in common."""
 
 
+RankError = DistributedError  # its old name
+
+
 class CheckpointError(FalconSpecError, ValueError):
-    """A checkpoint does not hold a whole drafter."""
+    """Files or weights of a drafter are missing or broken."""
 
 
 class PatchError(FalconSpecError, RuntimeError):
-    """The functions of Transformers that the package wraps have another signature than expected, or are not wrapped where they must be."""
+    """The functions of Transformers that the package wraps have an unexpected signature, or are not wrapped where they must be."""
 
 
 SeamError = PatchError  # its old name

@@ -1,4 +1,4 @@
-"""Several texts in one row: numbers, masks, what lies ahead and rows taken apart, each against plain loops over the texts."""
+"""Several texts in one row: numbers, masks, shifting and unpacking, each compared with plain loops over the texts."""
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ ROWS = [[3, 1, 4], [8], [2, 6]]  # lengths of the texts of each row
 
 
 def positions_of(rows: list[list[int]]) -> Tensor:
-    return torch.tensor([[place for length in row for place in range(length)] for row in rows])
+    return torch.tensor([[position for length in row for position in range(length)] for row in rows])
 
 
 def texts_of(rows: list[list[int]]) -> list[tuple[int, list[int]]]:
-    """Of each text the row and the places of its tokens there."""
+    """The row of each text and the columns of its tokens."""
     found = []
     for number, row in enumerate(rows):
-        starts = [sum(row[:place]) for place in range(len(row))]
+        starts = [sum(row[:index]) for index in range(len(row))]
         found += [(number, list(range(start, start + size))) for start, size in zip(starts, row, strict=True)]
     return found
 
@@ -41,37 +41,37 @@ def test_rows_are_packed_where_any_holds_two_texts(positions: Tensor, expected: 
 def test_texts_are_counted_through_all_rows() -> None:
     numbers = text_numbers(positions_of(ROWS), 3)
 
-    for number, (row, places) in enumerate(texts_of(ROWS)):
-        assert numbers[row, places].tolist() == [number] * len(places)
+    for number, (row, columns) in enumerate(texts_of(ROWS)):
+        assert numbers[row, columns].tolist() == [number] * len(columns)
     assert text_lengths(numbers) == [3, 1, 4, 8, 2, 6]
     assert text_numbers(one_text(4, torch.device("cpu")), 3).tolist() == [[0] * 4, [1] * 4, [2] * 4]
 
 
 def test_two_tokens_share_a_text_where_the_loops_say_so() -> None:
     expected = torch.zeros(3, 8, 8, dtype=torch.bool)
-    for row, places in texts_of(ROWS):
-        for one in places:
-            for other in places:
+    for row, columns in texts_of(ROWS):
+        for one in columns:
+            for other in columns:
                 expected[row, one, other] = True
 
     assert same_text(positions_of(ROWS)).equal(expected)
     assert same_text(one_text(5, torch.device("cpu"))).all()
 
 
-@pytest.mark.parametrize("num_places", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("distance", [0, 1, 2, 5, 20])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("rows", [ROWS, [[8]] * 3])
-def test_what_lies_ahead_is_of_the_same_text_or_zero(
-    rows: list[list[int]], shape: tuple[int, ...], num_places: int
+def test_shifted_values_come_from_the_same_text_or_are_zero(
+    rows: list[list[int]], shape: tuple[int, ...], distance: int
 ) -> None:
     values = torch.randn(3, 8, *shape)
     expected = torch.zeros_like(values)
-    for row, places in texts_of(rows):
-        for place, later in zip(places, places[num_places:], strict=False):
-            expected[row, place] = values[row, later]
+    for row, columns in texts_of(rows):
+        for column, later in zip(columns, columns[distance:], strict=False):
+            expected[row, column] = values[row, later]
 
-    assert shift_left(values, positions_of(rows), num_places).equal(expected)
-    assert shift_left(values != 0, positions_of(rows), num_places).equal(expected != 0)
+    assert shift_left(values, positions_of(rows), distance).equal(expected)
+    assert shift_left(values != 0, positions_of(rows), distance).equal(expected != 0)
 
 
 def test_positions_of_all_rows_can_be_given_once() -> None:
@@ -82,16 +82,16 @@ def test_positions_of_all_rows_can_be_given_once() -> None:
     )
 
 
-def test_texts_apart_are_rows_of_their_own_and_lead_back() -> None:
+def test_unpacked_texts_are_rows_of_their_own_and_can_be_packed_again() -> None:
     values, positions = torch.randn(3, 8, 2, requires_grad=True), positions_of(ROWS)
     numbers = text_numbers(positions, 3)
 
     texts = unpack(values, numbers, positions)
 
     assert texts.shape == (6, 8, 2)
-    for number, (row, places) in enumerate(texts_of(ROWS)):
-        assert texts[number, : len(places)].equal(values[row, places])
-        assert not texts[number, len(places) :].any()
+    for number, (row, columns) in enumerate(texts_of(ROWS)):
+        assert texts[number, : len(columns)].equal(values[row, columns])
+        assert not texts[number, len(columns) :].any()
     assert texts[numbers, positions].equal(values)
     texts.sum().backward()
     assert values.grad is not None

@@ -21,7 +21,7 @@ from transformers_falcon_spec import (
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.drafters.registry import drafter_classes
-from transformers_falcon_spec.hub.bundle import auto_map, flattened, write_recipe
+from transformers_falcon_spec.hub.bundle import auto_map, flattened, write_custom_generate
 
 KINDS = [
     *(DiffusionDrafter, EagleDrafter, FalconSpecDrafter, LayerParallelDrafter, LookaheadDrafter, MedusaDrafter),
@@ -45,7 +45,7 @@ def test_every_kind_of_drafter_is_tried() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_follows_the_imports_to_every_module(kind: type, tmp_path: Path) -> None:
-    write_recipe(kind, tmp_path)
+    write_custom_generate(kind, tmp_path)
 
     recipe = tmp_path / "custom_generate"
     followed = {Path(name) for name in get_relative_import_files(recipe / "generate.py")}
@@ -56,7 +56,7 @@ def test_transformers_follows_the_imports_to_every_module(kind: type, tmp_path: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_recipe_imports_what_it_requires_and_the_standard_library(kind: type, tmp_path: Path) -> None:
-    write_recipe(kind, tmp_path)
+    write_custom_generate(kind, tmp_path)
 
     recipe = tmp_path / "custom_generate"
     imported = {name for path in recipe.glob("*.py") for name in get_imports(path)}
@@ -81,7 +81,7 @@ def test_lines_other_than_imports_stay_as_they_are() -> None:
 
 def test_a_class_of_other_software_has_no_recipe() -> None:
     with pytest.raises(CheckpointError, match=r"comes from `transformers.models.llama"):
-        write_recipe(LlamaForCausalLM, Path())
+        write_custom_generate(LlamaForCausalLM, Path())
 
 
 def test_each_kind_loads_and_writes_from_its_recipe_alone(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_each_kind_loads_and_writes_from_its_recipe_alone(tmp_path: Path) -> Non
         drafter = drafter_of(kind, target)
         drafter.config.auto_map = auto_map(kind)
         drafter.save_pretrained(tmp_path / kind.__name__)
-        write_recipe(kind, tmp_path / kind.__name__)
+        write_custom_generate(kind, tmp_path / kind.__name__)
 
     told = run_client(_SCRIPT.format(folder=tmp_path, kinds=[kind.__name__ for kind in KINDS]), tmp_path / "home")
 

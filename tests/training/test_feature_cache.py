@@ -15,7 +15,7 @@ from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.training import feature_cache
 from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.features import TargetFeatures
-from transformers_falcon_spec.training.packing import PackedConversations
+from transformers_falcon_spec.training.packed_conversations import PackedConversations
 
 NUM_ROWS = 20
 

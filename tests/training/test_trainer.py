@@ -16,7 +16,7 @@ from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, T
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.objectives import Outcome
 from transformers_falcon_spec.training.objectives import falcon as falcon_file
-from transformers_falcon_spec.training.ranks import MAX_RANK, acceptance_metrics, rank_counts
+from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, accuracy_metrics, count_ranks
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 PLAIN = {"use_glancing": False, "feature_noise": 0.0}
@@ -206,7 +206,7 @@ def test_ranks_are_counted_by_place(num_places: int) -> None:
     logits, wanted = torch.randn(40, 30), torch.randn(40, 30)
     outcome = Outcome(torch.zeros(()), {}, logits, wanted, torch.randint(num_places, (40,)))
 
-    counts = rank_counts(outcome, num_places)
+    counts = count_ranks(outcome, num_places)
 
     assert counts[0].tolist() == naive_rank_counts(outcome, num_places)
 
@@ -217,7 +217,7 @@ def test_metrics_are_shares_of_the_counts_of_all_batches() -> None:
     counts[1, 0, MAX_RANK] = 4
     counts[1, 1, 0] = 5
 
-    metrics = acceptance_metrics(EvalPrediction(predictions=counts.numpy(), label_ids=None))
+    metrics = accuracy_metrics(EvalPrediction(predictions=counts.numpy(), label_ids=None))
 
     assert metrics["accuracy"] == pytest.approx(8 / 15)
     assert metrics["accuracy_at_1"] == metrics["rank_0_at_1"] == pytest.approx(0.3)
@@ -231,7 +231,7 @@ def test_a_place_that_never_counts_has_share_0() -> None:
     counts = torch.zeros(1, 2, MAX_RANK + 1)
     counts[0, 0, 0] = 1
 
-    metrics = acceptance_metrics(EvalPrediction(predictions=counts.numpy(), label_ids=None))
+    metrics = accuracy_metrics(EvalPrediction(predictions=counts.numpy(), label_ids=None))
 
     assert metrics["accuracy_at_2"] == 0
 

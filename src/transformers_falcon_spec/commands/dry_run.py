@@ -9,8 +9,8 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from transformers.trainer_utils import unwrap_peft_model
 
-from ..training.coverage import MaskCoverage
 from ..training.estimate import RunEstimate
+from ..training.mask_coverage import MaskCoverage
 from .memory import peak_resident_bytes
 
 

@@ -26,7 +26,6 @@ from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
 from ..errors import OptionError
 from ..provenance import provenance
-from ..training.adapters import LoraOptions, save_adapter
 from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
 from ..training.conversations import ConversationSet
@@ -34,8 +33,9 @@ from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.features import place
+from ..training.lora import LoraOptions, save_adapter
 from ..training.objectives import objective_of
-from ..training.packing import PackedConversations
+from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run

@@ -8,9 +8,9 @@ from transformers.trainer_utils import unwrap_peft_model
 from ..drafters.eagle import EagleDrafter
 from ..drafters.registry import method_of
 from ..errors import OptionError
-from ..training.adapters import LoraOptions, with_lora
 from ..training.dataset import ConversationDataset
 from ..training.draft_vocabulary import most_frequent_tokens
+from ..training.lora import LoraOptions, with_lora
 from ..training.objectives import objective_of
 from ..training.recipes import Recipe, recipe_of
 from .loading import load_trainable

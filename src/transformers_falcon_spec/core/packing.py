@@ -1,7 +1,7 @@
-"""Several texts in one row: which tokens belong together, what lies ahead of each, and every text as a row of its own.
+"""Rows that hold several texts: which tokens belong together, moving values within a text, and giving each text a row of its own.
 
-Positions tell texts apart: each text starts at 0 and counts on, so that every 0 begins a new one. Padding counts on behind the
-last text of its row. Positions `[1, tokens]` are those of all rows.
+Positions show where texts begin: the tokens of each text are counted from 0, so every 0 starts a new text. Padding is counted
+along with the last text of its row. Positions of shape `[1, tokens]` hold for all rows.
 """
 
 import torch
@@ -20,13 +20,13 @@ def is_packed(positions: Int[Tensor, "_ tokens"]) -> bool:
 
 
 def text_numbers(positions: Int[Tensor, "_ tokens"], num_rows: int) -> Int[Tensor, "rows tokens"]:
-    """The number of each token's text; texts are counted from 0 through all rows."""
+    """The number of each token's text; texts are numbered from 0, row by row."""
     starts = (positions == 0).expand(num_rows, -1)
     return starts.flatten().cumsum(0).view(starts.shape) - 1
 
 
 def text_lengths(numbers: Int[Tensor, "rows tokens"]) -> list[int]:
-    """Tokens of each text; those of the last one in a row with the padding behind it."""
+    """The number of tokens of each text; padding counts to the last text of its row."""
     lengths: list[int] = numbers.flatten().bincount().tolist()
     return lengths
 
@@ -38,13 +38,13 @@ def same_text(positions: Int[Tensor, "_ tokens"]) -> Bool[Tensor, "_ tokens toke
 
 
 def shift_left(
-    values: Shaped[Tensor, "rows tokens *rest"], positions: Int[Tensor, "_ tokens"], num_places: int
+    values: Shaped[Tensor, "rows tokens *rest"], positions: Int[Tensor, "_ tokens"], distance: int
 ) -> Shaped[Tensor, "rows tokens *rest"]:
-    """`values` moved so that place p holds what stood at p + num_places; zeros where that lies past the end of p's text."""
+    """Move values left within their text: index i gets what stood at i + distance, or zero if that is past the end of i's text."""
     length = values.shape[1]
-    moved = torch.cat([values, values.new_zeros(len(values), num_places, *values.shape[2:])], dim=1)[:, num_places:]
-    there = torch.cat([positions, positions.new_full((len(positions), num_places), -1)], dim=1)[:, num_places:]
-    is_inside = there[:, :length] == positions + num_places
+    moved = torch.cat([values, values.new_zeros(len(values), distance, *values.shape[2:])], dim=1)[:, distance:]
+    later = torch.cat([positions, positions.new_full((len(positions), distance), -1)], dim=1)[:, distance:]
+    is_inside = later[:, :length] == positions + distance
     return moved[:, :length].masked_fill(~is_inside.view(*is_inside.shape, *[1] * (values.dim() - 2)), 0)
 
 
@@ -53,7 +53,7 @@ def unpack(
     numbers: Int[Tensor, "rows tokens"],
     positions: Int[Tensor, "_ tokens"],
 ) -> Shaped[Tensor, "texts longest *rest"]:
-    """Every text a row of its own, in order, zeros behind it; `unpack(...)[numbers, positions]` are the values again."""
+    """Give every text a row of its own, padded with zeros; `unpack(...)[numbers, positions]` packs the values again."""
     num_texts, longest = int(numbers[-1, -1]) + 1, int(positions.max()) + 1
     texts = values.new_zeros(num_texts, longest, *values.shape[2:])
     return texts.index_put((numbers, positions.expand_as(numbers)), values)

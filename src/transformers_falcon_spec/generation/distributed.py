@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..core.verification import AcceptedPath
-from ..errors import OptionError, RankError
+from ..errors import DistributedError, OptionError
 from ..provenance import weights_fingerprint
 from .drafting import Draft, DraftBudget, Prices
 
@@ -120,7 +120,7 @@ class ProcessGroup(Processes):
         """What the first rank has for `value`.
 
         Raises:
-            [`RankError`]: the others did not answer.
+            [`DistributedError`]: the others did not answer.
         """
         values = [value]
         with self._together("word of the first rank"):
@@ -131,7 +131,7 @@ class ProcessGroup(Processes):
         """The parts of all ranks, in their order.
 
         Raises:
-            [`RankError`]: the others did not answer.
+            [`DistributedError`]: the others did not answer.
         """
         self.num_gathers += 1
         self.num_gathered_bytes += (self.num - 1) * part.nbytes
@@ -144,7 +144,7 @@ class ProcessGroup(Processes):
         """Refuse ranks that differ.
 
         Raises:
-            [`RankError`]: they do, or did not answer.
+            [`DistributedError`]: they do, or did not answer.
         """
         found: list[Any] = [None] * self.num
         with self._together("the others to begin"):
@@ -153,7 +153,7 @@ class ProcessGroup(Processes):
             values = [theirs.get(name) for theirs in found]
             different = [rank for rank, value in enumerate(values) if value != values[0]]
             if different:
-                raise RankError(
+                raise DistributedError(
                     f"All ranks must have the same {name}, but rank 0 has {values[0]!s:.80} and rank {different[0]} "
                     f"{values[different[0]]!s:.80}. Run the same program with the same files and arguments on each."
                 )
@@ -163,7 +163,7 @@ class ProcessGroup(Processes):
         try:
             yield
         except RuntimeError as error:
-            raise RankError(
+            raise DistributedError(
                 f"All {self.num} ranks must take part in the call until it ends, but rank {self.process_rank} waited in vain for {what}: another "
                 f"one has died, stands still or makes another call ({str(error).splitlines()[0]:.200}). See what the others say, "
                 "and start all of them again."
@@ -203,7 +203,7 @@ def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
     """The ranks on which a drafter computes, or else those that hold a part of the target each; this one alone if there are none.
 
     Raises:
-        [`RankError`]: the ranks have other drafters or options, or one of them did not come.
+        [`DistributedError`]: the ranks have other drafters or options, or one of them did not come.
     """
     ranks = drafter.join() if isinstance(drafter, JoiningDrafter) else SINGLE_PROCESS
     members = _holders(target) if ranks.num == 1 else []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..drafters.base import DrafterModel
 from ..errors import CheckpointError
-from .recipe import HubRecipe
+from .custom_generate import CustomGenerate
 
 FOLDER = "custom_generate"
 _PACKAGE = __package__.partition(".")[0]
@@ -50,24 +50,24 @@ class Shaped(_Shaped):
 _GENERATE_MODULE = '''"""Writes a target's own text in fewer of its passes: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`."""
 
 from .{drafter} import {name}
-from .{recipe} import HubRecipe
+from .{recipe} import CustomGenerate
 
-generate = HubRecipe({name}, __file__).generate
+generate = CustomGenerate({name}, __file__).generate
 '''
 
 
-def write_recipe(drafter_class: type[DrafterModel], folder: Path) -> None:
+def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> None:
     """Write `custom_generate/` for drafters of a class into `folder`: `generate.py`, its modules, `requirements.txt`.
 
     Raises:
         [`CheckpointError`]: the class is no part of this package.
     """
-    start = {module_of(drafter_class), module_of(HubRecipe)}
+    start = {module_of(drafter_class), module_of(CustomGenerate)}
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     for module in sorted(closure(start)):
         (place / f"{flat_name(module)}.py").write_text(flattened(module), encoding="utf-8")
-    names = {"drafter": flat_name(module_of(drafter_class)), "recipe": flat_name(module_of(HubRecipe))}
+    names = {"drafter": flat_name(module_of(drafter_class)), "recipe": flat_name(module_of(CustomGenerate))}
     generate = _GENERATE_MODULE.format(name=drafter_class.__name__, **names)
     (place / "generate.py").write_text(generate, encoding="utf-8")
     (place / f"{_SHAPES}.py").write_text(_SHAPES_MODULE, encoding="utf-8")

@@ -20,7 +20,7 @@ from ..drafters.diffuspec.proxy_files import DESCRIPTION_FILE
 from ..drafters.fields import name_portably
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
-from .bundle import auto_map, write_recipe
+from .bundle import auto_map, write_custom_generate
 from .card import TEMPLATE, About, check_target_name, render_card
 from .figures import eval_entries, read_figures
 
@@ -76,7 +76,7 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
         json.dumps({**config, **changes}, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
     name_portably(into)
-    write_recipe(type(drafter), into)
+    write_custom_generate(type(drafter), into)
     facts: dict[str, Any] = {
         "training": records.get(TRAINING),
         "about": publication.about,

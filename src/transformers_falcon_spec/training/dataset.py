@@ -15,7 +15,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import TrainingError
 from .conversations import Message
-from .coverage import MaskCoverage
+from .mask_coverage import MaskCoverage
 
 logger = logging.getLogger(__name__)
 

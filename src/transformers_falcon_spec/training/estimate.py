@@ -20,7 +20,7 @@ from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
 from .dataset import ConversationCollator, ConversationDataset
 from .feature_cache import FeatureCache, bytes_per_token
-from .packing import PackedConversations
+from .packed_conversations import PackedConversations
 from .trainer import DrafterTrainer
 
 NUM_LONGEST = 2  # steps that warm up and show the peak of memory: in the second one the optimiser has its state

@@ -13,7 +13,7 @@ from ..errors import OptionError
 from ..generation.model_parts import apply_head, decoder_of, is_spread
 from ..generation.target import Target
 from .arguments import DrafterTrainingArguments
-from .packed_reading import packed_inputs
+from .packed_inputs import packed_inputs
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,21 @@ from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
 from .dataset import ConversationDataset
-from .divergence import divergence, rows_of
+from .decoding_metrics import (
+    DecodingMetrics,
+    check_target_can_verify,
+    decoding_copy,
+    measure_decoding,
+    prompts_before_answers,
+)
 from .feature_cache import FeatureCache
 from .features import PairBatch, place
 from .length_groups import SeededLengthGroups
+from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
-from .packing import PackedConversations
-from .ranks import MAX_RANK, acceptance_metrics, acceptance_of, rank_counts
-from .real_acceptance import RealAcceptance, check_can_decode, decoding_copy, opening_prompts, real_acceptance
+from .packed_conversations import PackedConversations
 from .throughput import Throughput
+from .top_k_accuracy import MAX_RANK, accuracy_metrics, count_ranks, rank_shares
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +55,7 @@ class DrafterTrainer(Trainer):
 
     `evaluate` tells, beside loss and accuracies on the given text, what decoding brings: `args.eval_decode_prompts` prompts of the
     evaluation data, shared out among the processes, are written on by `target.generate(..., assistant_model=drafter)` and by the
-    target alone. See [`real_acceptance`] and [`decoding_copy`] for what is counted and with which trees. With FSDP or DeepSpeed,
+    target alone. See [`measure_decoding`] and [`decoding_copy`] for what is counted and with which trees. With FSDP or DeepSpeed,
     where no process holds the whole drafter, these metrics are left out, with a warning.
 
     The drafter's config keeps which target it was trained for, chat template included where `processing_class` is its tokenizer. A
@@ -68,7 +74,7 @@ class DrafterTrainer(Trainer):
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
-        super().__init__(model=model, compute_metrics=acceptance_metrics, **kwargs)
+        super().__init__(model=model, compute_metrics=accuracy_metrics, **kwargs)
         self.model_accepts_loss_kwargs = False
         place(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
@@ -106,7 +112,7 @@ class DrafterTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own; the weights it ends with are good ones."""
         if self._decodes and self.eval_dataset is not None:
-            check_can_decode(self.drafter, self.features.target)
+            check_target_can_verify(self.drafter, self.features.target)
         sign(self.drafter.config, self.features.target, self.processing_class)
         self.throughput = Throughput(self.args.device)
         with self.throughput.timed("run"):
@@ -179,8 +185,10 @@ class DrafterTrainer(Trainer):
 
     def _divergence(self, what: str, step: int, batch: dict[str, Tensor], is_training: bool = True) -> TrainingError:
         """The error for a batch of the training or of the evaluation data."""
-        rows = rows_of(self.train_dataset if is_training else self.eval_dataset, batch)
-        return divergence(what if is_training else f"{what} in evaluation", step, rows, self.args.output_dir)
+        rows = row_origins(self.train_dataset if is_training else self.eval_dataset, batch)
+        return non_finite_loss_error(
+            what if is_training else f"{what} in evaluation", step, rows, self.args.output_dir
+        )
 
     def _generator(self, is_training: bool) -> torch.Generator:
         """A generator that depends on seed, step and process alone, so that a resumed run draws the same."""
@@ -223,20 +231,20 @@ class DrafterTrainer(Trainer):
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.metrics().items()})
         return output
 
-    def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> RealAcceptance:
+    def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> DecodingMetrics:
         """Prompts of `data` written on with the drafter as it is now, each by one of the processes."""
         args, target = self.args, self.features.target
         context = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
         room = None if context is None else context - args.eval_decode_tokens
-        prompts = opening_prompts(data, args.eval_decode_prompts, room)
+        prompts = prompts_before_answers(data, args.eval_decode_prompts, room)
         if not prompts:
             logger.warning("No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: "
                            "nothing was decoded.", args.eval_decode_tokens, context)  # fmt: skip
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
         mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options
-        found = real_acceptance(target, drafter, mine, args.eval_decode_tokens, options)
-        return sum(gather_object([found]), RealAcceptance())
+        found = measure_decoding(target, drafter, mine, args.eval_decode_tokens, options)
+        return sum(gather_object([found]), DecodingMetrics())
 
     def prediction_step(
         self,
@@ -248,7 +256,7 @@ class DrafterTrainer(Trainer):
         """Loss, and how often the target's best token stood at each rank of each block position."""
         with torch.no_grad():
             loss, outcome = self.compute_loss(model, self._prepare_inputs(inputs), return_outputs=True)
-        counts = rank_counts(outcome, self.objective.num_places)
+        counts = count_ranks(outcome, self.objective.num_places)
         return (loss.detach(), None, None) if prediction_loss_only else (loss.detach(), counts, counts[..., :1])
 
     def fit_draft_tree(self) -> DraftTree:
@@ -276,5 +284,5 @@ class DrafterTrainer(Trainer):
         if self.args.draft_tree_nodes == 0:
             return cast(DraftTree, self.drafter.draft_tree)
         num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
-        places = acceptance_of(metrics, self.objective.num_places, num_ranks, prefix)
+        places = rank_shares(metrics, self.objective.num_places, num_ranks, prefix)
         return DraftTree.best_first(places.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)

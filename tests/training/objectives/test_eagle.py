@@ -13,7 +13,7 @@ from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
-from transformers_falcon_spec.training.ranks import MAX_RANK, rank_counts
+from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, count_ranks
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 STEPS = 3
@@ -125,7 +125,7 @@ def test_evaluation_counts_tokens_that_cannot_be_drafted_as_missed(tmp_path: Pat
     is_lost = ~can_be_drafted[best]
     assert outcome.draft_logits.shape == outcome.target_logits.shape == (len(best), 97)
     assert outcome.draft_logits[:, ~can_be_drafted].eq(-torch.inf).all()
-    counts = rank_counts(outcome, STEPS)
+    counts = count_ranks(outcome, STEPS)
     assert counts.sum() == len(best)
     assert 0 < int(is_lost.sum()) <= int(counts[0, :, -1].sum())
     assert torch.bincount(outcome.places).tolist() == [30, 30, 30]  # tokens 4 to 13 of three rows
@@ -138,7 +138,7 @@ def test_ranks_beyond_a_small_draft_vocabulary_hold_nothing(tmp_path: Path) -> N
     _, outcome = trainer.compute_loss(trainer.model, example_batch(30), return_outputs=True)
     can_be_drafted = trainer.model.t2d[outcome.target_logits.argmax(-1)]
 
-    counts = rank_counts(outcome, STEPS)[0]
+    counts = count_ranks(outcome, STEPS)[0]
 
     assert counts[:, :4].sum() == can_be_drafted.sum()
     assert counts[:, 4:MAX_RANK].sum() == 0

@@ -40,7 +40,7 @@ class DistributedBackend(SequentialBackend):
         """The ranks, if all of them have this drafter.
 
         Raises:
-            [`RankError`]: their weights or options differ, or one of them did not come.
+            [`DistributedError`]: their weights or options differ, or one of them did not come.
         """
         options = {**named_options(drafter.config), **named_options(drafter.generation_config)}
         self.ranks.check_same({"drafter weights": weights_fingerprint(drafter), **options})

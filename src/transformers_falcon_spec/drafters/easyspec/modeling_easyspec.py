@@ -230,7 +230,7 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
 
         Raises:
             [`OptionError`]: `torch.distributed` does not run, or with more ranks than the model has layers.
-            [`RankError`]: the ranks have drafters with other weights or options, or one of them did not come.
+            [`DistributedError`]: the ranks have drafters with other weights or options, or one of them did not come.
         """
         if self.config.backend != "distributed":
             return SINGLE_PROCESS

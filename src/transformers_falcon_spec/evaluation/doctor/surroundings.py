@@ -11,8 +11,8 @@ from ...drafters.mismatches import OTHER_TARGET, mismatches_of
 from ...errors import DrafterMismatchError, TargetError, TrainingError
 from ...generation.probe import probe, reads_masks
 from ...provenance import provenance
-from ...training.coverage import LOW_SHARE
 from ...training.dataset import ConversationDataset
+from ...training.mask_coverage import LOW_SHARE
 from .verdicts import MASK_BUG, NO_TREES, TEMPLATE_MASK, Section, Verdict
 
 logger = logging.getLogger(__name__)

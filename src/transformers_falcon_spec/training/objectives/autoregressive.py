@@ -10,7 +10,7 @@ from ...core.packing import is_packed
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
 from ..losses import token_loss, token_terms
-from ..packed_reading import packed_inputs
+from ..packed_inputs import packed_inputs
 from .base import Objective, Outcome
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import OptionError
-from .coverage import MaskCoverage
 from .dataset import ConversationDataset, Example
 from .feature_cache import FeatureCache
+from .mask_coverage import MaskCoverage
 
 
 class PackedConversations(Dataset[Example]):

@@ -24,7 +24,7 @@ GREEDY = {"do_sample": False, "num_beams": 1}
 
 
 @dataclass(frozen=True)
-class RealAcceptance:
+class DecodingMetrics:
     """What was written with a drafter, and by the target alone; add those of several processes with `+`.
 
     Args:
@@ -41,9 +41,9 @@ class RealAcceptance:
     num_plain_tokens: int = 0
     plain_seconds: float = 0.0
 
-    def __add__(self, other: "RealAcceptance") -> "RealAcceptance":
+    def __add__(self, other: "DecodingMetrics") -> "DecodingMetrics":
         """All texts of both."""
-        return RealAcceptance(
+        return DecodingMetrics(
             self.stats + other.stats,
             self.num_tokens + other.num_tokens,
             self.seconds + other.seconds,
@@ -67,13 +67,13 @@ class RealAcceptance:
         }
 
 
-def real_acceptance(
+def measure_decoding(
     target: PreTrainedModel,
     drafter: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     options: Mapping[str, Any] | None = None,
-) -> RealAcceptance:
+) -> DecodingMetrics:
     """Write each prompt on, greedily, with and without the drafter in turn.
 
     Acceptance depends on the weights alone, the speed-up on this machine and what else runs on it. What stock drafters
@@ -86,7 +86,7 @@ def real_acceptance(
         max_new_tokens (`int`): Most tokens to write; a text may end before.
         options (`dict`, *optional*): What `generate` must be told to use a stock drafter.
     """
-    arms, total = _Arms(target, drafter, options or {}), RealAcceptance()
+    arms, total = _Arms(target, drafter, options or {}), DecodingMetrics()
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([list(prompt)])
         order = (False, True) if number % 2 else (True, False)
@@ -96,7 +96,7 @@ def real_acceptance(
         runs = {has_drafter: arms.write(ids, max_new_tokens, has_drafter) for has_drafter in order}
         drafted, plain = runs[True], runs[False]
         stats = arms.counts(ids, max_new_tokens, drafted)
-        total += RealAcceptance(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
+        total += DecodingMetrics(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
     return total
 
 
@@ -127,7 +127,7 @@ class _Arms:
             self.drafter.generation_config = copy.deepcopy(self._given)
 
 
-def check_can_decode(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
+def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
     """Find out before hours of training whether an evaluation can decode.
 
     Raises:
@@ -166,7 +166,7 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
     return copied
 
 
-def opening_prompts(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
+def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
     """What stands before the first answer of examples chosen evenly from `data`, as token ids.
 
     Args:

@@ -15,8 +15,8 @@ from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import FalconSpecDrafter, GenerationError
 from transformers_falcon_spec.generation.patch import attached
+from transformers_falcon_spec.hub.custom_generate import CustomGenerate, origin
 from transformers_falcon_spec.hub.publish import publish
-from transformers_falcon_spec.hub.recipe import HubRecipe, origin
 from transformers_falcon_spec.hub.staging import Publication
 
 REPO = "someone/falcon-reference-0.1"
@@ -129,7 +129,7 @@ def test_a_recipe_takes_no_stock_assistant() -> None:
     target = make_target()
 
     with pytest.raises(GenerationError, match="`assistant_model` is a `LlamaForCausalLM`"):
-        HubRecipe(FalconSpecDrafter, "").generate(torch.tensor(SHORT), model=target, assistant_model=target)
+        CustomGenerate(FalconSpecDrafter, "").generate(torch.tensor(SHORT), model=target, assistant_model=target)
 
 
 def test_the_place_of_a_module_tells_repository_and_commit() -> None:

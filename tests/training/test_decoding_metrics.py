@@ -19,15 +19,15 @@ from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.training import trainer as trainer_file
 from transformers_falcon_spec.training.dataset import ConversationDataset
+from transformers_falcon_spec.training.decoding_metrics import (
+    GREEDY,
+    DecodingMetrics,
+    decoding_copy,
+    measure_decoding,
+    prompts_before_answers,
+)
 from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.features import TargetFeatures
-from transformers_falcon_spec.training.real_acceptance import (
-    GREEDY,
-    RealAcceptance,
-    decoding_copy,
-    opening_prompts,
-    real_acceptance,
-)
 
 DECODING = {"eval_decode_prompts": 3, "eval_decode_tokens": 12, "draft_tree_nodes": 6}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -149,7 +149,7 @@ def test_a_draft_model_that_is_always_right_has_every_candidate_kept() -> None:
     drafter.generation_config.num_assistant_tokens_schedule = "constant"
     drafter.generation_config.assistant_confidence_threshold = 0.0
 
-    found = real_acceptance(target, drafter, prompts, 16)  # four of them before the first step
+    found = measure_decoding(target, drafter, prompts, 16)  # four of them before the first step
 
     assert found.metrics()["acceptance_length"] == 4.0
     assert [found.metrics()[f"acceptance_at_depth_{depth}"] for depth in (1, 2, 3)] == [1.0, 1.0, 1.0]
@@ -165,8 +165,8 @@ def test_stock_drafting_is_counted_alike_in_any_company() -> None:
     options.num_assistant_tokens_schedule = "heuristic"
     options.num_assistant_tokens, options.assistant_confidence_threshold = 1, 0.0
 
-    together = real_acceptance(target, drafter, prompts, 12).stats
-    apart = sum((real_acceptance(target, drafter, [prompt], 12).stats for prompt in prompts), GenerationStats())
+    together = measure_decoding(target, drafter, prompts, 12).stats
+    apart = sum((measure_decoding(target, drafter, [prompt], 12).stats for prompt in prompts), GenerationStats())
 
     assert together.acceptance_histogram == apart.acceptance_histogram
     assert set(together.acceptance_histogram) == {3, 5}  # 1 before the first step, then 3, then what is left of 5
@@ -182,10 +182,10 @@ def test_arms_take_turns_after_a_warm_up_and_write_the_same(monkeypatch: pytest.
         calls.append((num_tokens, assistant_model is not None))
         return run(target, ids, num_tokens, *args, assistant_model=assistant_model, **options)
 
-    monkeypatch.setattr("transformers_falcon_spec.training.real_acceptance.timed_generate", noted)
+    monkeypatch.setattr("transformers_falcon_spec.training.decoding_metrics.timed_generate", noted)
     copied = decoding_copy(drafter, target, None)
 
-    found = real_acceptance(target, copied, [prompt[0].tolist() for prompt in first_questions(2, seed=1)], 9)
+    found = measure_decoding(target, copied, [prompt[0].tolist() for prompt in first_questions(2, seed=1)], 9)
 
     assert calls == [(4, True), (4, False), (9, True), (9, False), (9, False), (9, True)]
     assert found.num_tokens == found.num_plain_tokens == 18
@@ -194,14 +194,14 @@ def test_arms_take_turns_after_a_warm_up_and_write_the_same(monkeypatch: pytest.
 def test_the_speed_up_is_one_of_tokens_a_second() -> None:
     stats = GenerationStats()
     stats.record(num_nodes=3, max_depth=2, num_accepted=1)
-    one, other = RealAcceptance(stats, 10, 1.0, 10, 3.0), RealAcceptance(GenerationStats(), 20, 1.0, 10, 1.0)
+    one, other = DecodingMetrics(stats, 10, 1.0, 10, 3.0), DecodingMetrics(GenerationStats(), 20, 1.0, 10, 1.0)
 
     metrics = (one + other).metrics()
 
     assert metrics["speedup"] == pytest.approx((30 / 2) / (20 / 4))
     assert metrics["acceptance_length"] == 2.0
     assert (metrics["acceptance_at_depth_1"], metrics["acceptance_at_depth_2"]) == (1.0, 0.0)
-    assert RealAcceptance().metrics() == {}
+    assert DecodingMetrics().metrics() == {}
 
 
 @pytest.mark.parametrize("template", [PLAIN_TEMPLATE, MARKED_TEMPLATE])
@@ -209,7 +209,7 @@ def test_prompts_end_where_the_first_answer_begins(template: str) -> None:
     turns = [*make_rows(1)[0], *make_rows(1, seed=5)[0]]
     data = ConversationDataset([turns], make_tokenizer(template), 64)
 
-    (prompt,) = opening_prompts(data, 4, None)
+    (prompt,) = prompts_before_answers(data, 4, None)
 
     wanted = make_tokenizer(template).apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=True)
     assert prompt == list(wanted["input_ids"])
@@ -220,10 +220,10 @@ def test_prompts_are_chosen_evenly_from_those_that_fit() -> None:
     data = [{"input_ids": list(range(10)), "assistant_mask": [0] * n + [1] * (10 - n)} for n in lengths]
     data.append({"input_ids": [1, 2], "assistant_mask": [0, 0]})
 
-    assert [len(prompt) for prompt in opening_prompts(data, 2, 8)] == [3, 5]
-    assert [len(prompt) for prompt in opening_prompts(data, 9, 8)] == [3, 4, 5, 6, 7]
-    assert [len(prompt) for prompt in opening_prompts(data, 9, None)] == [3, 9, 4, 5, 6, 7]
-    assert opening_prompts(data, 3, 2) == []
+    assert [len(prompt) for prompt in prompts_before_answers(data, 2, 8)] == [3, 5]
+    assert [len(prompt) for prompt in prompts_before_answers(data, 9, 8)] == [3, 4, 5, 6, 7]
+    assert [len(prompt) for prompt in prompts_before_answers(data, 9, None)] == [3, 9, 4, 5, 6, 7]
+    assert prompts_before_answers(data, 3, 2) == []
 
 
 def test_prompts_of_cached_features_are_those_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_prompts_of_cached_features_are_those_of_the_data(tmp_path: Path, monkey
     cache = FeatureCache(data, TargetFeatures(make_target(**SMALL), (-1,), 2), tmp_path)
     monkeypatch.setattr(cache, "_shard", None)  # must not be read
 
-    assert opening_prompts(cache, 5, None) == opening_prompts(data, 5, None)
+    assert prompts_before_answers(cache, 5, None) == prompts_before_answers(data, 5, None)
 
 
 def test_where_no_prompt_fits_the_context_it_is_said_and_nothing_is_decoded(
@@ -249,7 +249,7 @@ def test_where_no_prompt_fits_the_context_it_is_said_and_nothing_is_decoded(
 def test_what_nobody_wants_is_not_decoded(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_file, "real_acceptance", None)  # must not be called
+    monkeypatch.setattr(trainer_file, "measure_decoding", None)  # must not be called
 
     assert decoded(make_trainer(tmp_path, **{**DECODING, **options}).evaluate()) == {}
 

@@ -19,7 +19,7 @@ _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_dow
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class HubRecipe:
+class CustomGenerate:
     """`generate` for `custom_generate`. The drafter comes from the repository and commit that the recipe came from.
 
     Args:

@@ -11,7 +11,7 @@ from .objectives import Outcome
 MAX_RANK = 10  # ranks of the drafter's list whose acceptance is measured
 
 
-def rank_counts(outcome: Outcome, num_places: int) -> Tensor:
+def count_ranks(outcome: Outcome, num_places: int) -> Tensor:
     """`[1, places, MAX_RANK + 1]` rows by place and rank of the target's best token; the last column is beyond the list."""
     logits, best = outcome.draft_logits, outcome.target_logits.argmax(-1, keepdim=True)
     listed = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1)
@@ -22,7 +22,7 @@ def rank_counts(outcome: Outcome, num_places: int) -> Tensor:
     return counts
 
 
-def acceptance_of(metrics: Mapping[str, float], num_places: int, num_ranks: int, prefix: str) -> Tensor:
+def rank_shares(metrics: Mapping[str, float], num_places: int, num_ranks: int, prefix: str) -> Tensor:
     """The share of each rank at each place of a block, `[places, ranks]`, as an evaluation found them."""
     return torch.tensor(
         [
@@ -33,7 +33,7 @@ def acceptance_of(metrics: Mapping[str, float], num_places: int, num_ranks: int,
     )
 
 
-def acceptance_metrics(prediction: EvalPrediction) -> dict[str, float]:
+def accuracy_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Accuracy by block position, top-k accuracy, and the share of each rank, from the counts of all batches."""
     counts = torch.as_tensor(prediction.predictions).sum(0)  # [k, ranks + 1]
     shares = counts / counts.sum(-1, keepdim=True).clamp(min=1)

@@ -10,12 +10,12 @@ from ..errors import TrainingError
 from .checkpoints import newest_whole_checkpoint
 from .dataset import ConversationDataset
 from .feature_cache import FeatureCache
-from .packing import PackedConversations
+from .packed_conversations import PackedConversations
 
 NUM_NAMED = 16  # rows that a message names
 
 
-def rows_of(data: Any, batch: dict[str, Tensor]) -> list[str]:
+def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
     """Where the conversations of a collated batch come from, found by their token ids: asked once, when all is over.
 
     Args:
@@ -45,7 +45,7 @@ def _conversations(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
     return found
 
 
-def divergence(what: str, step: int, rows: list[str], output_dir: str | Path) -> TrainingError:
+def non_finite_loss_error(what: str, step: int, rows: list[str], output_dir: str | Path) -> TrainingError:
     """The error that stops the run.
 
     Args:

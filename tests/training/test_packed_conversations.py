@@ -12,10 +12,10 @@ from tests.training.runs import QUIET, SHORT, SMALL, loss_curve, make_dataset, m
 from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
-from transformers_falcon_spec.training.divergence import rows_of
 from transformers_falcon_spec.training.estimate import estimate_run
 from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.packing import PackedConversations, best_fit
+from transformers_falcon_spec.training.non_finite_loss import row_origins
+from transformers_falcon_spec.training.packed_conversations import PackedConversations, best_fit
 
 ROW_LENGTH = 100
 
@@ -141,7 +141,7 @@ def test_conversations_of_a_packed_batch_are_found_by_their_tokens(tmp_path: Pat
 
     batch = ConversationCollator(0)([rows[2], rows[1], rows[0]])
 
-    assert rows_of(rows, batch) == [f"line {number}" for number in (5, 3, 2, 0, 4, 1)]
+    assert row_origins(rows, batch) == [f"line {number}" for number in (5, 3, 2, 0, 4, 1)]
 
 
 def test_a_packed_batch_without_a_finite_loss_is_told_by_its_conversations(tmp_path: Path) -> None:

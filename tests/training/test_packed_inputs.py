@@ -11,7 +11,7 @@ from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training import packed_reading
 from transformers_falcon_spec.training.features import TargetFeatures
-from transformers_falcon_spec.training.packed_reading import packed_inputs
+from transformers_falcon_spec.training.packed_inputs import packed_inputs
 
 SDPA = ("llama", "qwen3", "mistral", "gemma3", "phi3", "gpt_neox")
 PACKED = {

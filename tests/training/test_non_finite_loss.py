@@ -12,8 +12,8 @@ from tests.training.runs import make_dataset, make_trainer, same, weights
 from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.training.checkpoints import newest_whole_checkpoint
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
-from transformers_falcon_spec.training.divergence import divergence, rows_of
 from transformers_falcon_spec.training.feature_cache import FeatureCache
+from transformers_falcon_spec.training.non_finite_loss import non_finite_loss_error, row_origins
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 ORDERED = {"train_sampling_strategy": "sequential"}
@@ -135,14 +135,14 @@ def test_rows_are_found_by_their_tokens_wherever_they_are() -> None:
     data = ConversationDataset(make_rows(6), make_tokenizer(), 64, [f"line {number}" for number in range(6)])
     batch = ConversationCollator(0)([data[4], data[1]])
 
-    assert rows_of(data, batch) == ["line 4", "line 1"]
-    assert rows_of({"one": data.subset([1]), "other": data.examples}, batch) == ["example 4", "line 1"]
-    assert rows_of(data.subset([4, 0]), batch) == ["line 4", "a row that is not in the data set"]
-    assert rows_of(None, batch) == ["a row that is not in the data set"] * 2
+    assert row_origins(data, batch) == ["line 4", "line 1"]
+    assert row_origins({"one": data.subset([1]), "other": data.examples}, batch) == ["example 4", "line 1"]
+    assert row_origins(data.subset([4, 0]), batch) == ["line 4", "a row that is not in the data set"]
+    assert row_origins(None, batch) == ["a row that is not in the data set"] * 2
 
 
 def test_a_large_batch_is_named_in_part(tmp_path: Path) -> None:
-    text = str(divergence("it is nan", 7, [f"row {number}" for number in range(20)], tmp_path))
+    text = str(non_finite_loss_error("it is nan", 7, [f"row {number}" for number in range(20)], tmp_path))
 
     assert "at step 7 it is nan. Rows of the batch: row 0; " in text
     assert "row 15 and 4 more. Start anew with a lower `--learning_rate`" in text
