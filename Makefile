@@ -27,7 +27,8 @@ READY_BROWSER := $(VENV_BROWSER)/.ready
 READY_RAY := $(VENV_RAY)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest test-grammar test-quantized test-browser test-ray test-gpu test-slow lint check fix bench docs
+.PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-grammar \
+	test-quantized test-browser test-ray test-gpu test-slow lint check fix bench docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -36,12 +37,38 @@ help: ## List the commands.
 demo: $(READY) ## Write the same text with and without the drafter, and show the speed of both.
 	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
 
-# Test processes run side by side with one thread each: more threads would fight over the same cores.
-test: $(READY) ## Run the tests on the newest known-good versions.
+# The tests of one lane (`pyproject.toml` says what each holds). Processes run side by side with one thread each: more threads would
+# fight over the same cores.
+define lane
+@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m $(1) $(ARGS)
+endef
+
+test: $(READY) ## Run the tests that a change waits for: the algorithms, and one text from end to end.
+	$(call lane,unit)
+
+test-families: $(READY) ## Run the tests of every model family, drafter and option.
+	$(call lane,families)
+
+test-training: $(READY) ## Run the tests that train.
+	$(call lane,training)
+
+test-commands: $(READY) ## Run the tests of the command line, conversion, the Hub and the examples.
+	$(call lane,commands)
+
+test-benchmarks: $(READY) ## Run the tests of what measures and of what shows the figures.
+	$(call lane,benchmarks)
+
+test-docs: $(READY) ## Run what the pages show.
+	$(call lane,docs)
+
+test-all: $(READY) ## Run the tests of all these lanes on the newest known-good versions.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
+# What does not depend on the version of Transformers is left to the newest one: the algorithms on tensors (`core`, on the same torch),
+# the shape checks, pages, and what renders figures.
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
-	@OMP_NUM_THREADS=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) --ignore tests/core \
+		-m "unit or families or training or commands" $(ARGS)
 
 test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
 	@OMP_NUM_THREADS=1 $(VENV_GRAMMAR)/bin/python -m pytest -m grammar tests/generation $(ARGS)
@@ -66,7 +93,7 @@ lint: $(READY) ## Check format, style and types.
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-check: lint test ## Everything that must pass before a commit: format, style, types, tests.
+check: lint test ## What must pass before a commit: format, style, types, and the tests of the first lane.
 
 fix: $(READY) ## Repair format and style, and the list of modules in docs/map.md.
 	$(BIN)/ruff check --fix
@@ -102,7 +129,7 @@ docs: $(READY) ## Draw the figures, and build the documentation into site/.
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	@$(BIN)/python tools/figures.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@$(BIN)/python -m pytest -q -m docs tests/test_site.py $(ARGS)
+	@$(BIN)/python -m pytest -q -m site tests/test_site.py $(ARGS)
 
 # An environment is made anew when its Python is missing or too old, and updated when a pin or a dependency changed.
 define install

@@ -14,9 +14,30 @@ from tests.clock import LOOP, HandClock, give
 
 TESTS = Path(__file__).parent
 MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "training"}  # folders of tests
+# The lanes of whole folders. A file or a test of another lane carries its mark itself; all that has no mark is `unit`.
+FOLDERS = {"benchmarks": "benchmarks", "evaluation": "benchmarks", "commands": "commands", "convert": "commands"}
+FOLDERS |= {"examples": "commands", "hub": "commands", "trials": "families"}
+LANES = {"unit", "families", "training", "commands", "benchmarks", "docs"}
+ON_REQUEST = ("slow", "gpu", "hub", "grammar", "quantized", "browser", "ray", "site")  # marks that `-m` must name
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by huggingface_hub when it is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run leaves out what takes long or needs more than this environment, unless `-m` names it."""
+    asked = config.option.markexpr
+    left_out = [f"not {mark}" for mark in ON_REQUEST if mark not in asked]
+    config.option.markexpr = " and ".join([*([f"({asked})"] if asked else []), *left_out])
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test is in one lane."""
+    for item in items:
+        if not LANES & {mark.name for mark in item.iter_markers()}:
+            folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+            item.add_marker(FOLDERS.get(folder, "unit"))
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,8 @@ from transformers_falcon_spec.drafters.fingerprint import Fingerprint
 from transformers_falcon_spec.generation.adapters import unwrapped
 from transformers_falcon_spec.generation.probe import probe
 
+pytestmark = pytest.mark.families
+
 SOURCE = Path(__file__).parents[1] / "src"
 OTHERS = (
     torch.bfloat16,

@@ -32,6 +32,8 @@ from transformers_falcon_spec import (
     cli,
 )
 
+pytestmark = pytest.mark.docs
+
 NOT_RUN = {("publish.md", "needs the Hub"): 2, ("diffuspec.md", "needs the Hub"): 2}
 TAKES_LONG = ["scale.md"]
 ELSEWHERE = ["metrics.md"]  # tests/evaluation/test_metrics.py runs it, and compares what it prints

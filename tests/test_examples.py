@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.commands
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/[0-9]*.py"))
 HEAVY = {"08_serve_ray.py": pytest.mark.ray, "09_side_by_side.py": pytest.mark.browser}  # need extras beyond `dev`

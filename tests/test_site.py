@@ -10,7 +10,7 @@ import pytest
 import transformers_falcon_spec
 from transformers_falcon_spec import FalconSpecConfig, SpeculationConfig
 
-pytestmark = pytest.mark.docs
+pytestmark = pytest.mark.site
 SITE = Path(__file__).parents[1] / "site"
 
 

@@ -93,6 +93,7 @@ def test_without_a_tuner_the_first_one_drafts() -> None:
     assert together.stats.acceptance_histogram == alone.stats.acceptance_histogram
 
 
+@pytest.mark.families
 def test_every_drafter_has_its_trial_in_the_real_loop() -> None:
     target = make_eagle_target()
     pool = DrafterPool([make_eagle(target, "eagle-1"), make_drafter(target, block_size=2)])

@@ -15,6 +15,8 @@ from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.core.sampling import row_seeds
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 
+pytestmark = pytest.mark.families
+
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING}
 FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
 OPTIONS: dict[str, dict[str, Any]] = {

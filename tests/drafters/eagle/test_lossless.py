@@ -11,6 +11,8 @@ from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, SpeculationConfig
 
+pytestmark = pytest.mark.families
+
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 FAMILIES = ("qwen3", "gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
 DRAWING = ("recursive_rejection", "traversal")

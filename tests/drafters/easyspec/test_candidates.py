@@ -30,6 +30,9 @@ GROWN_BUDGETS = (  # and what is left of depth 4, top 2 and 7 nodes under each
 )
 STATIC_BUDGETS = (AMPLE, DraftBudget((100,), 512, is_chain=True), DraftBudget((3,), 5))
 BACKENDS = ("sequential", "fused")
+FAMILIES = [
+    kind if kind in ("llama", "gpt_neox") else pytest.param(kind, marks=pytest.mark.families) for kind in KINDS
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ class Told:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str, backend: str) -> None:
     told = Told(make_drafter(target, kind, backend, **GROWN), target)
 
@@ -82,7 +85,10 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str,
 
 
 @pytest.mark.parametrize("options", [{"calibrate": False}, {"whole_layers": True}])
-@pytest.mark.parametrize(("kind", "backend"), [("qwen2", "sequential"), ("phi", "fused"), ("llama", "fused")])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("qwen2", "sequential"), *(pytest.param(kind, "fused", marks=pytest.mark.families) for kind in ("phi", "llama"))],
+)
 def test_ablations_draft_what_they_say(target: Any, kind: str, backend: str, options: dict[str, bool]) -> None:
     told = Told(make_drafter(target, kind, backend, **GROWN, **options), target)
     plain = Told(make_drafter(target, kind, backend, **GROWN), target)

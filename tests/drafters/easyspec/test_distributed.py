@@ -24,6 +24,8 @@ from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.group_costs import pass_traffic
 from transformers_falcon_spec.generation.distributed import Processes
 
+pytestmark = pytest.mark.families
+
 PROGRAM = "tests.drafters.easyspec.spread"
 MOST_SECONDS = 300
 

@@ -12,6 +12,8 @@ from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
 
+pytestmark = pytest.mark.families
+
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
 DRAWING = ("recursive_rejection", "traversal")

@@ -93,6 +93,7 @@ trainer.train()
 """
 
 
+@pytest.mark.training
 def test_a_processor_without_bfloat16_decodes_and_trains_under_autocast(tmp_path: Path) -> None:
     paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, **OLD_PROCESSOR, "PYTHONPATH": os.pathsep.join(paths)}

@@ -13,6 +13,8 @@ from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.drafters.lookahead.pool import NgramPool
 from transformers_falcon_spec.drafters.lookahead.window import JacobiWindow
 
+pytestmark = pytest.mark.families
+
 SMALL = {"window_size": 4, "ngram_len": 4, "num_guesses": 4}
 FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "opt", "llama4", "bloom", "lfm2")  # trees, paths and a chain
 MODES = {"greedy": {}, "sampling": runs.SAMPLING, "cool": {"do_sample": True, "temperature": 0.3}}

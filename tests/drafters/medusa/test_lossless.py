@@ -14,6 +14,8 @@ from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 
+pytestmark = pytest.mark.families
+
 FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "cohere", "llama4", "bloom", "lfm2")  # trees, paths and a chain
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 
