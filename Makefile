@@ -110,17 +110,14 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --max_new_tokens 64 --output $(RESULTS)/parity_float16.json --dtype float16 --decodings $(SIXTEEN)
 	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
-	@$(BIN)/python benchmarks/batches.py
+	@$(BIN)/python -m benchmarks.batches
 	@$(BIN)/python -m benchmarks.verifiers
 	@$(BIN)/python -m benchmarks.architectures
-	@$(BIN)/python benchmarks/bounds.py
+	@$(BIN)/python -m benchmarks.bounds
 	@$(BIN)/python -m benchmarks.tree_cost
 	@$(BIN)/python -m benchmarks.budgets
-	@$(BIN)/python -m benchmarks.circumstances
-	@$(BIN)/python -m benchmarks.no_loss
-	@$(BIN)/python -m benchmarks.bookkeeping
-	@$(BIN)/python benchmarks/memory.py
-	@$(BIN)/falcon-spec report --results $(RESULTS)
+	@$(BIN)/python -m benchmarks.memory
+	@$(BIN)/python -m benchmarks.report
 	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py
 

@@ -4,7 +4,7 @@ Command: python -m benchmarks.ablation --only csgd --data answers.jsonl --eval_d
 Hardware and time: two CPU cores, `--workers` drafters at a time with one thread each. `csgd` trains two drafters by `--recipe paper`, loss
 weights, rate and form included; `forms` trains seven, and says beside its table what it changes for all of them. What is trained and
 measured already is kept, and a training that was interrupted goes on from its newest checkpoint: run it again. Writes
-`benchmarks/results/ablation_csgd.json` and `ablation.json`, which `falcon-spec report` renders into docs/train_your_own.md.
+`benchmarks/results/ablation_csgd.json` and `ablation.json`, which `python -m benchmarks.report` renders into docs/train_your_own.md.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from benchmarks.report import Report, Result, named, source_line, table
 from benchmarks.training_runs import folder_of, run_command
 from transformers_falcon_spec.commands.loading import load_target
 from transformers_falcon_spec.commands.train_options import TrainCommand
@@ -222,6 +223,30 @@ def _accuracy(folder: Path, block_size: int) -> list[float]:
     curve = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"]
     last = next(entry for entry in reversed(curve) if "eval_accuracy" in entry)
     return [last[f"eval_accuracy_at_{place + 1}"] for place in range(block_size)]
+
+
+TITLES = {
+    "ablation_csgd.json": "Chain and tree, with CSGD and without it, by the paper's recipe",
+    "ablation.json": "Forms of a Falcon drafter",
+}
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """Drafters that differ in one thing."""
+    rows = [{**point, "millions": point["num_parameters"] / 1e6} for point in result["points"]]
+    columns = {
+        "drafter": "{name}",
+        "parameters": "{millions:.2f} M",
+        **named(
+            result["sets"], "{acceptance/@/acceptance_length:.2f} ({acceptance/@/acceptance_length_interval:~.2f})"
+        ),
+        "accuracy by block position (held-out)": "{accuracy_by_block_position:.2f}",
+    }
+    title, described = f"### {TITLES[Path(path).name]}", "\n".join(result["description"])
+    return [title, described, table(columns, rows), source_line(result, path)]
+
+
+REPORT = Report("docs/train_your_own.md", [*TITLES], tables, order=1)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Hardware and time: one CPU core, about two minutes. Targets are tiny and random,
   truth, and the tokens are compared one by one.
 
 Each line is kept in a `.jsonl` file beside the output, so that an interrupted run goes on where it stopped. Writes
-`benchmarks/results/architectures.json`; `falcon-spec report` renders it into `docs/architectures.md`.
+`benchmarks/results/architectures.json`; `python -m benchmarks.report` renders it into `docs/architectures.md`.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
+from benchmarks.report import Report, Result, Rows, by, distinct, fill, source_line, table
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES
@@ -108,6 +109,51 @@ def main() -> None:
     rows = sorted(records.entries, key=lambda row: (order[row["family"]], row["attention"]))
     result = {"provenance": provenance(**settings), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """One table for each verdict, in which a family has one line; of another version the counts alone."""
+    offered = [row for row in result["rows"] if row["verdict"] != "not offered"]
+    families = by(offered, "attention", "family", "config")
+    if path.endswith("_oldest.json"):
+        return [*_in_short(result, families, offered), source_line(result, path)]
+    groups: dict[str, Rows] = {}
+    for family in families:
+        rows = [family[attention] for attention in ATTENTIONS if attention in family]
+        family["asked"] = ", ".join(row["attention"] for row in rows)
+        family["equal"] = "/".join(str(sum(row.get(key, 0) for row in rows)) for key in ("num_equal", "num_tokens"))
+        family["length"] = ", ".join(fill("{acceptance_length:.2f}", row) for row in rows)
+        groups.setdefault(" or ".join(distinct(rows, "verdict")), []).append(family)
+    sections = [
+        f"### {verdict.capitalize()}: {len(group)} {'family' if len(group) == 1 else 'families'}\n\n"
+        f"{table(_columns(verdict), group)}"
+        for verdict, group in groups.items()
+    ]
+    return [*sections, source_line(result, path)]
+
+
+def _columns(verdict: str) -> dict[str, str]:
+    names = {"family": "{family}", "configuration": "`{config}`"}
+    if verdict == "refused":
+        return {**names, "asked with": "{asked}"}
+    errors = {
+        f"{title}: error / control": f"{{{name}/tree_error:.0e}} / {{{name}/control_error:.0e}}"
+        for title, name in (("eager", "eager"), ("SDPA", "sdpa"))
+    }
+    is_tree = verdict not in ("paths", "chain")  # errors of others are those of no tree that is ever read
+    return {**names, **(errors if is_tree else {}), "equal tokens": "{equal}", "acceptance length": "{length}"}
+
+
+def _in_short(result: Result, families: Rows, offered: Rows) -> list[str]:
+    """How many families have each verdict, and where texts left the target's own."""
+    newest = [[family[name] for name in ATTENTIONS if name in family][-1]["verdict"] for family in families]
+    counts = ", ".join(f"{newest.count(verdict)} {verdict}" for verdict in dict.fromkeys(newest))
+    equal, tokens = (sum(row.get(key, 0) for row in offered) for key in ("num_equal", "num_tokens"))
+    version = result["provenance"]["versions"]["transformers"]
+    return [f"### On Transformers {version}", f"{counts}; {equal} of {tokens} tokens equal."]
+
+
+REPORT = Report("docs/architectures.md", ["architectures.json", "architectures_oldest.json"], tables)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tokens per second of batches with and without the drafter: prompts of mixed length, a tree for each row.
 
-Command: python benchmarks/batches.py
+Command: python -m benchmarks.batches
 Hardware and time: two CPU cores, about nine minutes. Three arms write the same batches, greedy, in random order: the target alone, the
 drafter with its tuner as `generate` uses it, and the drafter with every step drafted. A row's tokens are counted up to its own end,
 so that padding earns nothing. Writes `benchmarks/results/batches.json`.
@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import logging
 
+from benchmarks.report import Report, Result, source_line, table
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
@@ -113,6 +114,26 @@ def main() -> None:
     settings = {name: str(value) for name, value in vars(args).items()}
     result = {"provenance": provenance(seed=0, **settings), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """Batches with and without the drafter."""
+    words = {"tuned": "as the tuner chooses", "every_step": "in every step"}
+    columns = {
+        "rows": "{size}",
+        "target alone": "{target_tokens_per_second:.0f} tokens/s",
+        "drafting": "{words}",
+        "tokens/s": "{tokens_per_second:.0f}",
+        "speed-up (95 % interval)": "{speedup:.2f} ({speedup_interval:~.2f})",
+        "acceptance length": "{acceptance_length:.2f}",
+        "identical rows": "{num_identical}/{num_rows}",
+    }
+    rows = [{**row, **row[arm], "words": words[arm]} for row in result["rows"] for arm in ARMS[1:] if arm in row]
+    lead = "Greedy, prompts of mixed length, all arms write the same batches in turn."
+    return ["### Batches", lead, table(columns, rows), source_line(result, path)]
+
+
+REPORT = Report("docs/batches.md", ["batches.json"], tables)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What bounds the speed-up on this machine: text as uncertain as the target's, read at the price of its forwards.
 
-Command: python benchmarks/bounds.py
+Command: python -m benchmarks.bounds
 Hardware and time: two CPU cores, about five minutes. For places in text that the target writes at temperature 0.7, the best tree
 of every size is grown with the target's OWN distribution: no drafter can expect to have more of it accepted. Divided
 by what a forward over such a tree costs in plain steps, that is the speed-up of a perfect drafter that takes no time, and,
@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
+from benchmarks.report import Report, Result, source_line, table
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
@@ -141,6 +142,30 @@ def main() -> None:
 def _best(bounds: dict[int, float]) -> dict[str, float]:
     size = max(bounds, key=bounds.__getitem__)
     return {"num_nodes": size, "speedup": bounds[size]}
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """What a perfect drafter could reach."""
+    sizes = [size for size in result["forward_cost"] if size != "1"]
+    costs = {"nodes read": "cost in plain steps", **{size: f"{{forward_cost/{size}:.2f}}" for size in sizes}}
+    columns = {
+        "set": "{set:set}",
+        "tree": "{depth}",
+        **{f"length, {size} nodes": f"{{acceptance_length/{size}:.2f}}" for size in (16, 32)},
+        "bound, drafting free": "{bound_without_drafting/speedup:.2f}x ({bound_without_drafting/num_nodes} nodes)",
+        "bound, drafting as dear as ours": "{bound_with_drafting/speedup:.2f}x ({bound_with_drafting/num_nodes} nodes)",
+    }
+    return [
+        "### What bounds the speed-up here",
+        "A drafter that knew the target's own distribution: acceptance length of the best tree it could draft, and the speed-up that\n"
+        f"is left at the measured price of a forward ({result['provenance']['decoding']}).",
+        table(costs, [result]),
+        table(columns, result["rows"]),
+        source_line(result, path),
+    ]
+
+
+REPORT = Report("docs/benchmarks.md", ["bounds.json"], tables, order=1)
 
 
 if __name__ == "__main__":

@@ -3,26 +3,28 @@
 Command: python -m benchmarks.budgets; with --shape 0.3b --dtype bfloat16 on an inflated pair, the small pair's acceptance at a large
 model's cost. Few sizes on more prompts tell close ones apart: `--output` keeps them in `budgets_finalists.json`. Hardware and time: two
 CPU cores and nothing else running, about 30 minutes; resumes. All arms are interleaved prompt by prompt. Writes
-`benchmarks/results/budgets.json` (`budgets_<shape>.json`), which `falcon-spec report` renders into docs/tuning.md;
+`benchmarks/results/budgets.json` (`budgets_<shape>.json`), which `python -m benchmarks.report` renders into docs/tuning.md;
 `falcon-spec report --pages` draws speed against size.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, logging
 
-from benchmarks.choose_tree import shape_options
 from benchmarks.inflation import SHAPES, inflate, inflate_drafter
+from benchmarks.report import Report, Result, by, distinct, named, setting, source_line, table
 from benchmarks.running import beside, by_arm, run_and_save
-from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
+from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, rank_shares
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
@@ -84,6 +86,23 @@ def arms(drafter: Any, args: argparse.Namespace) -> list[Method]:
     return [with_drafter(name, with_options(drafter, chosen)) for name, chosen in options.items()]
 
 
+def shape_options(kind: str, drafter: Any, num_nodes: int, num_passes: int) -> SpeculationConfig:
+    """Options for trees of that many nodes, static or grown; large ones consider more nodes of a depth."""
+    if kind == "grown":
+        grown = {"tree_depth": num_passes * drafter.block_size, "tree_top_k": max(num_nodes // 4, 4)}
+        return SpeculationConfig(tune=False, dynamic_tree=True, num_tree_nodes=num_nodes, **grown)
+    acceptance = measured_acceptance(Path(drafter.name_or_path), drafter.block_size, num_passes)
+    tree = DraftTree.best_first(acceptance, num_nodes)
+    return SpeculationConfig(tune=False, dynamic_tree=False, draft_tree=tree.to_json())
+
+
+def measured_acceptance(folder: Path, block_size: int, num_passes: int) -> torch.Tensor:
+    """Share of held-out rows whose best token stood at each rank, by depth: `[depths, ranks]`."""
+    curve = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"]
+    last = next(entry for entry in reversed(curve) if "eval_rank_0_at_1" in entry)
+    return rank_shares(last, block_size, MAX_RANK, prefix="eval").repeat(num_passes, 1)
+
+
 def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each decoding, the best grown size and the tuner beside the best static size, on the prompts of all sets together.
 
@@ -100,6 +119,35 @@ def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ratio = beside(runs[arm], runs[static])
             rows.append({"decoding": decoding, "arm": arm, "best_static": static, **ratio})
     return rows
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """Speed-up and acceptance length of trees of every size, and of the tuner, set by set."""
+    origin, order = result["provenance"], distinct(result["rows"], "arm")
+    rows = sorted(by(result["rows"], "set", "decoding", "arm"), key=lambda row: order.index(row["arm"]))
+    where = f"{setting(result, 'the embedded pair', 'the pair')}, {origin['dtype']}, {origin['threads']} threads"
+    shown = "{@/speedup:.2f}x ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.2f} tokens"
+    sets = named(distinct(result["rows"], "set"), shown)
+    best = {
+        "decoding": "{decoding}",
+        "best static size": "{best_static}",
+        "beside it": "{arm}",
+        "times as fast (95 % interval)": "{ratio:.2f} ({interval:~.2f})",
+    }
+    return [
+        f"### Speed by size of the tree, {where}, {origin['limit']} prompts a set",
+        *(
+            table({decoding: "{arm}", **sets}, [row for row in rows if row["decoding"] == decoding])
+            for decoding in distinct(result["rows"], "decoding")
+        ),
+        "Speed beside the best static size, all prompts together; the best sizes are the best of these very runs:",
+        table(best, result["beside_best_static"]),
+        source_line(result, path),
+    ]
+
+
+_MEASURED = ("", "_finalists", "_held_out", "_0.3b", "_0.3b_large", "_0.3b_finalists")
+REPORT = Report("docs/tuning.md", [f"budgets{what}.json" for what in _MEASURED], tables)
 
 
 if __name__ == "__main__":

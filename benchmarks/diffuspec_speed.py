@@ -7,7 +7,7 @@ model's cost. Hardware and time: two CPU cores and nothing else running, about f
 --arms "CPS and adaptive length" "tree 16 nodes"; resumes. Arms are interleaved prompt by prompt. With
 --decodings temperature-0.7 --arms CPS neither "tree 16 nodes" "drawn marginals" --output benchmarks/results/diffuspec_speed_sampling.json drawn
 drafts stand beside searched ones. Writes `benchmarks/results/diffuspec_speed.json`
-(`diffuspec_speed_<shape>.json`), which `falcon-spec report` renders into docs/diffuspec.md.
+(`diffuspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/diffuspec.md.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, logging
 
-from benchmarks.diffuspec_ablation import SETS
 from benchmarks.diffuspec_arms import ADAPTIVE, BOTH, CPS, MARGINAL, NEITHER, TREE, Proxies, arms_of, proxies_of
 from benchmarks.inflation import SHAPES, inflate, inflate_drafter
 from benchmarks.inflation.__main__ import load_small_drafter
+from benchmarks.report import Report, Result, by, distinct, named, setting, source_line, table
 from benchmarks.running import Runs, beside, by_arm, run_and_save
 from transformers_falcon_spec import DiffusionDrafter, GenerationStats
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafters, load_target
@@ -34,6 +34,7 @@ from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
 
 HERE = Path(__file__).parent
+SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
 TUNED = ", tuned"  # drafts where it pays, else as long as the arm says
 SHOWN = [
     BOTH,
@@ -150,6 +151,45 @@ def phases(runs: Runs) -> dict[str, Any]:
         "other_seconds": stats.other_seconds / num_rounds,
         "search_share": stats.search_seconds / num_rounds / round_seconds if round_seconds else 0.0,
     }
+
+
+RATIO = "{beside_target/ratio:.2f}x ({beside_target/interval:~.2f})"
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """Every arm beside the target alone, by set, and where the time of a round goes."""
+    origin, rows = result["provenance"], result["side_by_side"]
+    sets = {(row["decoding"], row["arm"]): row for row in by(result["rows"], "set", "decoding", "arm")}
+    where = setting(result, "the reference target", "the target")
+    blocks = [f"### Speed beside {where}, {origin['dtype']}, {origin['threads']} threads"]
+    for decoding in distinct(rows, "decoding"):
+        chosen = [{**sets[decoding, row["arm"]], **row} for row in rows if row["decoding"] == decoding]
+        for row in chosen:
+            row["shown_share"] = f"{100 * row['search_share']:.1f} %" if row["search_seconds"] else None
+        by_set = distinct([row for row in result["rows"] if row["decoding"] == decoding], "set")
+        speeds = {
+            "arm": "{arm}",
+            "tokens/s": "{tokens_per_second:.1f}",
+            "acceptance length": "{acceptance_length:.2f}",
+            "all sets": RATIO,
+            **named(by_set, "{@/speedup:.2f}x ({@/speedup_interval:~.2f})"),
+        }
+        phases_of = {"drafting": "draft", "searching": "search", "verifying": "verify", "elsewhere": "other"}
+        columns = {title: f"{{{phase}_seconds:1000*.2f}}" for title, phase in phases_of.items()}
+        blocks += [
+            f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts, at most {origin['max_new_tokens']} tokens; times as fast as the target alone (95 % interval):",
+            table(speeds, sorted(chosen, key=lambda row: -row["beside_target"]["ratio"])),
+            "Milliseconds of a round, and the share of searching in it:",
+            table(
+                {"arm": "{arm}", **columns, "share of searching": "{shown_share}"},
+                sorted(chosen, key=lambda row: row["arm"]),
+            ),
+        ]
+    return [*blocks, source_line(result, path)]
+
+
+_MEASURED = ("", "_sampling", "_0.3b")
+REPORT = Report("docs/diffuspec.md", [f"diffuspec_speed{what}.json" for what in _MEASURED], tables)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Command: python -m benchmarks.easyspec_speed --draft_model FOLDER; with --shape 0.3b the target alone is inflated, so that the draft
 model is small beside it, as in practice. Hardware and time: two CPU cores and nothing else running, about ten minutes; resumes. Arms
 are interleaved prompt by prompt; single drafted passes are timed in turns after one text. Writes
-`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `falcon-spec report` renders into docs/easyspec.md.
+`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/easyspec.md.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from benchmarks.inflation import SHAPES, inflate
+from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
 from benchmarks.running import beside, by_arm, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
@@ -169,6 +170,48 @@ def counts(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "draft_seconds_per_step": stats.draft_seconds / max(stats.num_steps, 1),
         "draft_seconds_per_pass": stats.draft_seconds / stats.num_passes if stats.num_passes else None,
     }
+
+
+RATIO = "{@/ratio:.2f}x ({@/interval:~.2f})"
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """Seconds of single passes, then every arm beside the others it is held against."""
+    origin, rows = result["provenance"], result["side_by_side"]
+    passes = {
+        "tokens": "{width}",
+        "groups of": "{group_size}",
+        "groups": "{num_groups}",
+        "without groups": "{alone_seconds:1000*.2f}",
+        "sequential": "{sequential_seconds:1000*.2f}",
+        "fused": "{fused_seconds:1000*.2f}",
+        "beside sequential": RATIO.replace("@", "beside_sequential"),
+        "beside no groups": RATIO.replace("@", "beside_alone"),
+    }
+    arms = {
+        "arm": "{arm}",
+        "tokens/s": "{tokens_per_second:.1f}",
+        "acceptance length": "{acceptance_length:.2f}",
+        "drafting, ms a step": "{draft_seconds_per_step:1000*.1f}",
+        "ms a pass": "{draft_seconds_per_pass:1000*.1f}",
+    }
+    where = setting(result, "the reference target", "the target")
+    blocks = [
+        f"### Speed beside {where}, {origin['dtype']}, {origin['threads']} threads",
+        f"One drafted pass after {result['context']} tokens, milliseconds (medians), and how many times as fast (95 % interval) the fused one is:",
+        table(passes, result["passes"]),
+    ]
+    for decoding in distinct(rows, "decoding"):
+        chosen = [row for row in rows if row["decoding"] == decoding]
+        others = dict.fromkeys(what for row in chosen for what in row["beside"])
+        blocks += [
+            f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts; times as fast (95 % interval) as what the column names:",
+            table({**arms, **named(others, RATIO.replace("@", "beside/@"))}, chosen),
+        ]
+    return [*blocks, source_line(result, path)]
+
+
+REPORT = Report("docs/easyspec.md", ["easyspec_speed.json", "easyspec_speed_0.3b.json"], tables)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Peak memory of a whole process that writes the same texts with and without the drafter.
 
-Command: python benchmarks/memory.py
+Command: python -m benchmarks.memory
 Hardware and time: two CPU cores, about a minute. Each arm runs in processes of its own, in turn; the figure is the
 operating system's peak resident size, so it holds Python, torch and the allocator's reserve too. Writes
 `benchmarks/results/memory.json`.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.report import Report, Result, source_line, table
 from transformers_falcon_spec.commands.memory import MemoryRun, Peak
 from transformers_falcon_spec.provenance import provenance
 
@@ -55,6 +56,15 @@ def main() -> None:
 
 def _median(name: str, values: list[int]) -> dict[str, object]:
     return {"name": name, "bytes": statistics.median(values), "runs": values}
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """Peak memory."""
+    columns = {"": "{name}", "peak memory, MiB": "{bytes:MiB}"}
+    return ["### Memory", *result["description"], table(columns, result["rows"]), source_line(result, path)]
+
+
+REPORT = Report("docs/benchmarks.md", ["memory.json"], tables, order=1)
 
 
 if __name__ == "__main__":

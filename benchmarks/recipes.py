@@ -4,10 +4,11 @@ Command: python -m benchmarks.recipes --runs default=runs/recipes/default paper=
 come from `falcon-spec train` with the same data, seed, batch size and `--max_steps` (`--recipe default`, `--recipe paper`, `--method eagle`). Hardware and
 time: two CPU cores and nothing else running, about ten minutes; resumes. Every drafter grows its trees, tuned and at the fixed sizes of
 `--nodes` in as many passes as a depth of `--depth` takes; all arms are interleaved prompt by prompt. Writes
-`benchmarks/results/recipes.json`, which `falcon-spec report` renders into docs/train_your_own.md.
+`benchmarks/results/recipes.json`, which `python -m benchmarks.report` renders into docs/train_your_own.md.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from transformers import logging
 
 from benchmarks.inflation import SHAPES, inflate, inflate_drafter
+from benchmarks.report import Report, Result, by, distinct, named, source_line, table
 from benchmarks.running import Runs, beside, by_arm, run_and_save
-from benchmarks.training_table import outcome_of
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.errors import OptionError
@@ -64,6 +65,21 @@ def main() -> None:
     run_and_save(benchmark, args.output, args, lambda runs: {"trained": trained, "beside": beside_first(runs, names)})
 
 
+def outcome_of(entry: str) -> dict[str, Any]:
+    """What came of the run `NAME=FOLDER`, and what it took."""
+    name, _, folder = entry.rpartition("=")
+    told = json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))
+    last = next(point for point in reversed(told["curve"]) if "eval_accuracy" in point)
+    places = sum(key.startswith("eval_accuracy_at_") for key in last)
+    return {
+        "name": name or Path(folder).name,
+        "num_steps": last["step"],
+        "loss": last["eval_loss"],
+        "accuracy": [last[f"eval_accuracy_at_{place + 1}"] for place in range(places)],
+        **{key: told[key] for key in ("command", "commit", "seed", "train_seconds", "num_examples")},
+    }
+
+
 def check_costs(trained: list[dict[str, Any]]) -> None:
     """Refuse runs that did not see the same number of conversations, or not as many steps."""
     costs = {row["name"]: (row["num_steps"], row["num_examples"]) for row in trained}
@@ -92,6 +108,36 @@ def beside_first(records: Runs, names: list[str]) -> list[dict[str, Any]]:
                 ratio = beside(first, runs[f"{other}, {kind}"])
                 rows.append({"decoding": decoding, "kind": kind, "first": names[0], "other": other, **ratio})
     return rows
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """What training came to, speed and acceptance length, and the first recipe beside the others."""
+    origin, trained, ratios = result["provenance"], result["trained"], result["beside"]
+    costs = {"drafter": "{name}", "training": "{train_seconds:.0f} min", "accuracy": "{accuracy:.3f}"}
+    minutes = [{**row, "train_seconds": row["train_seconds"] / 60} for row in trained]
+    shown = "{@/speedup:.2f} ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.2f}"
+    speeds = {"decoding": "{decoding}", "drafter": "{arm}", **named(distinct(result["rows"], "set"), shown)}
+    beside_columns = {
+        "decoding": "{decoding}",
+        "trees": "{kind}",
+        "drafters": "{first} beside {other}",
+        "times as fast": "{ratio:.2f} ({interval:~.2f})",
+    }
+    return [
+        "### Recipes at the same cost",
+        f"{trained[0]['num_steps']} steps each on the same {trained[0]['num_examples']} conversations, one run each, seed {trained[0]['seed']}; accuracies on held-out\n"
+        "answers, one, two ... tokens ahead. Minutes are those of a machine with other work.",
+        table(costs, minutes),
+        f"The pairs inflated to `{origin['shape']}`, {origin['dtype']}, {origin['threads']} threads, grown trees, {origin['limit']} prompts a set: speed-up over the target alone\n"
+        "(95 % interval) and acceptance length.",
+        table(speeds, by(result["rows"], "set", "decoding", "arm")),
+        f"All prompts together, {ratios[0]['num_prompts']} of them, times as fast (95 % interval):",
+        table(beside_columns, ratios),
+        source_line(result, path),
+    ]
+
+
+REPORT = Report("docs/train_your_own.md", ["recipes.json"], tables)
 
 
 if __name__ == "__main__":

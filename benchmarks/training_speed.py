@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.training_speed --data answered.jsonl
 Hardware and time: two CPU cores and nothing else running, about six minutes. Every run is a `falcon-spec train` of its own, which counts its
-tokens, the target's share and its memory itself (`training.json`). Writes `benchmarks/results/training_speed.json`, which `falcon-spec report`
+tokens, the target's share and its memory itself (`training.json`). Writes `benchmarks/results/training_speed.json`, which `python -m benchmarks.report`
 renders into docs/train_your_own.md.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.report import Report, Result, source_line, table
 from benchmarks.running import Turns, times_as_fast
 from benchmarks.training_runs import folder_of, run_command
 from transformers_falcon_spec.provenance import provenance
@@ -87,6 +88,27 @@ def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
         }
         for name in ARMS
     ]
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """What a training step costs: tokens a second, the target's share, memory, and each way beside the first."""
+    origin = result["provenance"]
+    columns = {
+        "features": "{name}",
+        "tokens a second": "{tokens_per_second:.0f}",
+        "share of the target": "{target_share:.0%}",
+        "memory": "{peak_process_bytes:GiB} GiB",
+        "times as fast": "{ratio:.2f} ({interval:~.2f})",
+    }
+    lead = (
+        f"The default recipe on the reference target, {origin['steps']} steps of 8 conversations, each process one thread, {origin['repeats']} runs of each in turn: tokens a second (the\n"
+        "middle run), the share of the time that reading the target took, the most memory of a process, pages of features mapped from disk included, and times as fast as the first\n"
+        "line (the middle of the ratios turn by turn, 95 % interval)."
+    )
+    return ["### What training costs", lead, table(columns, result["rows"]), source_line(result, path)]
+
+
+REPORT = Report("docs/train_your_own.md", ["training_speed.json"], tables, order=2)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Hardware and time: two CPU cores, about ten minutes for 0.3b in float32. Targets
 one tree of every size in random order after the same text, so that a change of the machine's speed meets all of them. A cost is the ratio of medians;
 its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain decoding makes them. A tree costs
 the target the same whoever drafted it, Falcon, Eagle or Medusa; what drafting costs is in `falcon-spec bench`. Writes
-`benchmarks/results/tree_cost.json`, which `falcon-spec report` renders into docs/scale.md.
+`benchmarks/results/tree_cost.json`, which `python -m benchmarks.report` renders into docs/scale.md.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
 from benchmarks.inflation import SHAPES, Shape, inflate
+from benchmarks.report import Report, Result, source_line, table
 from tests.runs import prefilled
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
@@ -142,6 +143,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = {name: str(value) for name, value in vars(args).items()}
     result = {"provenance": provenance(seed=0, **settings), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """What a tree of each size costs at each shape, in plain steps."""
+    sizes = enumerate(cost["num_nodes"] for cost in result["rows"][0]["costs"])
+    columns = {
+        "target": "{shape}",
+        "parameters": "{num_parameters:1e-6*.0f} M",
+        "plain step": "{plain_seconds:1000*.1f} ms",
+        **{
+            f"{size} node{'s' * (size > 1)}": f"{{costs/{place}/cost:.2f}} ({{costs/{place}/interval:~.2f}})"
+            for place, size in sizes
+        },
+    }
+    origin = result["provenance"]
+    lead = (
+        f"Cost of reading a tree in plain one-token steps (95 % interval), {origin['dtype']}, after {origin['context']} tokens. All but\n"
+        "`small` are inflated: the small model's function at that shape's cost."
+    )
+    return [lead, table(columns, result["rows"]), source_line(result, path)]
+
+
+REPORT = Report("docs/scale.md", ["tree_cost.json"], tables)
 
 
 if __name__ == "__main__":

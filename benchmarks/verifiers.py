@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.verifiers
 Hardware and time: two CPU cores, about four minutes; resumes. The trees are the drafter's own, drawn where the rule needs draws.
-Writes `benchmarks/results/verifiers.json`, which `falcon-spec report` renders into docs/verifiers.md.
+Writes `benchmarks/results/verifiers.json`, which `python -m benchmarks.report` renders into docs/verifiers.md.
 """
 
 import argparse
@@ -11,11 +11,13 @@ from pathlib import Path
 
 from transformers import logging
 
+from benchmarks.report import Report, Result, source_line, table
 from benchmarks.running import run_and_save
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.speed_results import today
 from transformers_falcon_spec.generation.options import VERIFIERS
 
 HERE = Path(__file__).parent
@@ -42,6 +44,22 @@ def main() -> None:
         methods.append(with_drafter(verifier, with_options(drafter, options)))
     benchmark = Benchmark(target, tokenizer, methods, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
     run_and_save(benchmark, args.output, args)
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """What each rule keeps of a draft, and what a step of it costs."""
+    columns = {
+        "`verifier`": "`{arm}`",
+        "set": "{set:set}",
+        "tokens per step (95 % interval)": "{acceptance_length_pooled:.2f} ({acceptance_length_pooled_interval:~.2f})",
+        "cost of a step in plain steps": "{step_cost:.2f}",
+        "speed-up (95 % interval)": "{speedup:.2f}x ({speedup_interval:~.2f})",
+    }
+    rows = sorted(today(result)["rows"], key=lambda row: row["set"])
+    return [table(columns, rows), source_line(result, path)]
+
+
+REPORT = Report("docs/verifiers.md", ["verifiers.json"], tables)
 
 
 if __name__ == "__main__":

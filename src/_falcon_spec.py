@@ -14,7 +14,7 @@ COMMANDS = {
     "bench": "measure speed and acceptance on prompt files",
     "parity": "check token for token that the text is the target's",
     "calibrate": "fit how far a drafter's chances may be trusted",
-    "report": "render results files into the README",
+    "report": "render results files into documents and pages",
     "regenerate": "let the target answer the prompts of a training set",
     "train": "distil a drafter from a target",
     "trees fit": "find the best static tree of a size for a drafter",

@@ -16,7 +16,6 @@ from transformers_falcon_spec.commands import train as train_command
 from transformers_falcon_spec.commands.loading import load_tree
 from transformers_falcon_spec.commands.train_drafter import recipe_of
 from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
-from transformers_falcon_spec.evaluation.tables import ablation as table_of
 
 
 class Commands:
@@ -77,7 +76,7 @@ def test_with_and_without_csgd_all_else_is_the_papers_recipe_drafted_as_chain_an
     chain = {"parents": [*range(-1, 8)], "ranks": [-1] + [0] * 8}
     assert trees == [chain, paper_tree().to_json()] * 2
     result = json.loads((tmp_path / "ablation_csgd.json").read_text(encoding="utf-8"))
-    text = table_of(result, "ablation_csgd.json")
+    text = ablation.REPORT.render(result, "ablation_csgd.json")
     assert "| tree, CSGD | 0.50 M | 2.50 (2.40 to 2.60) |" in text
     assert "| chain, without CSGD |" in text
     assert "Not by the recipe" not in text
@@ -98,7 +97,9 @@ def test_forms_say_beside_their_table_what_all_of_them_change_of_the_recipe(
     assert all(command.draft_tree is None for (command,) in commands.measured)
     passes = {command.drafter_config[0]: args.draft_tree_passes for command, args, _, _ in commands.trained}
     assert [args.draft_tree_passes for _, args, _, _ in commands.trained] == [2, 4, 2, 1, 2, 2, 2], passes
-    text = table_of(json.loads((tmp_path / "ablation.json").read_text(encoding="utf-8")), "ablation.json")
+    text = ablation.REPORT.render(
+        json.loads((tmp_path / "ablation.json").read_text(encoding="utf-8")), "ablation.json"
+    )
     for name in ("learning_rate=2e-3", "feature_loss_weight=0.1", "token_loss_weight=1.0", "attention_bias=true"):
         assert name in text
     assert "block_position_embedding=true" in text

@@ -1,10 +1,12 @@
 """Speed by size of tree: what grows, and what is tuned, is compared with the best static size of all prompts together."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.budgets import beside_best_static
+from benchmarks.budgets import beside_best_static, measured_acceptance
 
 SECONDS = {  # of two prompts of 10 tokens
     "target alone": (9.0, 9.0),
@@ -46,3 +48,16 @@ def test_everything_is_compared_with_the_best_static_size() -> None:
     assert [row["ratio"] for row in rows[3:]] == pytest.approx([row["ratio"] for row in rows[:3]])
     assert rows[0]["interval"] == pytest.approx((5 / 4, 2.0))  # one prompt twice, or the other
     assert [row["num_prompts"] for row in rows] == [2] * 6
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_acceptance_is_that_of_the_last_evaluation(num_passes: int) -> None:
+    folder = Path(__file__).parents[2] / "models" / "falcon-reference"
+
+    found = measured_acceptance(folder, block_size=3, num_passes=num_passes)
+
+    last = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"][-1]
+    assert len(found) == 3 * num_passes
+    for depth, shares in enumerate(found.tolist()):
+        expected = [last[f"eval_rank_{rank}_at_{depth % 3 + 1}"] for rank in range(len(shares))]
+        assert shares == pytest.approx(expected)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import diffuspec_ablation, diffuspec_cache, diffuspec_speed
-from benchmarks.diffuspec_ablation import rows_of
+from benchmarks import diffuspec_speed
 from benchmarks.diffuspec_arms import BOTH, CPS, FITTED, METHOD, arms_of, proxies_of
 from benchmarks.diffuspec_speed import own_methods, phases
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.commands.loading import load_target
+from transformers_falcon_spec.provenance import provenance
 
 SETS = ("sums", "texts")
 
@@ -82,23 +82,6 @@ def test_arms_differ_in_one_factor_and_leave_the_drafter_as_it_is(models: Path) 
     assert drafter.proxy is None
 
 
-def test_lengths_are_pooled_by_set_and_held_against_path_search_text_by_text() -> None:
-    def run(value: str, set_name: str, num_accepted: int) -> dict[str, Any]:
-        counted = {"num_steps": 4, "num_accepted": num_accepted, "num_drafted": 16, "num_passes": 4}
-        place = {"drafter": "prefix", "factor": METHOD, "value": value, "set": set_name, "text": f"{set_name} a"}
-        return {**place, "speculation": {**counted, "acceptance_histogram": {}}}
-
-    rows = rows_of([run(CPS, "sums", 8), run(CPS, "texts", 4), run("neither", "sums", 4), run("neither", "texts", 4)])
-
-    found = {(row["value"], row["set"]): row for row in rows}
-    assert found[CPS, "all"]["acceptance_length"] == 2.5
-    assert found[CPS, "sums"]["acceptance_length_interval"] == (3.0, 3.0)
-    assert "difference" not in found[CPS, "all"]
-    assert (found["neither", "all"]["difference"], found["neither", "texts"]["difference"]) == (-0.5, 0.0)
-    assert found["neither", "all"]["difference_interval"] == (-1.0, 0.0)
-    assert (found[CPS, "all"]["drafted_per_step"], found[CPS, "all"]["passes_per_step"]) == (4.0, 1.0)
-
-
 def test_a_round_is_made_of_its_phases() -> None:
     seconds = {"draft_seconds": 2.0, "search_seconds": 0.5, "verify_seconds": 4.0, "prefill_seconds": 1.0}
     counted = {"num_steps": 10, "num_accepted": 10, "acceptance_histogram": {}, "total_seconds": 11.0, **seconds}
@@ -108,28 +91,6 @@ def test_a_round_is_made_of_its_phases() -> None:
     names = ("draft_seconds", "search_seconds", "verify_seconds", "other_seconds", "search_share")
     assert [found[name] for name in names] == pytest.approx([0.15, 0.05, 0.4, 0.4, 0.05])
     assert (found["tokens_per_second"], found["acceptance_length"]) == (2.5, 2.0)
-
-
-def test_more_factors_join_what_was_counted(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, given = tmp_path / "ablation.json", of_drafters(models, "prefix_causal")
-    few = call(monkeypatch, diffuspec_ablation, models, output, *given, "--factors", "beam width B", "--limit", "1")
-    lines = output.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-
-    more = call(
-        monkeypatch, diffuspec_ablation, models, output, *given, "--limit", "1", "--factors", "beam width B", "proxy"
-    )
-
-    again = output.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 1 + 2 + 2 * 5  # settings, texts, then path search and four widths on each
-    assert again[: len(lines)] == lines
-    assert len(again) == len(lines) + 2 * 2
-    assert more["rows"][: len(few["rows"])] == few["rows"]
-    assert {row["set"] for row in more["rows"]} == {*SETS, "all"}
-    assert more["drafters"] == {"prefix_causal": {"attention": "prefix_causal", "block_size": 4}}
-    base = few["rows"][0]
-    assert (base["value"], base["num_texts"]) == (CPS, 1)
-    assert 1 <= base["acceptance_length"] <= 5
-    assert base["drafted_per_step"] > 1
 
 
 @pytest.mark.parametrize("shape", [None, "tiny"])
@@ -184,40 +145,38 @@ def test_drawn_marginals_are_judged_as_draws_and_unknown_arms_are_refused(models
         list(own_methods("own", loaded(models, "full"), ["tree of life"], proxies))
 
 
-def test_the_cache_is_timed_where_it_is_exact(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("--contexts", "8", "100", "--repeats", "3", "--threads", str(torch.get_num_threads()))
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("diffuspec_speed.json", "None", "the reference target"),
+        ("diffuspec_speed_0.3b.json", "0.3b", "the target inflated to `0.3b`"),
+    ],
+)
+def test_arms_stand_by_speed_and_a_round_by_its_phases(name: str, shape: str, words: str) -> None:
+    phases = {"draft_seconds": 0.004, "search_seconds": 0.00025, "verify_seconds": 0.008, "other_seconds": 0.001}
+    common = {"decoding": "greedy", "num_prompts": 15, "acceptance_length": 2.5}
+    rows = [
+        {**common, **phases, "arm": arm, "tokens_per_second": speed, "search_share": share, "beside_target": beside}
+        for arm, speed, share, beside in (
+            ("prefix: CPS", 80.44, 0.0189, {"ratio": 0.9, "interval": [0.8, 1.0]}),
+            ("falcon", 120.0, 0.0, {"ratio": 1.25, "interval": [1.0, 1.5]}),
+        )
+    ]
+    rows[1]["search_seconds"] = 0.0
+    by_set = [
+        {"decoding": "greedy", "set": "gsm8k", "arm": row["arm"], "speedup": 1.5, "speedup_interval": [1.25, 1.75]}
+        for row in rows
+    ]
+    settings = {"shape": shape, "dtype": "float32", "max_new_tokens": "96"}
 
-    result = call(
-        monkeypatch,
-        diffuspec_cache,
-        models,
-        tmp_path / "cache.json",
-        "--drafter",
-        str(models / "prefix_causal"),
-        *options,
+    text = diffuspec_speed.REPORT.render(
+        {"provenance": provenance(seed=0, **settings), "side_by_side": rows, "rows": by_set}, name
     )
 
-    assert [row["context"] for row in result["rows"]] == [8, 100]
-    assert all(row["kept_seconds"] > 0 and row["beside"]["ratio"] > 0 for row in result["rows"])
-    assert result["num_places"] == 4
-    with pytest.raises(OptionError, match="must keep an exact cache"):
-        call(
-            monkeypatch, diffuspec_cache, models, tmp_path / "cache.json", "--drafter", str(models / "full"), *options
-        )
-
-
-def test_passes_with_the_cache_read_new_text_alone_and_say_the_same(models: Path) -> None:
-    drafter = loaded(models, "prefix_causal")
-    text, read = diffuspec_cache.random_text(40, drafter), []
-    inner = drafter.model.forward
-    drafter.model.forward = lambda *args, **kwargs: (  # type: ignore[method-assign]
-        read.append(kwargs["input_ids"].shape[1]),
-        inner(*args, **kwargs),
-    )[1]
-    kept = diffuspec_cache.DenoisedRow(drafter)
-    with torch.no_grad():
-        diffuspec_cache.read(kept, text[:37])
-        with_cache, anew = (diffuspec_cache.read(row, text) for row in (kept, diffuspec_cache.DenoisedRow(drafter)))
-
-    assert read == [37 + 3, 3 + 3, 40 + 3]  # the newest token drafts the first place, masks the other three
-    torch.testing.assert_close(with_cache, anew)
+    assert f"### Speed beside {words}, float32, " in text
+    assert "| arm | tokens/s | acceptance length | all sets | GSM8K |" in text
+    fast = "| falcon | 120.0 | 2.50 | 1.25x (1.00 to 1.50) | 1.50x (1.25 to 1.75) |"
+    assert f"{fast}\n| prefix: CPS | 80.4 | 2.50 | 0.90x (0.80 to 1.00) | 1.50x (1.25 to 1.75) |" in text
+    assert "| prefix: CPS | 4.00 | 0.25 | 8.00 | 1.00 | 1.9 % |" in text
+    assert "| falcon | 4.00 | 0.00 | 8.00 | 1.00 | - |" in text
+    assert f"Source: `benchmarks/results/{name}`" in text

@@ -8,43 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import easyspec_acceptance, easyspec_speed
-from benchmarks.easyspec_acceptance import arms_of, rows_of
+from benchmarks import easyspec_speed
 from benchmarks.easyspec_speed import rivals, side_by_side, times_as_fast
 from tests.chat import save_target
-from transformers_falcon_spec.evaluation.group_fit import Steps
-
-
-def steps(*accepted: int) -> list[Steps]:
-    """Texts of two steps each that kept so many drafted tokens."""
-    return [Steps(2, num, 4, 2) for num in accepted]
-
-
-def test_layers_alone_leave_nothing_to_ablate() -> None:
-    assert arms_of(["chain"], [1, 3]) == [
-        ("chain", "attention at once", 1),
-        ("chain", "attention at once", 3),
-        ("chain", "without calibration", 3),
-        ("chain", "whole layers at once", 3),
-    ]
-
-
-def test_groups_are_held_against_none_and_ablations_against_the_same_groups() -> None:
-    counts = {
-        ("tree", "attention at once", 1): steps(4, 8),
-        ("tree", "attention at once", 2): steps(2, 8),
-        ("tree", "whole layers at once", 2): steps(2, 4),
-        ("chain", "attention at once", 2): steps(1, 1),  # nothing to hold it against
-    }
-
-    alone, groups, whole, chain = rows_of(counts)
-
-    assert [row["acceptance_length"] for row in (alone, groups, whole, chain)] == [4.0, 3.5, 2.5, 1.5]
-    assert alone["acceptance_length_interval"] == (3.0, 5.0)  # one text twice, or the other
-    assert (groups["difference"], groups["difference_interval"]) == (-0.5, (-1.0, 0.0))
-    assert (whole["difference"], whole["difference_interval"]) == (-1.0, (-2.0, 0.0))
-    assert "difference" not in alone
-    assert "difference" not in chain
+from transformers_falcon_spec.provenance import provenance
 
 
 def test_ratios_of_passes_are_taken_turn_by_turn() -> None:
@@ -101,27 +68,6 @@ def call(monkeypatch: pytest.MonkeyPatch, script: Any, models: Path, output: Pat
     return json.loads(output.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def test_more_kinds_of_drafts_join_what_was_counted(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output, few = tmp_path / "acceptance.json", ("--group_sizes", "1", "3", "--depth", "3")
-    first = call(monkeypatch, easyspec_acceptance, models, output, "--kinds", "chain", *few)
-    lines = output.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-
-    both = call(monkeypatch, easyspec_acceptance, models, output, *few)
-
-    again = output.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 1 + 2 + 4 * 2  # settings, texts, then each arm on each text
-    assert again[: len(lines)] == lines
-    assert len(again) == len(lines) + 4 * 2
-    assert both["rows"][: len(first["rows"])] == first["rows"]
-    assert both["groups"] == {"1": [[0], [1], [2], [3], [4]], "3": [[0], [1, 2, 3], [4]]}
-    assert first["rows"][0]["acceptance_length"] > 2  # a model that drafts for itself, without groups
-    assert all(row["acceptance_length"] <= first["rows"][0]["acceptance_length"] for row in first["rows"])
-    ablated = [row["acceptance_length"] for row in first["rows"][1:]]
-    assert len(set(ablated)) > 1  # they do differ
-
-
 def test_every_backend_and_stock_generation_write_the_same(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,3 +84,45 @@ def test_every_backend_and_stock_generation_write_the_same(
         assert lengths[f"{kind}, groups of 2, fused"] == lengths[f"{kind}, groups of 2, sequential"]
     assert [(row["width"], row["group_size"], row["num_groups"]) for row in result["passes"]] == [(1, 2, 4), (4, 2, 4)]
     assert result["context"] == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("easyspec_speed.json", "None", "the reference target"),
+        ("easyspec_speed_0.3b.json", "0.3b", "the target inflated to `0.3b`"),
+    ],
+)
+def test_passes_come_first_then_arms_beside_others(name: str, shape: str, words: str) -> None:
+    ratio = {"ratio": 1.25, "interval": [1.0, 1.5]}
+    seconds = {"alone_seconds": 0.004, "sequential_seconds": 0.005, "fused_seconds": 0.0045}
+    both = {"beside_sequential": ratio, "beside_alone": {**ratio, "ratio": 0.9}}
+    passes = [{"width": 4, "group_size": 2, "num_groups": 6, **seconds, **both}]
+    counts = {
+        "num_prompts": 15,
+        "tokens_per_second": 80.44,
+        "acceptance_length": 2.5,
+        "draft_seconds_per_step": 0.0201,
+    }
+    rows = [
+        {"decoding": "greedy", "arm": arm, **counts, "draft_seconds_per_pass": a_pass, "beside": beside}
+        for arm, a_pass, beside in (
+            ("stock", None, {"the target alone": ratio}),
+            ("chain, groups of 1", 0.004, {"the target alone": ratio, "stock": ratio}),
+        )
+    ]
+    settings = {"shape": shape, "dtype": "float32"}
+
+    text = easyspec_speed.REPORT.render(
+        {"provenance": provenance(seed=0, **settings), "context": 256, "passes": passes, "side_by_side": rows}, name
+    )
+
+    assert f"### Speed beside {words}, float32, " in text
+    assert "| 4 | 2 | 6 | 4.00 | 5.00 | 4.50 | 1.25x (1.00 to 1.50) | 0.90x (1.00 to 1.50) |" in text
+    assert "Interleaved runs, greedy, 15 prompts" in text
+    assert (
+        "| arm | tokens/s | acceptance length | drafting, ms a step | ms a pass | the target alone | stock |" in text
+    )
+    assert "| stock | 80.4 | 2.50 | 20.1 | - | 1.25x (1.00 to 1.50) | - |" in text
+    assert "| chain, groups of 1 | 80.4 | 2.50 | 20.1 | 4.0 | 1.25x (1.00 to 1.50) | 1.25x (1.00 to 1.50) |" in text
+    assert f"Source: `benchmarks/results/{name}`" in text

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recipes import beside_first, check_costs
+from benchmarks.recipes import REPORT, beside_first, check_costs
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.training_tables import recipes
 from transformers_falcon_spec.provenance import provenance
 
 SECONDS = {  # of two prompts of 10 tokens
@@ -75,7 +74,7 @@ def test_the_table_shows_cost_speed_and_comparison() -> None:
         "beside": beside_first(_runs(), ["ours", "theirs"]),
     }
 
-    text = recipes(result, "recipes.json")
+    text = REPORT.render(result, "recipes.json")
 
     assert "2000 steps each on the same 8000 conversations" in text
     assert "| ours | 10 min | 0.710 0.660 |" in text

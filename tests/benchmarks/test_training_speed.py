@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from benchmarks import training_speed as script
-from transformers_falcon_spec.evaluation.training_tables import training_speed as table_of
 from transformers_falcon_spec.provenance import provenance
 
 
@@ -30,7 +29,9 @@ def test_arms_are_held_beside_the_first_turn_by_turn() -> None:
     assert (rows[0]["tokens_per_second"], rows[0]["target_share"], rows[0]["ratio"]) == (150.0, 0.4, 1.0)
     assert (rows[1]["tokens_per_second"], rows[1]["peak_process_bytes"]) == (375.0, 3 * 2**30)
     assert rows[1]["ratio"] == pytest.approx(2.5)  # of 3, 2 and 2.5
-    text = table_of({"provenance": provenance(seed=0, steps=60, repeats=3), "rows": rows}, "training_speed.json")
+    text = script.REPORT.render(
+        {"provenance": provenance(seed=0, steps=60, repeats=3), "rows": rows}, "training_speed.json"
+    )
     assert "60 steps of 8 conversations, each process one thread, 3 runs of each in turn" in text
     assert f"| {second} | 375 | 0% | 3.0 GiB | 2.50 (2.00 to 3.00) |" in text
 

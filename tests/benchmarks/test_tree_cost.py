@@ -10,7 +10,6 @@ from benchmarks import tree_cost as script
 from tests.benchmarks.inflation.test_main import copy_tokenizer
 from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.report import BEGIN, END, render_into
 from transformers_falcon_spec.generation.target import Target
 
 
@@ -53,7 +52,7 @@ def test_costs_are_ratios_of_medians_with_an_interval_over_rounds() -> None:
 
 
 def test_the_script_writes_what_the_report_renders(tmp_path: Path) -> None:
-    folder, output, page = tmp_path / "small", tmp_path / "tree_cost.json", tmp_path / "scale.md"
+    folder, output = tmp_path / "small", tmp_path / "tree_cost.json"
     make_target().save_pretrained(folder)
     copy_tokenizer(folder)
 
@@ -61,10 +60,9 @@ def test_the_script_writes_what_the_report_renders(tmp_path: Path) -> None:
         ["--target", str(folder), "--shapes", "small", "--context", "5", "--repeats", "3", "--output", str(output)]
     )
 
-    row = json.loads(output.read_text("utf-8"))["rows"][0]
-    page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
-    render_into(page, tmp_path)
-    text = page.read_text("utf-8")
+    result = json.loads(output.read_text("utf-8"))
+    row = result["rows"][0]
+    text = script.REPORT.render(result, "tree_cost.json")
     low, high = row["costs"][-1]["interval"]
     assert f" | {row['costs'][-1]['cost']:.2f} ({low:.2f} to {high:.2f}) |" in text
     assert "float32, after 5 tokens" in text

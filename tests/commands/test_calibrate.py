@@ -12,7 +12,7 @@ from tests.chat import save_target
 from tests.pages import Outline
 from tests.tiny import make_drafter
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter, cli
-from transformers_falcon_spec.evaluation.report import BEGIN, END, render_into
+from transformers_falcon_spec.evaluation.report import BEGIN, END
 
 Pair = dict[str, str]
 
@@ -76,8 +76,8 @@ def test_the_page_and_the_table_show_the_figures_and_need_nothing_else(done: Pat
     document = tmp_path / "calibration.md"
     document.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
 
-    assert cli.main(["report", "--pages", str(done)]) == 0
-    render_into(document, done.parent)
+    shown = ["--results", str(done), "--documents", str(document)]
+    assert cli.main(["report", "--pages", str(done), *shown]) == 0
 
     page, table = Outline(source), document.read_text(encoding="utf-8")
     assert done.with_suffix(".html").read_text(encoding="utf-8") == source

@@ -14,7 +14,7 @@ from tests.hub.clients import ROOT
 from tests.tiny import make_target
 from tools.hub_cards import RESULTS, render
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter, PublishError
-from transformers_falcon_spec.evaluation.tables import SET_NAMES
+from transformers_falcon_spec.evaluation.prompts import SET_NAMES
 from transformers_falcon_spec.hub.card import TEMPLATE, About, render_card
 from transformers_falcon_spec.hub.figures import eval_entries, read_figures
 

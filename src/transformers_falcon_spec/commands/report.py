@@ -1,10 +1,11 @@
 """`falcon-spec report`: render results files into documents, between their markers, and into HTML pages.
 
-A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced.
+A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced by the tables of
+`bench`, `parity` and `calibrate`.
 
-Example, on the results that come with the package:
-  falcon-spec report --results benchmarks/results --documents README.md
-  falcon-spec report --pages benchmarks/results/speed.json
+Example:
+  falcon-spec report --results speed.json parity.json --documents README.md
+  falcon-spec report --pages speed.json
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from ..errors import OptionError
 from ..evaluation.calibration import read_calibration
-from ..evaluation.report import PAGES, README, render_into
+from ..evaluation.report import tables_of, write_between_markers
 from ..evaluation.speed_results import read_result
 
 
@@ -20,13 +21,14 @@ from ..evaluation.speed_results import read_result
 class ReportCommand:
     """What to render, and where."""
 
-    results: str = field(default="benchmarks/results", metadata={"help": "Folder of results files."})
-    documents: list[str] | None = field(
-        default=None,
+    results: list[str] = field(
+        default_factory=list,
         metadata={
-            "help": "Markdown files with the markers; each gets the tables that belong to a page of its name. Without this and "
-            "without `pages`: the README and the pages of docs/."
+            "help": "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed over."
         },
+    )
+    documents: list[str] = field(
+        default_factory=list, metadata={"help": "Markdown files with the markers; each gets all tables of `results`."}
     )
     pages: list[str] = field(
         default_factory=list,
@@ -39,12 +41,26 @@ class ReportCommand:
 
 def run(command: ReportCommand) -> None:
     """Render."""
-    standard = [] if command.pages else [README, *(f"docs/{name}" for name in PAGES)]
-    for document in standard if command.documents is None else command.documents:
-        render_into(Path(document), Path(command.results))
-        print(f"{document} holds the figures of {command.results}")
+    if not command.pages and not (command.results and command.documents):
+        raise OptionError("`report` must be told what to render: `results` with `documents`, or `pages`.")
+    tables = _tables(command.results) if command.documents else []
+    for document in command.documents:
+        write_between_markers(Path(document), tables)
+        print(f"{document} holds the figures of {', '.join(command.results)}")
     for name in command.pages:
         _page(Path(name))
+
+
+def _tables(results: list[str]) -> list[str]:
+    found = []
+    for name in results:
+        path = Path(name)
+        rendered = [tables_of(file) for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+        shown = [text for text in rendered if text is not None]
+        if not shown:
+            raise OptionError(f"`{path}` must hold results of `bench`, `parity` or `calibrate`, but it holds none.")
+        found += shown
+    return found
 
 
 def _page(path: Path) -> None:

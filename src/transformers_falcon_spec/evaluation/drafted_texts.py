@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from ..core.sampling import private_generator
-from ..core.stats import GenerationStats
-from ..core.tree import DraftTree
 from ..core.verification import lazy_walk
 from ..drafters.base import DrafterModel
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
@@ -56,20 +54,6 @@ def replayed(
         num_kept = 0 if draft is None else _num_kept(draft, text.token_ids[length:])
         yield draft, num_kept
         length, num_new = length + num_kept + 1, num_kept + 1
-
-
-def counts(view: TargetView, drafter: DrafterModel, text: Text, max_new_tokens: int) -> GenerationStats:
-    """What a call of `generate` would count that writes a text with a drafter; seconds are left out.
-
-    The arguments are those of [`replayed`].
-    """
-    stats = GenerationStats(num_tokens=len(text.token_ids) - text.prompt_len)
-    for draft, num_kept in replayed(view, drafter, text, max_new_tokens):
-        parents = torch.tensor([[-1]]) if draft is None else draft.parents.cpu()
-        depths = DraftTree(parents, torch.zeros_like(parents)).depths
-        stats.record(num_nodes=parents.shape[1], max_depth=int(depths.max()), num_accepted=num_kept)
-        stats.num_passes += 0 if draft is None else draft.num_passes
-    return stats
 
 
 def _num_kept(draft: Draft, rest: Sequence[int]) -> int:

@@ -11,6 +11,12 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ConversationError
 
+SET_NAMES = {
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+    "mt_bench": "MT-Bench",
+    "held_out": "held-out",
+}  # as readers know them
 _THINKING = ("enable_thinking", "thinking")  # what templates call the switch
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from .methods import BASELINE
 from .pages import render
 from .plots import Plot, depth_plot, phase_plot, speedup_plot, tree_plot
+from .prompts import SET_NAMES
 from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_whole, today
-from .tables import SET_NAMES
 
 DASH = "\N{EN DASH}"
 

@@ -1,271 +1,125 @@
-"""One results file into Markdown: a table for each kind of measurement."""
+"""Markdown tables from results: a column is a heading and a template that is filled from each row."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .speed_results import today
+from .prompts import SET_NAMES
 
-SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}
-ABLATION_TITLES = {
-    "ablation_csgd.json": "Chain and tree, with CSGD and without it, by the paper's recipe",
-    "ablation.json": "Forms of a Falcon drafter",
-}
-Rows = list[dict[str, Any]]
-PARITY_TITLES = {
-    "parity.json": "the test prompts",
-    "parity_tuned.json": "the test prompts, with the tuner choosing how much to draft",
-    "parity_greedy.json": "more prompts",
-    "parity_sampling.json": "twelve ways of sampling, equal seeds",
-    "parity_bfloat16.json": "in bfloat16",
-    "parity_float16.json": "in float16",
-}
+NONE = "-"
+Result = dict[str, Any]
+Row = Mapping[str, Any]
+Columns = Mapping[str, str] | Sequence[tuple[str, str]]
+_UNITS = {"MiB": 2**20, "GiB": 2**30}
+_FIELD = re.compile(r"\{(?P<path>[^{}:]+)(?::(?:(?P<factor>[\d.e-]+)\*)?(?P<spec>[^{}]*))?\}")
 
 
-def table(header: list[str], body: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *body]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+class _MissingError(Exception):
+    """A template names what a row does not have."""
 
 
-def source_line(result: dict[str, Any], name: str) -> str:
+def fill(template: str, row: Row) -> str:
+    """A template with the values of a row; a dash where the row lacks one of them.
+
+    A field is a path of keys and, after a colon, a factor and a format, both optional. Lists are joined by spaces and, with `~` before
+    the format, as the ends of an interval. The format `set` gives the name that readers know a prompt set by, `MiB` and `GiB` divide bytes.
+
+    Example:
+
+    ```python
+    >>> row = {"set": "gsm8k", "cost": {"seconds": 0.0125, "interval": [0.01, 0.015]}}
+    >>> fill("{set:set}: {cost/seconds:1000*.1f} ms ({cost/interval:1000*~.0f})", row)
+    'GSM8K: 12.5 ms (10 to 15)'
+    >>> fill("{cost/tokens} tokens", row)
+    '-'
+
+    ```
+    """
+
+    def field(match: re.Match[str]) -> str:
+        value: Any = row
+        for key in match["path"].split("/"):
+            value = value.get(key) if isinstance(value, Mapping) else value[int(key)]
+            if value is None:
+                raise _MissingError
+        return _formatted(value, match["spec"] or "", float(match["factor"] or 1))
+
+    try:
+        return _FIELD.sub(field, template)
+    except _MissingError:
+        return NONE
+
+
+def _formatted(value: Any, spec: str, factor: float) -> str:
+    if spec == "set":
+        return SET_NAMES.get(value, str(value))
+    if spec in _UNITS:
+        return f"{value / _UNITS[spec]:.1f}"
+    if isinstance(value, (list, tuple)):
+        return (" to " if spec.startswith("~") else " ").join(
+            _formatted(part, spec.removeprefix("~"), factor) for part in value
+        )
+    return format(value if factor == 1 else factor * value, spec)
+
+
+def table(columns: Columns, rows: Iterable[Row]) -> str:
+    """A Markdown table with a line for each row; what would end a cell or a line is escaped."""
+    pairs = [*(columns.items() if isinstance(columns, Mapping) else columns)]
+    header = [[heading for heading, _ in pairs], ["---"] * len(pairs)]
+    body = [[" ".join(fill(cell, row).split()).replace("|", "\\|") for _, cell in pairs] for row in rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [*header, *body])
+
+
+def source_line(result: Result, path: str) -> str:
     """Where the numbers of a results file come from."""
     origin = result["provenance"]
     versions = ", ".join(f"{package} {number}" for package, number in origin["versions"].items())
     return (
-        f"Source: `benchmarks/results/{name}`; commit `{origin['commit'][:12]}`, {origin['date'][:10]}, {origin['device']}, "
+        f"Source: `{path}`; commit `{origin['commit'][:12]}`, {origin['date'][:10]}, {origin['device']}, "
         f"{origin['threads']} threads, seed {origin['seed']}; {versions}."
     )
 
 
-def parity(result: dict[str, Any], name: str) -> str:
-    """Texts that are the target's own, by decoding."""
-    header = ["decoding", "prompts", "tokens", "tokens a step", "identical", "proven ties", "different"]
-    body = [
-        [
-            *(str(row[key]) for key in ("decoding", "num_prompts", "num_tokens")),
-            "-" if row["tokens_per_step"] is None else f"{row['tokens_per_step']:.2f}",
-            *(str(row[verdict]) for verdict in ("identical", "tie", "bug")),
-        ]
-        for row in result["rows"]
-    ]
+def parity(result: Result, path: str, title: str | None = None) -> str:
+    """How many texts are the target's own, by decoding: a results file of `falcon-spec parity`."""
     dtype, limit = (result["provenance"].get(key) for key in ("dtype", "max_new_tokens"))
-    lines = [f"### The same text: {PARITY_TITLES[name]}", "", f"At most {limit} new tokens a text, {dtype}.", ""]
-    return "\n".join([*lines, table(header, body), "", source_line(result, name)])
-
-
-def ablation(result: dict[str, Any], name: str) -> str:
-    """Drafters that differ in one thing."""
-    names = [SET_NAMES.get(name, name) for name in result["sets"]]
-    header = ["drafter", "parameters", *names, "accuracy by block position (held-out)"]
-    body = [
-        [
-            point["name"],
-            f"{point['num_parameters'] / 1e6:.2f} M",
-            *(_interval(point["acceptance"][set_name]) for set_name in result["sets"]),
-            " ".join(f"{share:.2f}" for share in point["accuracy_by_block_position"]),
-        ]
-        for point in result["points"]
-    ]
-    lines = [
-        f"### {ABLATION_TITLES[name]}",
-        "",
-        *result["description"],
-        "",
-        table(header, body),
-        "",
-        source_line(result, name),
-    ]
-    return "\n".join(lines)
-
-
-def interval(value: float, ends: Sequence[float]) -> str:
-    """A value and the interval around it."""
-    return f"{value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
-
-
-def _interval(row: dict[str, Any], key: str = "acceptance_length") -> str:
-    return interval(row[key], row[f"{key}_interval"])
-
-
-def bounds(result: dict[str, Any], name: str) -> str:
-    """What a perfect drafter could reach."""
-    costs = {size: f"{cost:.2f}" for size, cost in result["forward_cost"].items() if size != "1"}
-    header = [
-        "set",
-        "tree",
-        "length, 16 nodes",
-        "length, 32 nodes",
-        "bound, drafting free",
-        "bound, drafting as dear as ours",
-    ]
-    body = [
-        [
-            SET_NAMES.get(row["set"], row["set"]),
-            row["depth"],
-            *(f"{row['acceptance_length'][size]:.2f}" for size in ("16", "32")),
-            *(_bound(row[key]) for key in ("bound_without_drafting", "bound_with_drafting")),
-        ]
-        for row in result["rows"]
-    ]
-    return "\n".join(
-        [
-            "### What bounds the speed-up here",
-            "",
-            "A drafter that knew the target's own distribution: acceptance length of the best tree it could draft, and the speed-up that",
-            f"is left at the measured price of a forward ({result['provenance']['decoding']}).",
-            "",
-            table(["nodes read", *costs], [["cost in plain steps", *costs.values()]]),
-            "",
-            table(header, body),
-            "",
-            source_line(result, name),
-        ]
-    )
-
-
-def _bound(bound: dict[str, float]) -> str:
-    return f"{bound['speedup']:.2f}x ({bound['num_nodes']} nodes)"
-
-
-def memory(result: dict[str, Any], name: str) -> str:
-    """Peak memory."""
-    header = ["", "peak memory, MiB"]
-    body = [[row["name"], f"{row['bytes'] / 2**20:.1f}"] for row in result["rows"]]
-    return "\n".join(
-        ["### Memory", "", *result["description"], "", table(header, body), "", source_line(result, name)]
-    )
-
-
-def batches(result: dict[str, Any], name: str) -> str:
-    """Batches with and without the drafter."""
-    header = [
-        "rows",
-        "target alone",
-        "drafting",
-        "tokens/s",
-        "speed-up (95 % interval)",
-        "acceptance length",
-        "identical rows",
-    ]
-    arms = {"tuned": "as the tuner chooses", "every_step": "in every step"}
-    body = [
-        [
-            str(row["size"]),
-            f"{row['target_tokens_per_second']:.0f} tokens/s",
-            words,
-            f"{row[arm]['tokens_per_second']:.0f}",
-            _interval(row[arm], "speedup"),
-            f"{row[arm]['acceptance_length']:.2f}",
-            f"{row[arm]['num_identical']}/{row[arm]['num_rows']}",
-        ]
-        for row in result["rows"]
-        for arm, words in arms.items()
-        if arm in row
-    ]
-    lines = ["### Batches", "", "Greedy, prompts of mixed length, all arms write the same batches in turn.", ""]
-    return "\n".join([*lines, table(header, body), "", source_line(result, name)])
-
-
-def verifiers(result: dict[str, Any], name: str) -> str:
-    """What each rule keeps of a draft, and what a step of it costs."""
-    header = [
-        "`verifier`",
-        "set",
-        "tokens per step (95 % interval)",
-        "cost of a step in plain steps",
-        "speed-up (95 % interval)",
-    ]
-    body = [
-        [
-            f"`{row['arm']}`",
-            SET_NAMES.get(row["set"], row["set"]),
-            _interval(row, "acceptance_length_pooled"),
-            f"{row['step_cost']:.2f}",
-            f"{row['speedup']:.2f}x ({row['speedup_interval'][0]:.2f} to {row['speedup_interval'][1]:.2f})",
-        ]
-        for row in sorted(today(result)["rows"], key=lambda row: row["set"])
-    ]
-    return "\n".join([table(header, body), "", source_line(result, name)])
-
-
-def soak(result: dict[str, Any], name: str) -> str:
-    """What thousands of mixed calls leave behind."""
-    counts, left = result["counts"], result["left_behind"]
-    broken = sum(count for kind, count in counts.items() if kind.startswith("broken off"))
-    held = {
-        "resident memory, KiB": ("resident_bytes", 1 / 1024),
-        "tensors": ("num_tensors", 1),
-        "objects": ("num_objects", 1),
+    columns = {
+        "decoding": "{decoding}",
+        "prompts": "{num_prompts}",
+        "tokens": "{num_tokens}",
+        "tokens a step": "{tokens_per_step:.2f}",
+        "identical": "{identical}",
+        "proven ties": "{tie}",
+        "different": "{bug}",
     }
-    body = [
-        [what, *(f"{value * scale:.0f}" for value in (growth["per_thousand_calls"], *growth["interval"]))]
-        for what, (kind, scale) in held.items()
-        for growth in [result["growth"][kind]]
-    ]
-    lines = [
-        "### Many calls in one process",
-        "",
-        f"{counts['calls']} calls of mixed options, {counts['batch']} of them batches, {broken} broken off by an exception. Left behind: "
-        f"{left['hooks']} hooks, {left['threads']} threads, {left['recording_layers']} recording layers. Growth over the second half:",
-        "",
-    ]
-    header = ["held", "a thousand calls", "from", "to (95 % interval)"]
-    return "\n".join([*lines, table(header, body), "", source_line(result, name)])
-
-
-def tree_cost(result: dict[str, Any], name: str) -> str:
-    """What a tree of each size costs at each shape, in plain steps."""
-    sizes = [cost["num_nodes"] for cost in result["rows"][0]["costs"]]
-    header = ["target", "parameters", "plain step", *(f"{size} node{'s' * (size > 1)}" for size in sizes)]
-    body = [
+    return "\n\n".join(
         [
-            row["shape"],
-            f"{row['num_parameters'] / 1e6:.0f} M",
-            f"{1000 * row['plain_seconds']:.1f} ms",
-            *(interval(cost["cost"], cost["interval"]) for cost in row["costs"]),
+            f"### The same text{f': {title}' if title else ''}",
+            f"At most {limit} new tokens a text, {dtype}.",
+            table(columns, result["rows"]),
+            source_line(result, path),
         ]
-        for row in result["rows"]
-    ]
-    origin = result["provenance"]
-    lines = [
-        f"Cost of reading a tree in plain one-token steps (95 % interval), {origin['dtype']}, after {origin['context']} tokens. All but",
-        "`small` are inflated: the small model's function at that shape's cost.",
-        "",
-    ]
-    return "\n".join([*lines, table(header, body), "", source_line(result, name)])
+    )
 
 
-def calibration(result: dict[str, Any], name: str) -> str:
+def calibration(result: Result, path: str) -> str:
     """How far a drafter's chances are from the truth, before and after calibration, and the temperatures."""
-    header = [
-        "decoding",
-        "lists",
-        "error of the best node, before",
-        "after",
-        "luck alone",
-        "error of 8 nodes, before",
-        "after",
-        "loss before",
-        "saved (95 % interval)",
+    columns = [
+        ("decoding", "{decoding}"),
+        ("lists", "{num_lists}"),
+        ("error of the best node, before", "{before/best_nodes/error:.3f}"),
+        ("after", "{after/best_nodes/error:.3f}"),
+        ("luck alone", "{after/best_nodes/error_by_luck:.3f}"),
+        ("error of 8 nodes, before", "{before/all_nodes/error:.4f}"),
+        ("after", "{after/all_nodes/error:.4f}"),
+        ("loss before", "{before/loss:.3f}"),
+        ("saved (95 % interval)", "{loss_saved:.3f} ({loss_saved_interval:~.3f})"),
     ]
-    body = [
-        [
-            row["decoding"],
-            str(row["num_lists"]),
-            *(f"{row[side]['best_nodes']['error']:.3f}" for side in ("before", "after")),
-            f"{row['after']['best_nodes']['error_by_luck']:.3f}",
-            *(f"{row[side]['all_nodes']['error']:.4f}" for side in ("before", "after")),
-            f"{row['before']['loss']:.3f}",
-            f"{row['loss_saved']:.3f} ({row['loss_saved_interval'][0]:.3f} to {row['loss_saved_interval'][1]:.3f})",
-        ]
-        for row in result["rows"]
-    ]
-    fits = [
-        [words, *(" ".join(f"{value:.2f}" for value in found[part]) for part in ("greedy", "sampled"))]
-        for words, found in [
-            ("all prompts", result["fit"]),
-            *((f"all but fold {number}", found) for number, found in enumerate(result["fits_of_folds"], start=1)),
-        ]
-    ]
-    lines = [table(header, body), "", table(["temperatures fitted to", "greedy, by place", "sampled, by place"], fits)]
-    return "\n".join([*lines, "", source_line(result, name)])
+    folds = [{"what": f"all but fold {n}", **fit} for n, fit in enumerate(result["fits_of_folds"], start=1)]
+    fits = {
+        "temperatures fitted to": "{what}",
+        "greedy, by place": "{greedy:.2f}",
+        "sampled, by place": "{sampled:.2f}",
+    }
+    fitted = table(fits, [{"what": "all prompts", **result["fit"]}, *folds])
+    return "\n\n".join([table(columns, result["rows"]), fitted, source_line(result, path)])

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ..drafters.base import DrafterModel
 from ..drafters.registry import method_of
 from ..errors import PublishError
-from ..evaluation.tables import SET_NAMES
+from ..evaluation.prompts import SET_NAMES
 from .figures import Figures, eval_results
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"

@@ -14,8 +14,8 @@ from huggingface_hub import EvalResult, EvalResultEntry
 
 from ..drafters.base import DrafterModel
 from ..errors import PublishError
+from ..evaluation.prompts import SET_NAMES
 from ..evaluation.speed_results import Result, Row, is_whole, read_result
-from ..evaluation.tables import SET_NAMES
 from ..provenance import portable, weights_fingerprint
 
 DATASETS = {

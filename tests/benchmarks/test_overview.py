@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transformers_falcon_spec.evaluation.overview import overview
+from benchmarks.report.overview import overview
 from transformers_falcon_spec.provenance import provenance
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .methods import BASELINE
-from .speed_results import Row, is_whole, today
-from .tables import SET_NAMES, table
+from transformers_falcon_spec.evaluation.methods import BASELINE
+from transformers_falcon_spec.evaluation.speed_results import is_whole, today
+
+from . import by, distinct, named, table
 
 SPEED = ("speed.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
 PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each
@@ -28,30 +29,20 @@ def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _speed(results: dict[str, Any]) -> str:
     """A row for each machine and way of decoding, a column for each prompt set."""
-    rows = [(name, row) for name, result in results.items() for row in today(result)["rows"]]
-    rows = [(name, row) for name, row in rows if row["arm"] != BASELINE and is_whole(row)]
-    sets = list(dict.fromkeys(row["set"] for _, row in rows))
-    cells = {(name, row["decoding"], row["set"]): _cell(row) for name, row in rows}
-    lines = dict.fromkeys((name, row["decoding"]) for name, row in rows)
-    body = [
-        [
-            _machine(results[name]["provenance"]),
-            decoding,
-            *(cells.get((name, decoding, set_name), "-") for set_name in sets),
-        ]
-        for name, decoding in lines
+    rows = [
+        {**row, "machine": _machine(result["provenance"])}
+        for result in results.values()
+        for row in today(result)["rows"]
     ]
-    return table(["machine", "decoding", *(SET_NAMES.get(name, name) for name in sets)], body)
+    rows = [row for row in rows if row["arm"] != BASELINE and is_whole(row)]
+    shown = "**{@/speedup:.2f}x** ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.1f} tokens"
+    sets = named(distinct(rows, "set"), shown)
+    return table({"machine": "{machine}", "decoding": "{decoding}", **sets}, by(rows, "set", "machine", "decoding"))
 
 
 def _machine(origin: dict[str, Any]) -> str:
     dtypes = origin["dtype"].values() if isinstance(origin["dtype"], dict) else [origin["dtype"]]
     return ", ".join([origin["device"], *dict.fromkeys(dtypes)])
-
-
-def _cell(row: Row) -> str:
-    low, high = row["speedup_interval"]
-    return f"**{row['speedup']:.2f}x** ({low:.2f} to {high:.2f}), {row['acceptance_length_pooled']:.1f} tokens"
 
 
 def _equal_texts(results: dict[str, Any]) -> str:

@@ -1,0 +1,59 @@
+"""How a benchmark declares its tables: a page of this repository, results files, and what is shown of each.
+
+A script holds `REPORT = Report(page, files, tables)`; `python -m benchmarks.report` finds it and renders `tables(result, path)` into the page.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers_falcon_spec.evaluation.tables import fill, source_line, table
+
+__all__ = ["Report", "Result", "Rows", "by", "distinct", "fill", "named", "setting", "source_line", "table"]
+Result = dict[str, Any]
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a benchmark shows, and where.
+
+    Args:
+        page (`str`): The document, with the markers of `falcon-spec report`.
+        files (`Sequence[str]`): Results files that the page shows, in this order, as far as they are there.
+        tables (`Callable`): The paragraphs and tables of a result; it is given the result and the path of its file.
+        order (`int`): The reports of a page are sorted by this number, then by the names of the scripts.
+    """
+
+    page: str
+    files: Sequence[str]
+    tables: Callable[[Result, str], Iterable[str]]
+    order: int = 0
+
+    def render(self, result: Result, file: str) -> str:
+        """The Markdown of one results file."""
+        return "\n\n".join(self.tables(result, f"benchmarks/results/{file}"))
+
+
+def distinct(rows: Rows, key: str) -> list[Any]:
+    """The values of a field, each once, in order."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def by(rows: Rows, column: str, *keys: str) -> Rows:
+    """A row for each combination of `keys`; it holds the rows of that combination under their value in `column`."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), {key: row[key] for key in keys})[row[column]] = row
+    return [*found.values()]
+
+
+def named(values: Iterable[str], template: str) -> dict[str, str]:
+    """A column for each value, headed by the name that readers know it by; `@` in the template stands for the value."""
+    return {fill("{value:set}", {"value": value}): template.replace("@", value) for value in values}
+
+
+def setting(result: Result, plain: str, inflated: str) -> str:
+    """What was measured, in words: the models as they are, or inflated to a shape."""
+    shape = result["provenance"]["shape"]
+    return plain if shape == "None" else f"{inflated} inflated to `{shape}`"

@@ -1,0 +1,48 @@
+"""Render this repository's results into the README and the pages of docs/.
+
+Command: python -m benchmarks.report; a results file that no script declares is not shown.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from transformers_falcon_spec.evaluation.report import write_between_markers
+
+from . import Report
+from .commands import REPORTS
+from .overview import overview
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def declared() -> Iterator[Report]:
+    """The reports of commands, then those of all scripts that declare one."""
+    yield from REPORTS
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        if "\nREPORT = " in path.read_text(encoding="utf-8"):
+            yield import_module(f"benchmarks.{path.stem}").REPORT
+
+
+def pages(results: Path = RESULTS) -> dict[str, list[str]]:
+    """The tables of every page, and the few numbers of the README."""
+    found = {"README.md": overview(results)}
+    for report in sorted(declared(), key=lambda report: report.order):
+        for file in report.files:
+            if (path := results / file).is_file():
+                rendered = report.render(json.loads(path.read_text(encoding="utf-8")), file)
+                found.setdefault(report.page, []).append(rendered)
+    return found
+
+
+def main() -> None:
+    """Render every page."""
+    for page, tables in pages().items():
+        write_between_markers(ROOT / page, tables)
+        print(f"{page} holds the figures of {RESULTS.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What this repository shows of results that commands wrote: `falcon-spec bench`, `parity` and `calibrate`."""
+
+from pathlib import Path
+
+from transformers_falcon_spec.evaluation.speed_tables import speed
+from transformers_falcon_spec.evaluation.tables import calibration, parity
+
+from . import Report, Result
+
+PARITY = {
+    "parity.json": "the test prompts",
+    "parity_tuned.json": "the test prompts, with the tuner choosing how much to draft",
+    "parity_greedy.json": "more prompts",
+    "parity_sampling.json": "twelve ways of sampling, equal seeds",
+    "parity_bfloat16.json": "in bfloat16",
+    "parity_float16.json": "in float16",
+}
+
+
+def speed_tables(result: Result, path: str) -> list[str]:
+    """The tables of `falcon-spec bench`."""
+    return [speed(result, path)]
+
+
+def parity_tables(result: Result, path: str) -> list[str]:
+    """The table of `falcon-spec parity`, under what was compared."""
+    return [parity(result, path, PARITY[Path(path).name])]
+
+
+def calibration_tables(result: Result, path: str) -> list[str]:
+    """The tables of `falcon-spec calibrate`."""
+    return [calibration(result, path)]
+
+
+REPORTS = (
+    Report("docs/benchmarks.md", ["speed.json"], speed_tables),
+    Report("docs/parity.md", [*PARITY], parity_tables),
+    Report("docs/calibration.md", ["calibration.json"], calibration_tables),
+    Report("docs/rivals.md", ["rivals.json"], speed_tables),
+    Report("docs/diffuspec.md", ["diffuspec_rivals.json"], speed_tables, order=1),
+)

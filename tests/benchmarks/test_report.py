@@ -1,0 +1,76 @@
+"""Every page of this repository holds what its results files say."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import batches, verifiers
+from benchmarks.report.__main__ import ROOT, declared, pages
+from transformers_falcon_spec.evaluation.report import BEGIN, END
+from transformers_falcon_spec.provenance import provenance
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[str]]:
+    """The tables of every page."""
+    return pages()
+
+
+@pytest.mark.parametrize("page", sorted({"README.md", *(report.page for report in declared())}))
+def test_a_page_holds_what_the_results_files_say(page: str, rendered: dict[str, list[str]]) -> None:
+    shipped = (ROOT / page).read_text(encoding="utf-8")
+
+    assert shipped.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0] == "\n\n".join(rendered[page])
+
+
+def test_every_page_with_markers_is_declared() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        if f"\n{BEGIN}\n" in path.read_text(encoding="utf-8")
+    }
+
+    assert found == {"README.md", *(report.page for report in declared())}
+
+
+def test_every_results_file_has_a_reader() -> None:
+    files = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+
+    assert files <= {Path(file).stem for report in declared() for file in report.files}
+
+
+def test_verifiers_stand_by_set_with_what_a_step_costs() -> None:
+    row = {
+        "arm": "gumbel",
+        "set": "gsm8k",
+        "acceptance_length": 2.25,
+        "acceptance_length_interval": [2.0, 2.5],
+        "step_cost": 1.9,
+        "speedup": 1.21,
+        "speedup_interval": [1.1, 1.3],
+        "acceptance_histogram": {"0": 3, "5": 1},
+        "num_tokens": 10,
+        "num_prompts": 1,
+    }
+
+    text = verifiers.REPORT.render({"provenance": provenance(seed=0), "rows": [row]}, "verifiers.json")
+
+    assert "| `gumbel` | GSM8K | 2.25 (2.00 to 2.50) | 1.90 | 1.21x (1.10 to 1.30) |" in text
+    assert "Source: `benchmarks/results/verifiers.json`; commit `" in text
+
+
+def test_batches_stand_by_size_and_by_who_chooses_what_is_drafted() -> None:
+    arm = {
+        "tokens_per_second": 80.0,
+        "num_identical": 7,
+        "num_rows": 8,
+        "speedup": 1.21,
+        "speedup_interval": [1.1, 1.3],
+        "acceptance_length": 2.25,
+    }
+    row = {"size": 4, "target_tokens_per_second": 100.4, "tuned": arm, "every_step": {**arm, "num_identical": 6}}
+
+    text = batches.REPORT.render({"provenance": provenance(seed=0), "rows": [row]}, "batches.json")
+
+    assert "| 4 | 100 tokens/s | as the tuner chooses | 80 | 1.21 (1.10 to 1.30) | 2.25 | 7/8 |" in text
+    assert "| 4 | 100 tokens/s | in every step | 80 | 1.21 (1.10 to 1.30) | 2.25 | 6/8 |" in text
