@@ -7,12 +7,12 @@ from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .drafters.base import DrafterModel
 from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
+from .drafters.drafter_pool import DrafterPool
 from .drafters.eagle import EagleConfig, EagleDrafter
 from .drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .drafters.medusa import MedusaConfig, MedusaDrafter
-from .drafters.pool import DrafterPool
 from .drafters.registry import register_drafter
 from .errors import (
     BenchmarkError,

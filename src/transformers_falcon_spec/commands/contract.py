@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import logging
 
-from ..drafters.contract import FIELD, TargetContract
+from ..drafters.compatibility.contract import FIELD, TargetContract
 from ..errors import OptionError
 from ..provenance import portable
 from .loading import load_drafter, load_target, save_fields

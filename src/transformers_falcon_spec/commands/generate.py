@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer,
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..drafters.pool import DrafterPool
+from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
 from ..evaluation.decoding import repetition_rate
 from ..evaluation.parity import ParityCheck

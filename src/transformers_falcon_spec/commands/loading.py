@@ -18,13 +18,13 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from ..core.tree import DraftTree
-from ..drafters.adapters import base_of_adapter
 from ..drafters.base import DrafterModel, check_is_drafter, readable
-from ..drafters.contract import FIELD
+from ..drafters.compatibility.contract import FIELD
+from ..drafters.compatibility.mismatches import check_contract
+from ..drafters.drafter_pool import DrafterPool
 from ..drafters.easyspec import LayerParallelDrafter
-from ..drafters.mismatches import check_contract
-from ..drafters.pool import DrafterPool
 from ..drafters.registry import drafter_classes
+from ..drafters.saved_adapters import base_of_adapter
 from ..errors import DraftTreeError, OptionError
 
 TREE_HELP = "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own trees."

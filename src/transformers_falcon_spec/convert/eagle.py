@@ -8,7 +8,7 @@ from typing import Any
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..errors import CheckpointError
 from .exact import Conversion, check_shape, renamed
-from .layers import flag, layer_fields, layer_names
+from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
 from .target_facts import TargetFacts, check_size, fields_of
 

@@ -15,7 +15,7 @@ from ..drafters.eagle.configuration_eagle import MIN_LAYERS_AS_PUBLISHED, eagle3
 from ..errors import CheckpointError
 from .eagle import EMBEDDINGS, one_layer
 from .exact import Conversion, check_shape, renamed
-from .layers import flag, layer_fields, layer_names
+from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
 from .target_facts import TargetFacts, check_size, fields_of, needs_target
 

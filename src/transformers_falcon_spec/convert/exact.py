@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from ..drafters.base import DrafterModel
 from ..errors import CheckpointError
 from .source import Checkpoint
-from .weights import some
+from .weight_files import some
 
 
 @dataclass(frozen=True)

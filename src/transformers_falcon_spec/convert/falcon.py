@@ -10,7 +10,7 @@ from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.falcon.paper_tree import paper_tree
 from ..errors import CheckpointError
 from .exact import Conversion, check_shape, renamed
-from .layers import flag, layer_fields, layer_names
+from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
 from .target_facts import TargetFacts, check_size, fields_of
 

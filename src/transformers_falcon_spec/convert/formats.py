@@ -11,7 +11,7 @@ from typing import Any
 
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
-from .weights import some
+from .weight_files import some
 
 
 class Format(Enum):

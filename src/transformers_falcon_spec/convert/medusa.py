@@ -10,7 +10,7 @@ from ..errors import CheckpointError
 from .exact import Conversion, renamed
 from .source import Checkpoint
 from .target_facts import TargetFacts, check_size, fields_of
-from .weights import some
+from .weight_files import some
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 

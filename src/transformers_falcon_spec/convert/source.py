@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..provenance import file_sha256
 from .formats import refuse_by_config, refuse_by_keys
-from .weights import check_values, read_tensors
+from .weight_files import check_values, read_tensors
 
 CONFIG_FILE = "config.json"
 # In order of preference: files that cannot hold code come before pickles.

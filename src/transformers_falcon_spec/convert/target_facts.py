@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ..drafters.fields import target_fields
+from ..drafters.config_fields import target_fields
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.model_parts import embedding_width, head_width
 

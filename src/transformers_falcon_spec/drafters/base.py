@@ -18,13 +18,13 @@ from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, feature_width, is_spread, named
 from ..generation.options import SpeculationConfig
-from .adapters import base_of_adapter, options_of_base, put_adapter
 from .assistant import LoopOnly
-from .contract import FIELD, made_for
-from .fields import name_portably
-from .mismatches import check_contract
+from .compatibility.contract import FIELD, made_for
+from .compatibility.mismatches import check_contract
+from .compatibility.weights import check_download, check_finite
+from .config_fields import name_portably
 from .option_files import hub_options, read_options
-from .weights import check_download, check_finite
+from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
 
 class DrafterModel(LoopOnly, PreTrainedModel):

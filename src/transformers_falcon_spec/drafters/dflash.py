@@ -11,7 +11,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, 
 
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.model_parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
-from .fields import check_fields
+from .config_fields import check_fields
 
 DEFAULT_LAYERS = MuseGlimmerAssistantConfig.num_hidden_layers
 DEFAULT_FEATURES = 5  # layers of the target that are read

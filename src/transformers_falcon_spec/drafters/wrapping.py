@@ -7,9 +7,9 @@ from transformers import PreTrainedModel
 
 from ..errors import CheckpointError, OptionError
 from .base import readable
+from .compatibility.weights import check_finite
 from .option_files import hub_options
 from .vocabulary import tokenizer_of
-from .weights import check_finite
 
 
 def remote_options(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..drafters.confidence import confidence_temperature
+from ..drafters.tree_drafting.temperatures import confidence_temperature
 from ..errors import OptionError
 from .confidence import AS_IT_IS, OCTAVES, STEPS_PER_OCTAVE, TEMPERATURES, Observations
 from .summary import bootstrap, wilson_interval

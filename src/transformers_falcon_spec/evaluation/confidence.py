@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.tree_growth import Children, TreeGrowth
 from ..drafters.base import DrafterModel
-from ..drafters.grown_tree import GrownTreeGenerator
+from ..drafters.tree_drafting.grown import GrownTreeGenerator
 from ..errors import OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
 

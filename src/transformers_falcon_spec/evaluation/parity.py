@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.base import DrafterModel
-from ..drafters.pool import DrafterPool
+from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
 from ..generation.timed import Options
 from .evidence import Check, Evidence, gather

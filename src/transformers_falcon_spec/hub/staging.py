@@ -16,8 +16,8 @@ from huggingface_hub import eval_result_entries_to_yaml, get_token
 from transformers import AutoModel
 
 from ..drafters.base import DrafterModel, readable
+from ..drafters.config_fields import name_portably
 from ..drafters.diffuspec.proxy_files import DESCRIPTION_FILE
-from ..drafters.fields import name_portably
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .bundle import auto_map, write_custom_generate

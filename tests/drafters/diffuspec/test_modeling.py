@@ -24,8 +24,8 @@ from transformers_falcon_spec import (
 from transformers_falcon_spec.commands.loading import load_drafter
 from transformers_falcon_spec.drafters.diffuspec.calls import Reading
 from transformers_falcon_spec.drafters.diffuspec.configuration_diffuspec import OWN_FIELDS
-from transformers_falcon_spec.drafters.diffuspec.masks import visible
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.visibility import visible
 
 
 @pytest.mark.parametrize("ties", [True, False])

@@ -15,7 +15,7 @@ from tests.drafters.texts import Text, paths
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters import pairs
-from transformers_falcon_spec.drafters.falcon.candidates import FalconCandidateGenerator
+from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
 from transformers_falcon_spec.generation.drafting import DraftBudget, Prices
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.generation.tuning.cost_model import LEAST_STEPS, PAUSE, WARM_UP, CostModel

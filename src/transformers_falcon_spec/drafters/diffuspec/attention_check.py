@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from ...errors import OptionError
 from .calls import CALLS, Reading
 from .configuration_diffuspec import DiffusionConfig
-from .masks import visible
+from .visibility import visible
 
 _LEAST_TOKENS = 6  # before and behind the masks' place
 _SHARE = 1e-4  # of what a token says of itself; less than that is rounding

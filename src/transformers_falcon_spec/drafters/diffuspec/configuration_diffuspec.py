@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
 from ...generation.layers import layer_kinds
-from ..fields import check_fields, target_fields
+from ..config_fields import check_fields, target_fields
 from .calls import CALLS
 
 ATTENTION = ("full", "prefix_causal", "block_causal")

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from ...generation.cache import drop_last
 from .calls import Reading
-from .masks import visible
+from .visibility import visible
 
 if TYPE_CHECKING:
     from .modeling_diffuspec import DiffusionDrafter

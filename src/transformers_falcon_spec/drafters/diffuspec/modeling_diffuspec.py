@@ -24,15 +24,15 @@ from ...generation.drafting import TargetView
 from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..base import readable
-from ..contract import FIELD
+from ..compatibility.contract import FIELD
 from ..option_files import hub_options
 from ..text_alone import TextDrafter
 from ..vocabulary import shared_vocabulary
 from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
 from .attention_check import check_attention
 from .calls import CALLS, ModelCall, Reading
-from .candidates import DiffusionCandidateGenerator
 from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
+from .generator import DiffusionCandidateGenerator
 from .presets import check_mask, fitted_proxy, mask_id, preset_of, preset_options
 from .proxy import NgramProxy, proxy_beside
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import OptionError
 from ...generation.drafting import DraftBudget
-from ..static_tree import draw_children
+from ..tree_drafting.static import draw_children
 from .lattice import Lattice, allowed_logits
 from .proxy import Context, NgramProxy
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from ...errors import OptionError
-from ..adapters import base_of_adapter, options_of_base
+from ..saved_adapters import base_of_adapter, options_of_base
 from .ngram_counts import Followers, NgramCounts, count_ngrams
 from .proxy_files import COUNTS_FILE, DESCRIPTION_FILE, read_ngrams, write_ngrams
 

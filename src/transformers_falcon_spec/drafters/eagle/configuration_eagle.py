@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
-from ..confidence import GrowingConfig
-from ..fields import contract_fields
+from ..config_fields import contract_fields
+from ..tree_drafting.temperatures import GrowingConfig
 
 VERSIONS = (1, 3)
 OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -42,7 +42,7 @@ class EagleConfig(GrowingConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.contract.TargetContract`]. None checks sizes alone.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.contract.TargetContract`]. None checks sizes alone.
 
     Example:
 

@@ -19,10 +19,10 @@ from ...core.masks import additive
 from ...core.packing import one_text, same_text
 from ...errors import OptionError
 from ...generation.drafting import TargetView
-from ..grown_tree import GrowingDrafter
-from .candidates import EagleCandidateGenerator
+from ..tree_drafting.grown import GrowingDrafter
 from .configuration_eagle import EagleConfig
-from .layers import FeatureLayer, StateLayer
+from .decoder_layer import FeatureLayer, StateLayer
+from .generator import EagleCandidateGenerator
 
 
 @dataclass

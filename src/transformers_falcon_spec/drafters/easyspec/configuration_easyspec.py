@@ -7,8 +7,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ..confidence import check_temperatures
-from ..fields import check_fields, target_fields
+from ..config_fields import check_fields, target_fields
+from ..tree_drafting.temperatures import check_temperatures
 from .families import check_family
 from .groups import build_groups, check_groups
 

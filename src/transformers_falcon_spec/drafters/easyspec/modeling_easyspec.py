@@ -22,15 +22,15 @@ from ...core.masks import additive
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup
 from ...generation.drafting import TargetView
 from ..base import readable
-from ..grown_tree import GrowingDrafter
 from ..text_alone import TextDrafter
+from ..tree_drafting.grown import GrowingDrafter
 from ..vocabulary import shared_vocabulary
 from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
 from .backends import FusedBackend, SequentialBackend, weights_state
-from .candidates import LayerParallelCandidateGenerator
 from .configuration_easyspec import LayerParallelConfig
 from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
+from .generator import LayerParallelCandidateGenerator
 
 _OF_WRAPPING = ("group_size", "tokenizer", "target_tokenizer")
 

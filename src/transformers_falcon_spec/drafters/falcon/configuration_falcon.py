@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
-from ..confidence import GrowingConfig
-from ..fields import check_fields, contract_fields
+from ..config_fields import check_fields, contract_fields
+from ..tree_drafting.temperatures import GrowingConfig
 
 RECURRENCES = ("sequence", "token")
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
@@ -45,7 +45,7 @@ class FalconSpecConfig(GrowingConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts a chain of one block.
         confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.contract.TargetContract`]. None checks sizes alone.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.contract.TargetContract`]. None checks sizes alone.
 
     Example:
 

@@ -25,9 +25,9 @@ from ...core.packing import is_packed, one_text, same_text, text_lengths, text_n
 from ...core.tree import DraftTree
 from ...generation.drafting import TargetView
 from ..base import DrafterModel
-from ..static_tree import tree_from_json
-from .candidates import FalconCandidateGenerator
+from ..tree_drafting.static import tree_from_json
 from .configuration_falcon import FalconSpecConfig
+from .generator import FalconCandidateGenerator
 from .recurrence import Recurrence
 
 ATTENTION_BIAS = 3.0  # of fresh queries and keys

@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
-from ..fields import check_fields, target_fields
+from ..config_fields import check_fields, target_fields
 
 SMALLEST = {"window_size": 1, "ngram_len": 2, "num_guesses": 1, "pool_size": 1}
 

@@ -9,8 +9,8 @@ from ...errors import CheckpointError, DrafterMismatchError, OptionError
 from ...generation.drafting import TargetView
 from ...generation.model_parts import named
 from ..text_alone import TextDrafter
-from .candidates import LookaheadCandidateGenerator
 from .configuration_lookahead import SMALLEST, LookaheadConfig
+from .generator import LookaheadCandidateGenerator
 
 
 class LookaheadDrafter(TextDrafter):

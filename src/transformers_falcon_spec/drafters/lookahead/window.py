@@ -7,7 +7,7 @@ Source: arXiv 2402.02057, section 3 and figure 2; start and movement as in the c
 
 from collections.abc import Sequence
 
-from .pool import Tokens
+from .ngram_pool import Tokens
 
 
 def num_first_tokens(window_size: int, ngram_len: int) -> int:

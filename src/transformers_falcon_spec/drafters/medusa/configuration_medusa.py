@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import head_width
-from ..fields import check_fields, contract_fields
+from ..config_fields import check_fields, contract_fields
 
 
 @strict
@@ -26,7 +26,7 @@ class MedusaConfig(PreTrainedConfig):
             `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads whose every rank is right half as
             often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.contract.TargetContract`]. None checks sizes alone.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.contract.TargetContract`]. None checks sizes alone.
 
     Example:
 

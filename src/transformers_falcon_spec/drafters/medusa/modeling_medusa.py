@@ -18,9 +18,9 @@ from ...errors import OptionError
 from ...generation.drafting import TargetView
 from ...generation.model_parts import apply_head, feature_width
 from ..base import DrafterModel
-from ..static_tree import tree_from_json
-from .candidates import MedusaCandidateGenerator
+from ..tree_drafting.static import tree_from_json
 from .configuration_medusa import MedusaConfig
+from .generator import MedusaCandidateGenerator
 
 DEFAULT_NODES = 16  # of the tree of a drafter without one, root included
 DEFAULT_RANKS = 10

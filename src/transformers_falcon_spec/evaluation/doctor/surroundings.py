@@ -6,8 +6,8 @@ import os
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.base import DrafterModel
-from ...drafters.contract import FIELD, TargetContract
-from ...drafters.mismatches import OTHER_TARGET, mismatches_of
+from ...drafters.compatibility.contract import FIELD, TargetContract
+from ...drafters.compatibility.mismatches import OTHER_TARGET, mismatches_of
 from ...errors import DrafterMismatchError, TargetError, TrainingError
 from ...generation.probe import probe, reads_masks
 from ...provenance import provenance

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...drafters.mismatches import OTHER_DTYPE, OTHER_TARGET, QUANTISED, WRONG_TEMPLATE, Mismatch
+from ...drafters.compatibility.mismatches import OTHER_DTYPE, OTHER_TARGET, QUANTISED, WRONG_TEMPLATE, Mismatch
 
 TRUNCATED = "truncated weights"
 BROKEN = "broken checkpoint"

@@ -17,18 +17,18 @@ from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.contract import TargetContract, sign
-from transformers_falcon_spec.drafters.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
-from transformers_falcon_spec.drafters.mismatches import check_contract, mismatches
+from transformers_falcon_spec.drafters.compatibility.contract import TargetContract, sign
+from transformers_falcon_spec.drafters.compatibility.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
+from transformers_falcon_spec.drafters.compatibility.mismatches import check_contract, mismatches
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 from transformers_falcon_spec.provenance import portable
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 
 
 @pytest.fixture(autouse=True)
 def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.drafters.mismatches._TOLD", set())
+    monkeypatch.setattr("transformers_falcon_spec.drafters.compatibility.mismatches._TOLD", set())
 
 
 def names(drafter: Any, target: Any, tokenizer: Any = None) -> list[str]:

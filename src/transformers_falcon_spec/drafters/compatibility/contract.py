@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import CheckpointError
+from ...errors import CheckpointError
 from .fingerprint import PACKED, Fingerprint, Print
 
 FIELD = "target_contract"  # of a drafter's config

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...generation.cache import HOLE
 from ...generation.drafting import Draft, DraftBudget, TargetView
-from ..grown_tree import GrownTreeGenerator
+from ..tree_drafting.grown import GrownTreeGenerator
 
 if TYPE_CHECKING:
     from .modeling_eagle import EagleDrafter

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from ..core.tree import DraftTree
+from ...core.tree import DraftTree
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from ..static_tree import draw_children, fitted, node_chances, parents_by_row
+from ..tree_drafting.static import draw_children, fitted, node_chances, parents_by_row
 
 if TYPE_CHECKING:
     from .modeling_medusa import MedusaDrafter

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from ..errors import DrafterMismatchError
-from ..generation.model_parts import named
+from ...errors import DrafterMismatchError
+from ...generation.model_parts import named
 from .contract import FIELD, KEY_IDS, SHAPE, TargetContract, made_for, template_digest
 from .fingerprint import ADAPTERS
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import CheckpointError
-from ..generation.model_parts import decoder_of
+from ...errors import CheckpointError
+from ...generation.model_parts import decoder_of
 
 ADAPTERS = "adapters"
 PACKED = "it is quantised"

@@ -7,8 +7,8 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
-from ..errors import CheckpointError
-from ..provenance import file_sha256
+from ...errors import CheckpointError
+from ...provenance import file_sha256
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -14,7 +14,7 @@ from ...core.masks import block_causal_mask, block_ends
 from ...errors import OptionError
 from ...generation.cache import HOLE
 from ...generation.drafting import Draft, DraftBudget, TargetView
-from ..grown_tree import GrownTreeGenerator
+from ..tree_drafting.grown import GrownTreeGenerator
 
 if TYPE_CHECKING:
     from .modeling_falcon import FalconSpecDrafter, RecurrentState

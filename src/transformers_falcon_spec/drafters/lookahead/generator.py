@@ -10,7 +10,7 @@ import torch
 
 from ...core.sampling import draw_indices
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from .pool import NgramPool, prefix_tree
+from .ngram_pool import NgramPool, prefix_tree
 from .window import JacobiWindow, num_first_tokens
 
 if TYPE_CHECKING:

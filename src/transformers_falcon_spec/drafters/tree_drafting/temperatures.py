@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from ..errors import OptionError
+from ...errors import OptionError
 
 PARTS = ("greedy", "sampled")
 

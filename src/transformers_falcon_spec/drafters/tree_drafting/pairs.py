@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from ..generation.cache import HOLE, RowSlots
-from ..generation.drafting import Committed, TargetView, TreeCandidateGenerator
+from ...generation.cache import HOLE, RowSlots
+from ...generation.drafting import Committed, TargetView, TreeCandidateGenerator
 
 MOST_WAITING = (
     512  # pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.sampling import draw_distinct
-from ..core.tree import DraftTree
-from ..generation.drafting import Draft, DraftBudget
+from ...core.sampling import draw_distinct
+from ...core.tree import DraftTree
+from ...generation.drafting import Draft, DraftBudget
 from .pairs import PairGenerator
 from .plan import DraftPass, draft_passes
 

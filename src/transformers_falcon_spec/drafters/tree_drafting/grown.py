@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..core.tree import DraftTree
-from ..core.tree_growth import Children, TreeGrowth
-from ..errors import OptionError
-from ..generation.drafting import Draft, DraftBudget, TargetView
-from .base import DrafterModel
-from .confidence import block_temperatures
-from .static_tree import StaticTreeGenerator, tree_from_json
+from ...core.tree import DraftTree
+from ...core.tree_growth import Children, TreeGrowth
+from ...errors import OptionError
+from ...generation.drafting import Draft, DraftBudget, TargetView
+from ..base import DrafterModel
+from .static import StaticTreeGenerator, tree_from_json
+from .temperatures import block_temperatures
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
 PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for

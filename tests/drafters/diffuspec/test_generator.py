@@ -11,7 +11,7 @@ from tests import runs
 from tests.drafters.diffuspec.naive_model import naive_logits
 from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec.drafters.diffuspec.candidates import DiffusionCandidateGenerator
+from transformers_falcon_spec.drafters.diffuspec.generator import DiffusionCandidateGenerator
 from transformers_falcon_spec.drafters.diffuspec.lattice import prune
 from transformers_falcon_spec.drafters.diffuspec.path_search import argmax_path, mixed_scores, search_path, tree_over
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy

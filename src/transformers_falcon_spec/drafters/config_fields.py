@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError
 from ..provenance import portable
-from .contract import FIELD, TargetContract
+from .compatibility.contract import FIELD, TargetContract
 
 _NAMES = ("target_name_or_path", "_name_or_path")  # of models, whose folders other machines do not have
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
