@@ -66,3 +66,25 @@ def test_the_package_is_a_program_with_the_same_commands() -> None:
     )
 
     assert result.stdout.startswith("usage: falcon-spec COMMAND")
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_shows_shared_options_in_groups_behind_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of("parity", capsys)
+
+    groups = ["What to check:", "models:", "prompts and texts:", "results:"]
+    assert all(text.count(group) == 1 for group in groups)
+    assert sorted(groups, key=text.index) == groups
+    assert text.index("What to check:") < text.index("--tune ") < text.index("models:") < text.rindex("--dtype ")
+
+
+def test_help_says_what_must_be_given_and_what_a_recipe_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of("train", capsys)
+
+    assert "Folder or Hub name of the target. (required)" in text
+    assert "By recipe: 0.002 (default, falcon), 0.0005 (paper, falcon). (default: 0.0005)" in text

@@ -3,8 +3,10 @@
 import importlib
 import logging
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from dataclasses import Field, is_dataclass
+from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass
+from inspect import get_annotations
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -22,6 +24,7 @@ def run(name: str, argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     module = module_of(name)
     parser = _Parser(options_of(name), prog=f"falcon-spec {name}", description=module.__doc__, formatter_class=_Help)
+    parser.add_notes(module.help_notes() if hasattr(module, "help_notes") else {})
     try:
         *options, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
         if unknown:
@@ -51,7 +54,29 @@ def options_of(name: str) -> list[DataClassType]:
 
 
 class _Parser(HfArgumentParser):
-    """Takes fields with `positional` in their metadata by place, without a name."""
+    """Shows options in groups, and takes fields with `positional` in their metadata by place, without a name."""
+
+    def add_notes(self, notes: Mapping[str, str]) -> None:
+        """Add to the help of options, by name, what no field of a dataclass can know."""
+        for action in self._actions:
+            if action.dest in notes:
+                action.help = f"{action.help} {notes[action.dest]}"
+
+    def _add_dataclass_arguments(self, dtype: DataClassType) -> None:
+        """A group for each class that declares options, the command's own first; subclasses may say them anew."""
+        hints = get_type_hints(dtype)
+        kinds: list[type] = [kind for kind in dtype.__mro__ if is_dataclass(kind)]
+        declared_by = {name: kind for kind in kinds for name in get_annotations(kind)}
+        for kind in kinds:
+            group = self._group(vars(kind).get("group") or str(kind.__doc__).strip().split("\n")[0].rstrip("."))
+            for each in fields(dtype):
+                if each.init and declared_by[each.name] is kind:
+                    each.type = hints[each.name]
+                    self._parse_dataclass_field(group, each)
+
+    def _group(self, title: str) -> Any:
+        known = (group for group in self._action_groups if group.title == title)
+        return next(known, None) or self.add_argument_group(title)
 
     def given(self, argv: list[str]) -> frozenset[str]:
         """Names of the options that `argv` gives, whatever their values; all others keep what stands there before."""
@@ -69,7 +94,10 @@ class _Parser(HfArgumentParser):
 
 
 class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Shows defaults, and keeps the lines of a description as they are written."""
+    """Shows defaults and what must be given, and keeps the lines of a description as they are written."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return f"{action.help} (required)" if action.required else super()._get_help_string(action)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ Example, on the embedded pair:
 """
 
 import gc
-import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,48 +30,34 @@ from ..errors import OptionError, ProcessKilledError
 from ..evaluation.benchmark import Benchmark, Failure, Outcome
 from ..evaluation.decoding import decoding_options
 from ..evaluation.methods import BASELINE, Method
-from ..evaluation.prompts import Prompt, check_lengths, read_prompts
+from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.speed_results import changes_greedy_text, failure_of, is_whole
 from ..evaluation.summary import summarize
 from ..provenance import portable, provenance
-from .loading import TREE_HELP, load_target, load_tree, read_config
+from .loading import load_target, load_tree, read_config
 from .memory import MemoryRun
 from .methods import MethodEntry, parse_methods, parse_targets
+from .options import TREE_HELP, ModelOptions, ResultOptions, TextOptions, check_least, option
 
 Entry = dict[str, Any]
 
 
-@dataclass
-class BenchCommand:
-    """What to measure and where to write it."""
+@dataclass(kw_only=True)
+class BenchCommand(ModelOptions, TextOptions, ResultOptions):
+    """What to measure."""
 
-    targets: list[str] = field(metadata={"help": "Folders or Hub names of targets, each maybe as NAME=FOLDER."})
-    methods: list[str] = field(metadata={"help": "What to compare with the target alone, as listed above."})
-    prompts: list[str] = field(metadata={"help": "JSON lines files; each is a prompt set named after its file."})
-    output: str = field(metadata={"help": "JSON file to write; runs go to the same name with .jsonl and are resumed."})
-    decodings: list[str] = field(
-        default_factory=lambda: ["greedy", "temperature-0.7"], metadata={"help": "Names of decodings; see the docs."}
+    targets: list[str] = option("Folders or Hub names of targets, each maybe as NAME=FOLDER.")
+    methods: list[str] = option("What to compare with the target alone, as listed above.")
+    decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
+    repeats: int = option("Runs of each prompt, method and decoding.", 1)
+    baseline: bool = option("Also run the target alone; without it there is no speed-up.", True)
+    memory_texts: int = option(
+        "Texts of each prompt file that a fresh process of each method writes before its peak memory is read; 0 measures no memory.",
+        2,
     )
-    max_new_tokens: int = field(default=128, metadata={"help": "Most tokens of a text."})
-    limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
-    repeats: int = field(default=1, metadata={"help": "Runs of each prompt, method and decoding."})
-    baseline: bool = field(
-        default=True, metadata={"help": "Also run the target alone; without it there is no speed-up."}
-    )
-    memory_texts: int = field(
-        default=2,
-        metadata={
-            "help": "Texts of each prompt file that a fresh process of each method writes before its peak memory is read; 0 "
-            "measures no memory."
-        },
-    )
-    seed: int = field(default=0, metadata={"help": "Of sampling, order and intervals."})
-    threads: int | None = field(default=None, metadata={"help": "CPU threads; None leaves torch's choice."})
-    dtype: str = field(default="float32", metadata={"help": "auto, float32, bfloat16 or float16."})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
-    draft_tree: str | None = field(
-        default=None, metadata={"help": f"{TREE_HELP} Methods that are no drafters of this package do without."}
-    )
+    seed: int = option("Of sampling, order and intervals.", 0)
+    threads: int | None = option("CPU threads; None leaves torch's choice.", None)
+    draft_tree: str | None = option(f"{TREE_HELP} Methods that are no drafters of this package do without.", None)
 
 
 def run(command: BenchCommand) -> None:
@@ -104,7 +89,7 @@ def run(command: BenchCommand) -> None:
         "methods": entries,
         "rows": summarize(total.records, command.seed, planned),
     }
-    Path(command.output).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    command.write(result)
     _show(result)
     total.complete()
 
@@ -113,18 +98,9 @@ def _checked_prompts(command: BenchCommand) -> list[Prompt]:
     """The prompts; options that no run could serve are refused before anything is loaded."""
     for name in command.decodings:
         decoding_options(name)
-    for option, least in (("max_new_tokens", 2), ("repeats", 1), ("memory_texts", 0)):
-        if getattr(command, option) < least:
-            raise OptionError(f"`{option}` must be at least {least}, but it is {getattr(command, option)}.")
-    if Path(command.output).suffix != ".json":
-        raise OptionError(
-            f"`output` must end in `.json`, but it is `{command.output}`; other files are named after it."
-        )
+    check_least(command, max_new_tokens=2, repeats=1, memory_texts=0)
     _check_can_be_written(Path(command.output))
-    prompts = read_prompts(command.prompts, command.limit)
-    if not prompts:
-        raise OptionError(f"There must be a prompt to answer, but {command.prompts} hold none within `limit`.")
-    return prompts
+    return command.read_prompts()
 
 
 def _check_can_be_written(output: Path) -> None:
@@ -161,7 +137,7 @@ def _measure(
         with_baseline=command.baseline and BASELINE not in killed,
         target_name=name,
     )
-    outcome = benchmark.run(Path(command.output).with_suffix(".jsonl"))
+    outcome = benchmark.run(command.records_file)
     outcome.failures[:0] = failures
     told = {failure.arm for failure in outcome.failures}
     outcome.failures += [failure for failure in failed_memory if failure.arm not in told]

@@ -10,8 +10,7 @@ Example, on the embedded pair:
                         --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
 """
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,56 +18,43 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from ..drafters.base import DrafterModel
-from ..errors import OptionError
 from ..evaluation.calibration import Text, compare, fit, fits_of_folds
 from ..evaluation.confidence import NUM_BEST, ListWatch, Observations
 from ..evaluation.decoding import decoding_options
-from ..evaluation.prompts import Prompt, check_lengths, read_prompts
+from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from ..provenance import provenance, weights_fingerprint
-from .loading import load_drafter, load_target, save_fields
+from ..provenance import weights_fingerprint
+from .loading import load_drafter, save_fields
+from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
 DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
 
 
-@dataclass
-class CalibrateCommand:
-    """Which drafter to calibrate, on what, and where the figures go."""
+@dataclass(kw_only=True)
+class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
+    """How to look at a drafter's chances."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    drafter: str = field(metadata={"help": "Folder or Hub name of a drafter that can grow trees."})
-    prompts: list[str] = field(metadata={"help": "JSON lines files of held-out prompts."})
-    output: str = field(
-        metadata={
-            "help": "JSON file to write; what was seen goes to the same name with .jsonl, where a later run goes on."
-        }
+    max_new_tokens: int = option("Most tokens of a text.", 96)
+    html: str | None = option("HTML page with the reliability plots; needs matplotlib, the extra `report`.", None)
+    save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
+    passes: int = option(
+        "Passes whose places get temperatures of their own; later passes take those of the last one.", 1
     )
-    html: str | None = field(
-        default=None, metadata={"help": "HTML page with the reliability plots; needs matplotlib, the extra `report`."}
+    tree_depth: int | None = option(
+        "How deep trees are grown to look; None takes two passes, or what trees of the drafter take if it is more.",
+        None,
     )
-    save: bool = field(
-        default=False, metadata={"help": "Store the temperatures in the `config.json` of the drafter's folder."}
-    )
-    passes: int = field(
-        default=1,
-        metadata={
-            "help": "Passes whose places get temperatures of their own; later passes take those of the last one."
-        },
-    )
-    tree_depth: int | None = field(
-        default=None,
-        metadata={
-            "help": "How deep trees are grown to look; None takes two passes, or what trees of the drafter take if it is more."
-        },
-    )
-    num_tree_nodes: int = field(default=32, metadata={"help": "Nodes of the trees that are grown to look."})
-    max_new_tokens: int = field(default=96, metadata={"help": "Most tokens of a text."})
-    limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
-    seed: int = field(default=0, metadata={"help": "Of the draws and of the intervals."})
-    dtype: str = field(default="float32", metadata={"help": "auto, float32, bfloat16 or float16."})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+    num_tree_nodes: int = option("Nodes of the trees that are grown to look.", 32)
+    seed: int = option("Of the draws and of the intervals.", 0)
+
+    def __post_init__(self) -> None:
+        """Temperatures need places, and those that are saved a config."""
+        super().__post_init__()
+        check_least(self, passes=1)
+        if self.save:
+            self.check_folder()
 
 
 def run(command: CalibrateCommand) -> None:
@@ -78,30 +64,20 @@ def run(command: CalibrateCommand) -> None:
         [`OptionError`]: the drafter grows no trees, or too little was seen.
     """
     logging.set_verbosity_error()
-    output = Path(command.output)
-    if output.suffix != ".json":
-        raise OptionError(f"`output` must end in `.json`, but it is `{output}`; other files are named after it.")
-    if command.passes < 1:
-        raise OptionError(f"`passes` must be at least 1, but it is {command.passes}.")
-    if command.save and not (Path(command.drafter) / "config.json").is_file():
-        raise OptionError(
-            f"`save` writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is `{command.drafter}`. "
-            "Download it; an adapter is merged and saved first."
-        )
-    target, tokenizer = load_target(command.target, command.dtype, command.device)
+    target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
     texts = _look(
-        command, target, tokenizer, drafter, Records(output.with_suffix(".jsonl"), _settings(command, target, drafter))
+        command, target, tokenizer, drafter, Records(command.records_file, _settings(command, target, drafter))
     )
     size, num_places = drafter.block_size, command.passes * drafter.block_size
     folds, found = fits_of_folds(texts, num_places, size), fit(texts, num_places, size)
     result = {
-        "provenance": provenance(**{**vars(command), "dtype": str(target.dtype).removeprefix("torch.")}),
+        "provenance": command.origin(target),
         "fit": found.to_json(),
         "fits_of_folds": [each.to_json() for each in folds],
         "rows": compare(texts, folds, size, command.seed),
     }
-    output.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    command.write(result)
     _show(result)
     if command.save:
         save_fields(Path(command.drafter), {"confidence_temperatures": found.to_json()})
@@ -138,7 +114,7 @@ def _look(
     records: Records,
 ) -> list[Text]:
     """Write every text that was not written yet, and take what was seen."""
-    prompts = read_prompts(command.prompts, command.limit)
+    prompts = command.read_prompts()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter.generation_config = SpeculationConfig(
         tune=False,  # whatever it costs

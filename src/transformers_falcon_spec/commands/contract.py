@@ -7,7 +7,7 @@ Example:
   falcon-spec contract --target models/reference-target --drafter models/falcon-reference
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import logging
@@ -15,17 +15,15 @@ from transformers import logging
 from ..drafters.compatibility.contract import FIELD, TargetContract
 from ..errors import OptionError
 from ..provenance import portable
-from .loading import load_drafter, load_target, save_fields
+from .loading import load_drafter, save_fields
+from .options import DTYPE_HELP, PairOptions, option
 
 
-@dataclass
-class ContractCommand:
+@dataclass(kw_only=True)
+class ContractCommand(PairOptions):
     """Which drafter is for which target."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target the drafter was trained for."})
-    drafter: str = field(metadata={"help": "Folder of the drafter."})
-    dtype: str = field(default="auto", metadata={"help": "Type in which it was: auto, float32, bfloat16 or float16."})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+    dtype: str = option(f"Type in which it was: {DTYPE_HELP}", "auto")
 
 
 def run(command: ContractCommand) -> None:
@@ -36,12 +34,8 @@ def run(command: ContractCommand) -> None:
         [`DrafterMismatchError`]: its sizes are not the target's.
     """
     logging.set_verbosity_error()
-    if not (Path(command.drafter) / "config.json").is_file():
-        raise OptionError(
-            f"`drafter` must be a folder with a config.json to write into, but it is `{command.drafter}`. Download it; an adapter is merged "
-            "and saved first."
-        )
-    target, tokenizer = load_target(command.target, command.dtype, command.device)
+    command.check_folder()
+    target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
     if not hasattr(drafter.config, FIELD):
         raise OptionError(

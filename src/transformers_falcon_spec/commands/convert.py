@@ -7,20 +7,20 @@ Example, on a folder with `config.json` and weights of Eagle-3:
   falcon-spec convert downloads/eagle3 my-drafter --target downloads/its-target
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..convert import convert_checkpoint
+from .options import option
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ConvertCommand:
     """What to convert, and where to."""
 
-    source: str = field(metadata={"positional": True, "help": "Folder or Hub id of the checkpoint."})
-    dest: str = field(metadata={"positional": True, "help": "Folder to write; new or empty."})
-    target: str | None = field(
-        default=None,
-        metadata={"help": "Folder or Hub id of the target; for what the checkpoint does not say. Its config is read."},
+    source: str = option("Folder or Hub id of the checkpoint.", positional=True)
+    dest: str = option("Folder to write; new or empty.", positional=True)
+    target: str | None = option(
+        "Folder or Hub id of the target; for what the checkpoint does not say. Its config is read.", None
     )
 
 

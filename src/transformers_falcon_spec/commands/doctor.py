@@ -10,7 +10,7 @@ Example, on the embedded pair:
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -24,30 +24,24 @@ from ..evaluation.doctor.promise import Promise, promise_of
 from ..evaluation.doctor.surroundings import environment
 from ..evaluation.doctor.verdicts import Report
 from ..evaluation.prompts import Prompt, read_prompts
-from .loading import load_drafter, load_target
+from .loading import load_drafter
+from .options import DTYPE_HELP, PairOptions, TextOptions, option
 
 Loaded = TypeVar("Loaded")
 
 
-@dataclass
-class DoctorCommand:
-    """Whom to examine, with which texts."""
+@dataclass(kw_only=True)
+class DoctorCommand(PairOptions, TextOptions):
+    """What to hold the pair against."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    drafter: str = field(metadata={"help": "Folder or Hub name of the drafter."})
-    results: str | None = field(
-        default=None,
-        metadata={"help": "Results of `falcon-spec bench` to hold it against; else its training record is taken."},
+    results: str | None = option(
+        "Results of `falcon-spec bench` to hold it against; else its training record is taken.", None
     )
-    prompts: list[str] = field(
-        default_factory=list,
-        metadata={"help": "JSON lines files of prompts; else those of the results, else a few questions."},
-    )
-    limit: int = field(default=4, metadata={"help": "Use this many prompts of each file only."})
-    max_new_tokens: int = field(default=64, metadata={"help": "Most tokens of a text."})
-    json: bool = field(default=False, metadata={"help": "Print all of it as JSON."})
-    dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+    prompts: list[str] = option("JSON lines files of prompts; else those of the results, else a few questions.", [])
+    limit: int | None = option("Use this many prompts of each file only.", 4)
+    max_new_tokens: int = option("Most tokens of a text.", 64)
+    dtype: str = option(DTYPE_HELP, "auto")
+    json: bool = option("Print all of it as JSON.", False)
 
 
 def run(command: DoctorCommand) -> None:
@@ -55,7 +49,7 @@ def run(command: DoctorCommand) -> None:
     logging.set_verbosity_error()
     report = Report(command.target, command.drafter)
     report.sections["environment"] = environment(command.device)
-    pair = _whole(report, command.target, lambda: load_target(command.target, command.dtype, command.device))
+    pair = _whole(report, command.target, command.load_target)
     if pair is not None:
         target, tokenizer = pair
         drafter = _whole(report, command.drafter, lambda: load_drafter(command.drafter, target))

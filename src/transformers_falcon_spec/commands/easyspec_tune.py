@@ -9,10 +9,8 @@ Example:
                             --output runs/groups.json --link_latency_us 10 --link_gb_per_second 100
 """
 
-import json
 import os
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,13 +27,13 @@ from ..evaluation.drafted_texts import Text
 from ..evaluation.group_costs import Link, StepModel, measure_costs, measure_link
 from ..evaluation.group_fit import Groups, Replay, Steps, best_divisions, candidate_groups, singles, with_group
 from ..evaluation.group_texts import written_texts
-from ..evaluation.prompts import read_prompts
 from ..evaluation.records import Records
 from ..generation.distributed import ProcessGroup
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from ..provenance import provenance, weights_fingerprint
-from .loading import load_drafter, load_target
+from ..provenance import weights_fingerprint
+from .loading import load_drafter
+from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
 LEAST_LAYERS = 4  # fewer leave nothing to group between the first and the last
 MOST_TIMED = 20  # texts written to see what a step takes
@@ -43,36 +41,31 @@ MOST_CONTEXT = 512  # tokens before the passes that are timed
 SECONDS_TO_MEET = 120.0
 
 
-@dataclass
-class TuneGroupsCommand:
-    """Which drafter to tune, on what, and where the figures go."""
+@dataclass(kw_only=True)
+class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
+    """Which groups to try, on which devices."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    drafter: str = field(metadata={"help": "An EasySpec drafter, or `layer-parallel:N:FOLDER` of a language model."})
-    prompts: list[str] = field(metadata={"help": "JSON lines files of held-out prompts."})
-    output: str = field(
-        metadata={
-            "help": "JSON file to write; what was counted goes to the same name with .jsonl, where a later run goes on."
-        }
+    drafter: str = option("An EasySpec drafter, or `layer-parallel:N:FOLDER` of a language model.")
+    max_new_tokens: int = option("Most tokens of a text.", 96)
+    max_group_size: int = option("Largest group to try.", 5)
+    depth: int = option("Tokens that drafts are deep.", 5)
+    num_tree_nodes: int = option("Nodes of a tree.", 16)
+    tree_top_k: int = option("Nodes of a depth that grow children; 1 drafts chains.", 4)
+    repeats: int = option("Passes that are timed.", 20)
+    link_latency_us: float | None = option("Microseconds from device to device; with `link_gb_per_second`.", None)
+    link_gb_per_second: float | None = option(
+        "Gigabytes a second; without both one device is modelled, or links are measured under torchrun.", None
     )
-    max_group_size: int = field(default=5, metadata={"help": "Largest group to try."})
-    depth: int = field(default=5, metadata={"help": "Tokens that drafts are deep."})
-    num_tree_nodes: int = field(default=16, metadata={"help": "Nodes of a tree."})
-    tree_top_k: int = field(default=4, metadata={"help": "Nodes of a depth that grow children; 1 drafts chains."})
-    max_new_tokens: int = field(default=96, metadata={"help": "Most tokens of a text."})
-    limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
-    repeats: int = field(default=20, metadata={"help": "Passes that are timed."})
-    link_latency_us: float | None = field(
-        default=None, metadata={"help": "Microseconds from device to device; with `link_gb_per_second`."}
-    )
-    link_gb_per_second: float | None = field(
-        default=None,
-        metadata={
-            "help": "Gigabytes a second; without both one device is modelled, or links are measured under torchrun."
-        },
-    )
-    dtype: str = field(default="float32", metadata={"help": "auto, float32, bfloat16 or float16."})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
+
+    def __post_init__(self) -> None:
+        """There must be something to group, and a link is described as a whole."""
+        super().__post_init__()
+        check_least(self, max_group_size=2, depth=2, max_new_tokens=2, repeats=1)
+        given = (self.link_latency_us, self.link_gb_per_second)
+        if (given[0] is None) != (given[1] is None) or not all(value is None or value > 0 for value in given):
+            raise OptionError(
+                f"`link_latency_us` and `link_gb_per_second` describe a link together and must be above 0, but they are {given}."
+            )
 
 
 @dataclass(frozen=True)
@@ -85,23 +78,20 @@ class _Models:
 def run(command: TuneGroupsCommand) -> None:
     """Write texts, count what each group is accepted of, time, calculate, show."""
     logging.set_verbosity_error()
-    output, (link, is_first) = _checked(command), _link(command)
+    link, is_first = _link(command)
     if not is_first:
         return
     models = _loaded(command)
     replay = Replay(models.target, models.drafter, _options(command), command.max_new_tokens)
-    records = Records(output.with_suffix(".jsonl"), _settings(command, models))
-    prompts = read_prompts(command.prompts, command.limit)
-    named, rate = written_texts(models.target, models.tokenizer, prompts, command.max_new_tokens, records)
+    records = Records(command.records_file, _settings(command, models))
+    named, rate = written_texts(
+        models.target, models.tokenizer, command.read_prompts(), command.max_new_tokens, records
+    )
     texts = list(named.values())
     result = _result(command, models, texts, _Counts(replay, texts, records), link)
-    result = {
-        "provenance": provenance(**{**vars(command), "dtype": str(models.target.dtype).removeprefix("torch.")}),
-        "tokens_per_second_of_target": rate,
-        **result,
-    }
-    output.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    _show(result, output)
+    result = {"provenance": command.origin(models.target), "tokens_per_second_of_target": rate, **result}
+    command.write(result)
+    _show(result, command.output)
 
 
 def _result(
@@ -132,21 +122,6 @@ def _result(
     }
 
 
-def _checked(command: TuneGroupsCommand) -> Path:
-    output = Path(command.output)
-    if output.suffix != ".json":
-        raise OptionError(f"`output` must end in `.json`, but it is `{output}`; other files are named after it.")
-    for name, least in (("max_group_size", 2), ("depth", 2), ("max_new_tokens", 2), ("repeats", 1)):
-        if getattr(command, name) < least:
-            raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(command, name)}.")
-    given = (command.link_latency_us, command.link_gb_per_second)
-    if (given[0] is None) != (given[1] is None) or not all(value is None or value > 0 for value in given):
-        raise OptionError(
-            f"`link_latency_us` and `link_gb_per_second` describe a link together and must be above 0, but they are {given}."
-        )
-    return output
-
-
 def _link(command: TuneGroupsCommand) -> tuple[Link | None, bool]:
     """The link between devices, and whether this process is the one that goes on."""
     if command.link_latency_us is not None and command.link_gb_per_second is not None:
@@ -166,7 +141,7 @@ def _link(command: TuneGroupsCommand) -> tuple[Link | None, bool]:
 
 
 def _loaded(command: TuneGroupsCommand) -> _Models:
-    target, tokenizer = load_target(command.target, command.dtype, command.device)
+    target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
     if not isinstance(drafter, LayerParallelDrafter) or len(drafter.layered.layers) < LEAST_LAYERS:
         raise OptionError(
@@ -235,7 +210,7 @@ def _proposed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _show(result: dict[str, Any], output: Path) -> None:
+def _show(result: dict[str, Any], output: str) -> None:
     """The divisions, and the best for each number of devices."""
     console, devices = Console(), [str(device["devices"]) for device in result["divisions"][0]["devices"]]
     table = Table("sizes of groups", "length", "expected", *devices)

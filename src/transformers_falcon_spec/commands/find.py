@@ -9,20 +9,21 @@ Example:
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from ..hub.find import PublishedDrafter, find_drafters
+from .options import option
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FindCommand:
     """Which target, and in which form."""
 
-    target: str = field(metadata={"help": "Name of the target on the Hub."})
-    json: bool = field(default=False, metadata={"help": "Print JSON instead of a table."})
+    target: str = option("Name of the target on the Hub.")
+    json: bool = option("Print JSON instead of a table.", False)
 
 
 def run(command: FindCommand) -> None:

@@ -6,8 +6,8 @@ each step instead of the text as it grows, and `--tree_html` writes these trees 
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer, logging
@@ -24,36 +24,30 @@ from ..evaluation.step_text import step_text
 from ..evaluation.steps import StepLog
 from ..generation.output import observe_steps
 from ..generation.timed import Run, timed_generate
-from ..provenance import provenance
-from .loading import TREE_HELP, load_assistant, load_target
+from .loading import load_assistant
+from .options import DTYPE_HELP, TREE_HELP, TargetOptions, TextOptions, option
 
 WARM_UP_TOKENS = 8
 BAR_WIDTH = 40
 
 
-@dataclass
-class GenerateCommand:
+@dataclass(kw_only=True)
+class GenerateCommand(TargetOptions, TextOptions):
     """What to write, with what."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    drafter: list[str] = field(
-        metadata={"help": "Folder or Hub name of the drafter; of several each step asks the one that brings most."}
+    drafter: list[str] = option(
+        "Folder or Hub name of the drafter; of several each step asks the one that brings most."
     )
-    prompt: list[str] = field(default_factory=list, metadata={"help": "Prompts, each in quotes."})
-    prompts: list[str] = field(default_factory=list, metadata={"help": "JSON lines files of prompts."})
-    compare: bool = field(default=False, metadata={"help": "Also run the target alone, check and compare."})
-    max_new_tokens: int = field(default=128, metadata={"help": "Most tokens to write."})
-    temperature: float = field(default=0.0, metadata={"help": "0 is greedy; above, samples are drawn."})
-    top_p: float = field(default=1.0, metadata={"help": "Draw from the smallest set of this mass."})
-    seed: int = field(default=0, metadata={"help": "Of the sampling."})
-    dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
-    limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
-    draft_tree: str | None = field(default=None, metadata={"help": TREE_HELP})
-    show_tree: bool = field(
-        default=False, metadata={"help": "Print the tree of each step: tokens, how likely they seemed, what was kept."}
-    )
-    tree_html: str | None = field(default=None, metadata={"help": "HTML page to write, with the trees of all steps."})
+    prompt: list[str] = option("Prompts, each in quotes.", [])
+    prompts: list[str] = option("JSON lines files of prompts.", [])
+    compare: bool = option("Also run the target alone, check and compare.", False)
+    temperature: float = option("0 is greedy; above, samples are drawn.", 0.0)
+    top_p: float = option("Draw from the smallest set of this mass.", 1.0)
+    seed: int = option("Of the sampling.", 0)
+    dtype: str = option(DTYPE_HELP, "auto")
+    draft_tree: str | None = option(TREE_HELP, None)
+    show_tree: bool = option("Print the tree of each step: tokens, how likely they seemed, what was kept.", False)
+    tree_html: str | None = option("HTML page to write, with the trees of all steps.", None)
 
     def __post_init__(self) -> None:
         """A prompt must come from somewhere, and what is timed must not be watched."""
@@ -80,111 +74,99 @@ class GenerateCommand:
 def run(command: GenerateCommand) -> None:
     """Write every prompt's text; compare if asked."""
     logging.set_verbosity_error()
-    target, tokenizer = load_target(command.target, command.dtype, command.device)
+    target, tokenizer = command.load_target()
     drafter = load_assistant(command.drafter, target, tokenizer, command.draft_tree)
     prompts = [Prompt("command", str(i), (("user", text),)) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit)
-    console = Console()
+    session = _Session(command, target, tokenizer, drafter)
     if command.compare:
-        _compare(command, target, tokenizer, drafter, prompts, console)
-        return
-    if command.watches_steps:
-        _watch(command, target, tokenizer, drafter, prompts, console)
-        return
-    for prompt in prompts:
-        console.rule(prompt.text.split("\n")[0][:70])
-        ids = prompt.input_ids(tokenizer).to(target.device)
-        torch.manual_seed(command.seed)
-        target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
-            ids,
-            attention_mask=torch.ones_like(ids),
-            assistant_model=drafter,
-            streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
-            max_new_tokens=command.max_new_tokens,
-            **command.options,
+        _compare(session, prompts)
+    elif command.watches_steps:
+        _watch(session, prompts)
+    else:
+        for prompt in prompts:
+            session.title(prompt)
+            session.write(prompt, drafter, TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
+
+
+@dataclass(frozen=True)
+class _Session:
+    """The models, and a terminal to write to."""
+
+    command: GenerateCommand
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: DrafterModel | DrafterPool
+    console: Console = field(default_factory=Console)
+
+    def title(self, prompt: Prompt) -> None:
+        self.console.rule(prompt.text.split("\n")[0][:70])
+
+    def say(self, text: str) -> None:
+        """Print text as it is, whatever signs it holds."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def write(
+        self, prompt: Prompt, assistant: Any, streamer: TextStreamer | None = None, max_new_tokens: int | None = None
+    ) -> Run:
+        """Write the text of a prompt with an assistant, or by the target alone."""
+        ids, most = prompt.input_ids(self.tokenizer), max_new_tokens or self.command.max_new_tokens
+        return timed_generate(
+            self.target, ids, most, self.command.options, self.command.seed, assistant, streamer=streamer
         )
 
+    def text(self, done: Run) -> str:
+        return str(self.tokenizer.decode(done.new_ids, skip_special_tokens=True))
 
-def _watch(
-    command: GenerateCommand,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel | DrafterPool,
-    prompts: list[Prompt],
-    console: Console,
-) -> None:
+
+def _watch(session: _Session, prompts: list[Prompt]) -> None:
     """Write every prompt's text, and show the trees of its steps."""
-    texts = []
+    command, texts = session.command, []
     for prompt in prompts:
-        log = StepLog(tokenizer)
+        log = StepLog(session.tokenizer)
         with observe_steps(log):
-            ids = prompt.input_ids(tokenizer)
-            done = timed_generate(target, ids, command.max_new_tokens, command.options, command.seed, drafter)
-        text = str(tokenizer.decode(done.new_ids, skip_special_tokens=True))
+            text = session.text(session.write(prompt, session.drafter))
         texts.append(WatchedText(prompt.text, text, log.steps))
-        console.rule(prompt.text.split("\n")[0][:70])
+        session.title(prompt)
         for number, step in enumerate(log.steps if command.show_tree else [], start=1):
-            console.print(step_text(number, step))
-        console.print(text, markup=False, highlight=False)
+            session.console.print(step_text(number, step))
+        session.console.print(text, markup=False, highlight=False)
     if command.tree_html is not None:
-        dtype = str(target.dtype).removeprefix("torch.")
-        page = render_step_page(texts, provenance(**{**vars(command), "dtype": dtype}))
-        Path(command.tree_html).write_text(page, encoding="utf-8")
-        console.print(f"{command.tree_html} shows the trees", markup=False, highlight=False, soft_wrap=True)
+        Path(command.tree_html).write_text(render_step_page(texts, command.origin(session.target)), encoding="utf-8")
+        session.say(f"{command.tree_html} shows the trees")
 
 
-def _compare(
-    command: GenerateCommand,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel | DrafterPool,
-    prompts: list[Prompt],
-    console: Console,
-) -> None:
+def _compare(session: _Session, prompts: list[Prompt]) -> None:
     """Both arms on every prompt, in turn; then the tables and the verdict."""
-    for assistant in (None, drafter):
-        timed_generate(
-            target, prompts[0].input_ids(tokenizer), WARM_UP_TOKENS, command.options, command.seed, assistant
-        )
+    arms = (None, session.drafter)
+    for assistant in arms:
+        session.write(prompts[0], assistant, max_new_tokens=WARM_UP_TOKENS)
     stats, seconds, num_tokens, verdicts = GenerationStats(), {"alone": 0.0, "drafted": 0.0}, 0, []
     for prompt in prompts:
-        ids = prompt.input_ids(tokenizer)
-        plain, drafted = (
-            timed_generate(target, ids, command.max_new_tokens, command.options, command.seed, assistant)
-            for assistant in (None, drafter)
-        )
-        console.rule(prompt.text.split("\n")[0][:70])
-        console.print(tokenizer.decode(drafted.new_ids, skip_special_tokens=True), markup=False, highlight=False)
-        verdicts.append(_verdict(command, target, tokenizer, drafter, prompt, plain, drafted))
-        speedup = plain.seconds / drafted.seconds * len(drafted.new_ids) / len(plain.new_ids)
-        console.print(
-            f"[{verdicts[-1]}; {speedup:.2f}x; acceptance length {drafted.output.speculation.acceptance_length:.2f}; "
-            f"{repetition_rate(drafted.new_ids):.0%} repeated]",
+        plain, drafted = (session.write(prompt, assistant) for assistant in arms)
+        session.title(prompt)
+        session.console.print(session.text(drafted), markup=False, highlight=False)
+        verdicts.append(_verdict(session, prompt, plain, drafted))
+        plain_seconds = plain.seconds * len(drafted.new_ids) / len(plain.new_ids)
+        session.console.print(
+            f"[{verdicts[-1]}; {plain_seconds / drafted.seconds:.2f}x; acceptance length "
+            f"{drafted.output.speculation.acceptance_length:.2f}; {repetition_rate(drafted.new_ids):.0%} repeated]",
             markup=False,
             style="dim",
         )
         stats += drafted.output.speculation
-        seconds["alone"] += plain.seconds * len(drafted.new_ids) / len(plain.new_ids)
+        seconds["alone"] += plain_seconds
         seconds["drafted"] += drafted.seconds
         num_tokens += len(drafted.new_ids)
-    _show(stats, seconds, num_tokens, console)
-    console.print(
-        _conclusion(verdicts, seconds["alone"] / seconds["drafted"]), markup=False, highlight=False, soft_wrap=True
-    )
+    _show(stats, seconds, num_tokens, session.console)
+    session.say(_conclusion(verdicts, seconds["alone"] / seconds["drafted"]))
 
 
-def _verdict(
-    command: GenerateCommand,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel | DrafterPool,
-    prompt: Prompt,
-    plain: Run,
-    drafted: Run,
-) -> str:
+def _verdict(session: _Session, prompt: Prompt, plain: Run, drafted: Run) -> str:
     if plain.new_ids == drafted.new_ids:
         return "identical"
-    check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed)
+    command = session.command
+    check = ParityCheck(session.target, session.tokenizer, session.drafter, command.max_new_tokens, command.seed)
     return check.run(prompt, command.options).verdict
 
 

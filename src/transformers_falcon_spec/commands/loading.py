@@ -27,7 +27,6 @@ from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..errors import DraftTreeError, OptionError
 
-TREE_HELP = "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own trees."
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_PARALLEL = "layer-parallel"  # what wraps a language model
 

@@ -12,64 +12,42 @@ Example, on the embedded pair:
                      --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output parity.json
 """
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import logging
 
-from ..errors import OptionError, ParityError
+from ..errors import ParityError
 from ..evaluation.decoding import decoding_options
 from ..evaluation.parity import LOW_PRECISION, ParityCheck, ParityResult
 from ..evaluation.parity_report import interval, percent, quoted, read_result, render_page, report_of
-from ..evaluation.prompts import Prompt, read_prompts
+from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
-from ..provenance import provenance, weights_fingerprint
-from .loading import TREE_HELP, load_drafter, load_target
+from ..provenance import weights_fingerprint
+from .loading import load_drafter
+from .options import DTYPE_HELP, TREE_HELP, PairOptions, ResultOptions, TextOptions, option
 
 
-@dataclass
-class ParityCommand:
-    """What to check and where to write it."""
+@dataclass(kw_only=True)
+class ParityCommand(PairOptions, TextOptions, ResultOptions):
+    """What to check."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    drafter: str = field(metadata={"help": "Folder or Hub name of the drafter."})
-    prompts: list[str] = field(metadata={"help": "JSON lines files of prompts; each is a set named after its file."})
-    output: str = field(
-        metadata={
-            "help": "JSON file to write; each result goes to the same name with .jsonl, where a later run goes on."
-        }
+    html: str | None = option("HTML page to write; None takes the name of the JSON file, with .html.", None)
+    decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
+    seed: int = option("Both arms start from it.", 0)
+    dtype: str = option(f"{DTYPE_HELP[:-1]}: the type in which target and drafter compute.", "float32")
+    draft_tree: str | None = option(TREE_HELP, None)
+    tune: bool = option(
+        "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
+        False,
     )
-    html: str | None = field(
-        default=None, metadata={"help": "HTML page to write; None takes the name of the JSON file, with .html."}
-    )
-    decodings: list[str] = field(
-        default_factory=lambda: ["greedy"], metadata={"help": "Names of decodings; docs/options.md lists them."}
-    )
-    max_new_tokens: int = field(default=128, metadata={"help": "Most tokens of a text."})
-    limit: int | None = field(default=None, metadata={"help": "Use this many prompts of each file only."})
-    seed: int = field(default=0, metadata={"help": "Both arms start from it."})
-    dtype: str = field(
-        default="float32",
-        metadata={"help": "auto, float32, bfloat16 or float16: the type in which target and drafter compute."},
-    )
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda, or auto to spread over devices."})
-    draft_tree: str | None = field(default=None, metadata={"help": TREE_HELP})
-    tune: bool = field(
-        default=False,
-        metadata={
-            "help": "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts."
-        },
-    )
-    reread_in_float32: bool = field(
-        default=True,
-        metadata={
-            "help": "For a bfloat16 or float16 target: at a difference a float32 copy of the target reads the text again and "
-            "says which token it prefers, and how far off both readings are. The copy is made at the first difference, on the "
-            "target's device, and takes 4 bytes a parameter beside the target's 2."
-        },
+    reread_in_float32: bool = option(
+        "For a bfloat16 or float16 target: at a difference a float32 copy of the target reads the text again and says which token it "
+        "prefers, and how far off both readings are. The copy is made at the first difference, on the target's device, and takes 4 "
+        "bytes a parameter beside the target's 2.",
+        True,
     )
 
 
@@ -80,31 +58,26 @@ def run(command: ParityCommand) -> None:
         [`ParityError`]: there is a bug.
     """
     logging.set_verbosity_error()
-    output, options = Path(command.output), {name: decoding_options(name) for name in command.decodings}
-    if output.suffix != ".json":
-        raise OptionError(f"`output` must end in `.json`, but it is `{output}`; other files are named after it.")
-    prompts = read_prompts(command.prompts, command.limit)
-    if not prompts:
-        raise OptionError(f"There must be a prompt to check, but {command.prompts} hold none within `limit`.")
+    options = {name: decoding_options(name) for name in command.decodings}
+    prompts = command.read_prompts("check")
     check = _make_check(command)
-    records = Records(output.with_suffix(".jsonl"), _settings(command, check))
+    records = Records(command.records_file, _settings(command, check))
     results = [read_result(entry, records.path) for entry in records.entries]
     done = {(result.decoding, result.set_name, result.prompt_id) for result in results}
     todo = [(name, p) for name in options for p in prompts if (name, p.set_name, p.prompt_id) not in done]
     for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
         results.append(check.run(prompt, options[name], name))
         records.append(asdict(results[-1]))
-    origin = {**vars(command), "dtype": str(check.target.dtype).removeprefix("torch.")}
-    report = report_of(_asked(results, list(options), prompts), list(options), provenance(**origin))
-    page = Path(command.html) if command.html else output.with_suffix(".html")
-    output.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    report = report_of(_asked(results, list(options), prompts), list(options), command.origin(check.target))
+    page = Path(command.html or command.records_file.with_suffix(".html"))
+    command.write(report)
     page.write_text(render_page(report), encoding="utf-8")
     _show(report, page)
 
 
 def _make_check(command: ParityCommand) -> ParityCheck:
     """The pair, loaded; says whether differences are read again in float32."""
-    target, tokenizer = load_target(command.target, command.dtype, command.device)
+    target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree)
     drafter.generation_config.tune = command.tune
     is_low = target.dtype in LOW_PRECISION

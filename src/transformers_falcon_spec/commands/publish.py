@@ -7,32 +7,26 @@ Example:
   falcon-spec publish my-drafter someone/falcon-qwen3-8b --target Qwen/Qwen3-8B --results speed.json --about about.json
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..hub.card import About
 from ..hub.publish import publish
 from ..hub.staging import Publication
+from .options import option
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PublishCommand:
     """What to publish, and where."""
 
-    drafter: str = field(metadata={"positional": True, "help": "Folder of the drafter."})
-    repo: str = field(metadata={"positional": True, "help": "OWNER/NAME on the Hub; made if it does not exist."})
-    target: str | None = field(
-        default=None, metadata={"help": "Hub name of the target; None takes the one in the drafter's config."}
-    )
-    results: list[str] = field(
-        default_factory=list, metadata={"help": "Results files of `falcon-spec bench` that measured this drafter."}
-    )
-    about: str | None = field(
-        default=None,
-        metadata={"help": "JSON file with `license`, `data` (name and licence of each source) and `notes`."},
-    )
-    private: bool = field(default=False, metadata={"help": "Make the repository private, if it does not exist yet."})
-    revision: str | None = field(default=None, metadata={"help": "A branch to commit to instead of `main`."})
+    drafter: str = option("Folder of the drafter.", positional=True)
+    repo: str = option("OWNER/NAME on the Hub; made if it does not exist.", positional=True)
+    target: str | None = option("Hub name of the target; None takes the one in the drafter's config.", None)
+    results: list[str] = option("Results files of `falcon-spec bench` that measured this drafter.", [])
+    about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
+    private: bool = option("Make the repository private, if it does not exist yet.", False)
+    revision: str | None = option("A branch to commit to instead of `main`.", None)
 
 
 def run(command: PublishCommand) -> None:

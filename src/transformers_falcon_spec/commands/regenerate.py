@@ -1,25 +1,24 @@
 """`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..training.regenerate import RegenerateOptions, regenerate
+from .options import option
 from .training_data import FORBID_HELP, read_training_data
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RegenerateCommand:
     """What to answer and where to write it."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    data: list[str] = field(metadata={"help": "Conversations: .jsonl or .jsonl.gz files, or dataset names."})
-    output: str = field(
-        metadata={"help": "JSON lines file to write; continued if it was begun with the same options."}
-    )
-    limit: int | None = field(default=None, metadata={"help": "Answer this many conversations only."})
-    forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
-    device: str = field(default="auto", metadata={"help": "`auto`, or as `device_map` of `from_pretrained` takes it."})
+    target: str = option("Folder or Hub name of the target.")
+    data: list[str] = option("Conversations: .jsonl or .jsonl.gz files, or dataset names.")
+    output: str = option("JSON lines file to write; continued if it was begun with the same options.")
+    limit: int | None = option("Answer this many conversations only.", None)
+    forbid: list[str] = option(FORBID_HELP, [])
+    device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
 
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:

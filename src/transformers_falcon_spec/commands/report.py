@@ -8,34 +8,29 @@ Example:
   falcon-spec report --pages speed.json
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import OptionError
 from ..evaluation.calibration import read_calibration
 from ..evaluation.report import tables_of, write_between_markers
 from ..evaluation.speed_results import read_result
+from .options import option
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ReportCommand:
     """What to render, and where."""
 
-    results: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed over."
-        },
+    results: list[str] = option(
+        "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed over.", []
     )
-    documents: list[str] = field(
-        default_factory=list, metadata={"help": "Markdown files with the markers; each gets all tables of `results`."}
+    documents: list[str] = option("Markdown files with the markers; each gets all tables of `results`.", [])
+    pages: list[str] = option(
+        "Results files of `bench` and `calibrate`; each becomes an HTML page with plots beside it, of its name with .html. "
+        "Needs matplotlib, the extra `report`.",
+        [],
     )
-    pages: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Results files of `bench` and `calibrate`; each becomes an HTML page with plots beside it, of its name with .html. "
-            "Needs matplotlib, the extra `report`."
-        },
     )
 
 

@@ -36,7 +36,7 @@ from ..training.features import place
 from ..training.lora import LoraOptions, save_adapter
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
-from ..training.recipes import Recipe
+from ..training.recipes import Recipe, recipe_notes
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
@@ -47,6 +47,7 @@ from .train_options import TrainCommand
 from .training_data import read_training_data
 
 logger = logging.getLogger(__name__)
+help_notes = recipe_notes  # defaults of options as they are in the end
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:

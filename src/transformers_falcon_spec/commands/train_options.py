@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -11,6 +11,7 @@ from ..drafters import registry as drafters
 from ..errors import OptionError
 from ..training.objectives import STOCK_METHODS
 from ..training.recipes import MEASURED_WIDTH, RECIPES, recipe_help
+from .options import option
 from .training_data import FORBID_HELP
 
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
@@ -20,80 +21,56 @@ METHODS: dict[str, Callable[..., PreTrainedModel]] = {
 DEFAULT_METHOD = "falcon"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainCommand:
     """What to train and on what; all options of `TrainingArguments` can be given too."""
 
-    target: str = field(metadata={"help": "Folder or Hub name of the target."})
-    data: list[str] = field(
-        metadata={"help": "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."}
+    target: str = option("Folder or Hub name of the target.")
+    data: list[str] = option(
+        "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."
     )
-    eval_data: list[str] = field(
-        default_factory=list, metadata={"help": "Held-out conversations: evaluation, draft tree."}
+    eval_data: list[str] = option("Held-out conversations: evaluation, draft tree.", [])
+    drafter: str | None = option("Folder or Hub name of a drafter to train further; a fresh one if left out.", None)
+    method: str | None = option(
+        f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out; ar and dflash are for stock `generate`.",
+        None,
+        choices=sorted(METHODS),
     )
-    drafter: str | None = field(
-        default=None, metadata={"help": "Folder or Hub name of a drafter to train further; a fresh one if left out."}
+    recipe: str = option(
+        "Options that go together; each that is given as well wins over it. The rate of `default` is for a drafter of width "
+        f"{MEASURED_WIDTH} and falls with the root of the width. {recipe_help()}",
+        "default",
+        choices=sorted(RECIPES),
     )
-    method: str | None = field(
-        default=None,
-        metadata={
-            "help": f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out; ar and dflash are for stock `generate`.",
-            "choices": sorted(METHODS),
-        },
+    drafter_config: list[str] = option(
+        "Fields of a fresh drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`.", []
     )
-    recipe: str = field(
-        default="default",
-        metadata={
-            "help": "Options that go together; each that is given as well wins over it. The rate of `default` is for a drafter of width "
-            f"{MEASURED_WIDTH} and falls with the root of the width. {recipe_help()}",
-            "choices": sorted(RECIPES),
-        },
+    early_stopping_patience: int | None = option(
+        "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
     )
-    drafter_config: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Fields of a fresh drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`."},
+    max_length: int = option("Longest example in tokens.", 512)
+    packing: bool = option(
+        "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows.", False
     )
-    early_stopping_patience: int | None = field(
-        default=None,
-        metadata={
-            "help": "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length."
-        },
+    limit: int | None = option("Read this many conversations only.", None)
+    forbid: list[str] = option(FORBID_HELP, [])
+    target_dtype: str = option("auto, float32, bfloat16 or float16.", "auto")
+    target_device_map: str | None = option(
+        "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a JSON "
+        "object names a place for each part. Left out, the target is where the drafter is trained.",
+        None,
     )
-    max_length: int = field(default=512, metadata={"help": "Longest example in tokens."})
-    packing: bool = field(
-        default=False,
-        metadata={
-            "help": "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows."
-        },
+    cache_features: str | None = option(
+        "Folder for the target's features: read once, then trained from. Pays from two epochs on.", None
     )
-    limit: int | None = field(default=None, metadata={"help": "Read this many conversations only."})
-    forbid: list[str] = field(default_factory=list, metadata={"help": FORBID_HELP})
-    target_dtype: str = field(default="auto", metadata={"help": "auto, float32, bfloat16 or float16."})
-    target_device_map: str | None = field(
-        default=None,
-        metadata={
-            "help": "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a JSON "
-            "object names a place for each part. Left out, the target is where the drafter is trained."
-        },
+    show_masks: int | None = option(
+        "Show so many examples with what counts in the loss in colour (5 if no number is given); no training.",
+        None,
+        nargs="?",
+        const=5,
     )
-    cache_features: str | None = field(
-        default=None,
-        metadata={"help": "Folder for the target's features: read once, then trained from. Pays from two epochs on."},
-    )
-    show_masks: int | None = field(
-        default=None,
-        metadata={
-            "help": "Show so many examples with what counts in the loss in colour (5 if no number is given); no training.",
-            "nargs": "?",
-            "const": 5,
-        },
-    )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Say what would be trained and estimate time and memory; no training."}
-    )
-    save_bf16: bool = field(
-        default=False, metadata={"help": "Store weights in bf16 at half the bytes; loads as fp32."}
-    )
+    dry_run: bool = option("Say what would be trained and estimate time and memory; no training.", False)
+    save_bf16: bool = option("Store weights in bf16 at half the bytes; loads as fp32.", False)
 
     @property
     def device_map(self) -> str | dict[str, Any]:

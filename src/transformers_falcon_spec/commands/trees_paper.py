@@ -10,17 +10,18 @@ Example:
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..drafters.falcon.paper_tree import PAPER_DEPTH, paper_tree
+from .options import option
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PaperTreeCommand:
     """Where the tree goes."""
 
-    output: str = field(metadata={"help": "JSON file to write."})
+    output: str = option("JSON file to write.")
 
 
 def run(command: PaperTreeCommand) -> None:

@@ -5,20 +5,21 @@ Examples:
   falcon-spec trees show tree.json
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from ..evaluation.step_text import drawn
 from .loading import load_tree
+from .options import option
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ShowTreeCommand:
     """What to show."""
 
-    tree: str = field(metadata={"help": "JSON file, or folder of a drafter.", "positional": True})
+    tree: str = option("JSON file, or folder of a drafter.", positional=True)
 
 
 def run(command: ShowTreeCommand) -> None:

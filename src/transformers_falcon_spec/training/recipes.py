@@ -135,3 +135,22 @@ def recipe_help() -> str:
     return " ".join(
         f"{name}, for {method}: {recipe}." for name, methods in RECIPES.items() for method, recipe in methods.items()
     )
+
+
+def recipe_notes() -> dict[str, str]:
+    """What recipes set each training option to, by its name, for `--help`.
+
+    Example:
+
+    ```python
+    >>> recipe_notes()["learning_rate"]
+    'By recipe: 0.002 (default, falcon), 0.0005 (paper, falcon).'
+
+    ```
+    """
+    told: dict[str, list[str]] = {}
+    for name, methods in RECIPES.items():
+        for method, recipe in methods.items():
+            for option, value in recipe.training.items():
+                told.setdefault(option, []).append(f"{getattr(value, 'value', value)} ({name}, {method})")
+    return {option: f"By recipe: {', '.join(values)}." for option, values in told.items()}
