@@ -80,7 +80,7 @@ def test_help_shows_shared_options_in_groups_behind_the_commands_own(capsys: pyt
     groups = ["What to check:", "models:", "prompts and texts:", "results:"]
     assert all(text.count(group) == 1 for group in groups)
     assert sorted(groups, key=text.index) == groups
-    assert text.index("What to check:") < text.index("--tune ") < text.index("models:") < text.rindex("--dtype ")
+    assert text.index("What to check:") < text.rindex("--tune ") < text.index("models:") < text.rindex("--dtype ")
 
 
 def test_help_says_what_must_be_given_and_what_a_recipe_sets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ class _Parser(HfArgumentParser):
     def _add_dataclass_arguments(self, dtype: DataClassType) -> None:
         """A group for each class that declares options, the command's own first; subclasses may say them anew."""
         hints = get_type_hints(dtype)
-        kinds: list[type] = [kind for kind in dtype.__mro__ if is_dataclass(kind)]
+        kinds = [kind for kind in dtype.__mro__ if "__dataclass_fields__" in vars(kind)]
         declared_by = {name: kind for kind in kinds for name in get_annotations(kind)}
         for kind in kinds:
             group = self._group(vars(kind).get("group") or str(kind.__doc__).strip().split("\n")[0].rstrip("."))
