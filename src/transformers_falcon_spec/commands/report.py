@@ -23,14 +23,14 @@ class ReportCommand:
     """What to render, and where."""
 
     results: list[str] = option(
-        "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed over.", []
+        "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed over.",
+        [],
     )
     documents: list[str] = option("Markdown files with the markers; each gets all tables of `results`.", [])
     pages: list[str] = option(
         "Results files of `bench` and `calibrate`; each becomes an HTML page with plots beside it, of its name with .html. "
         "Needs matplotlib, the extra `report`.",
         [],
-    )
     )
 
 
