@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, logging
 
 from benchmarks.inflation import SHAPES, inflate, inflate_drafter
-from benchmarks.report import Report, Result, by, distinct, named, setting, source_line, table
+from benchmarks.report import Report, Result, distinct, setting, source_line, speed_by_set, table
 from benchmarks.running import beside, by_arm, run_and_save
 from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
@@ -122,30 +122,26 @@ def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """Speed-up and acceptance length of trees of every size, and of the tuner, set by set."""
-    origin, order = result["provenance"], distinct(result["rows"], "arm")
-    rows = sorted(by(result["rows"], "set", "decoding", "arm"), key=lambda row: order.index(row["arm"]))
+    """The tuner and the best grown size, compared with the best static size; a run of few sizes is shown set by set as well."""
+    origin = result["provenance"]
     where = f"{setting(result, 'the embedded pair', 'the pair')}, {origin['dtype']}, {origin['threads']} threads"
-    shown = "{@/speedup:.2f}x ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.2f} tokens"
-    sets = named(distinct(result["rows"], "set"), shown)
     best = {
         "decoding": "{decoding}",
         "best static size": "{best_static}",
-        "beside it": "{arm}",
+        "compared with it": "{arm}",
         "times as fast (95 % interval)": "{ratio:.2f} ({interval:~.2f})",
     }
+    sizes = distinct(result["rows"], "arm")
     return [
-        f"### Speed by size of the tree, {where}, {origin['limit']} prompts a set",
-        *(
-            table({decoding: "{arm}", **sets}, [row for row in rows if row["decoding"] == decoding])
-            for decoding in distinct(result["rows"], "decoding")
-        ),
-        "Speed beside the best static size, all prompts together; the best sizes are the best of these very runs:",
+        f"### Static, grown and tuned trees: {where}, {origin['limit']} prompts a set",
+        *(speed_by_set(result) if len(sizes) <= FEW else []),
+        "All prompts together; the best sizes are the best of these very runs:",
         table(best, result["beside_best_static"]),
         source_line(result, path),
     ]
 
 
+FEW = 4
 _MEASURED = ("", "_finalists", "_held_out", "_0.3b", "_0.3b_large", "_0.3b_finalists")
 REPORT = Report("docs/tuning.md", [f"budgets{what}.json" for what in _MEASURED], tables)
 

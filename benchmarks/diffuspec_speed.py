@@ -157,33 +157,27 @@ RATIO = "{beside_target/ratio:.2f}x ({beside_target/interval:~.2f})"
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """Every arm beside the target alone, by set, and where the time of a round goes."""
+    """Every method against the target alone, by set, and the share of a round that searching takes."""
     origin, rows = result["provenance"], result["side_by_side"]
     sets = {(row["decoding"], row["arm"]): row for row in by(result["rows"], "set", "decoding", "arm")}
     where = setting(result, "the reference target", "the target")
-    blocks = [f"### Speed beside {where}, {origin['dtype']}, {origin['threads']} threads"]
+    blocks = [f"### Speed with {where}, {origin['dtype']}, {origin['threads']} threads"]
     for decoding in distinct(rows, "decoding"):
         chosen = [{**sets[decoding, row["arm"]], **row} for row in rows if row["decoding"] == decoding]
         for row in chosen:
             row["shown_share"] = f"{100 * row['search_share']:.1f} %" if row["search_seconds"] else None
         by_set = distinct([row for row in result["rows"] if row["decoding"] == decoding], "set")
         speeds = {
-            "arm": "{arm}",
+            "method": "{arm}",
             "tokens/s": "{tokens_per_second:.1f}",
             "acceptance length": "{acceptance_length:.2f}",
             "all sets": RATIO,
             **named(by_set, "{@/speedup:.2f}x ({@/speedup_interval:~.2f})"),
+            "searching": "{shown_share}",
         }
-        phases_of = {"drafting": "draft", "searching": "search", "verifying": "verify", "elsewhere": "other"}
-        columns = {title: f"{{{phase}_seconds:1000*.2f}}" for title, phase in phases_of.items()}
         blocks += [
-            f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts, at most {origin['max_new_tokens']} tokens; times as fast as the target alone (95 % interval):",
+            f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts, at most {origin['max_new_tokens']} tokens; times as fast as the target alone (95 % interval), and the share of a round that searching takes:",
             table(speeds, sorted(chosen, key=lambda row: -row["beside_target"]["ratio"])),
-            "Milliseconds of a round, and the share of searching in it:",
-            table(
-                {"arm": "{arm}", **columns, "share of searching": "{shown_share}"},
-                sorted(chosen, key=lambda row: row["arm"]),
-            ),
         ]
     return [*blocks, source_line(result, path)]
 

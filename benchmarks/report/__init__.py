@@ -9,7 +9,19 @@ from typing import Any
 
 from transformers_falcon_spec.evaluation.tables import fill, source_line, table
 
-__all__ = ["Report", "Result", "Rows", "by", "distinct", "fill", "named", "setting", "source_line", "table"]
+__all__ = [
+    "Report",
+    "Result",
+    "Rows",
+    "by",
+    "distinct",
+    "fill",
+    "named",
+    "setting",
+    "source_line",
+    "speed_by_set",
+    "table",
+]
 Result = dict[str, Any]
 Rows = list[dict[str, Any]]
 
@@ -51,6 +63,19 @@ def by(rows: Rows, column: str, *keys: str) -> Rows:
 def named(values: Iterable[str], template: str) -> dict[str, str]:
     """A column for each value, headed by the name that readers know it by; `@` in the template stands for the value."""
     return {fill("{value:set}", {"value": value}): template.replace("@", value) for value in values}
+
+
+def speed_by_set(result: Result) -> list[str]:
+    """A table for each way of decoding: a line for each method, with speed-up and acceptance length of each prompt set."""
+    measured = [row for row in result["rows"] if row.get("speedup") is not None]
+    order = distinct(measured, "arm")
+    rows = sorted(by(measured, "set", "decoding", "arm"), key=lambda row: order.index(row["arm"]))
+    shown = "{@/speedup:.2f}x ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.2f} tokens"
+    sets = named(distinct(measured, "set"), shown)
+    return [
+        table({decoding: "{arm}", **sets}, [row for row in rows if row["decoding"] == decoding])
+        for decoding in distinct(measured, "decoding")
+    ]
 
 
 def setting(result: Result, plain: str, inflated: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import batches, verifiers
+from benchmarks.report import speed_by_set
 from benchmarks.report.__main__ import ROOT, declared, pages
 from transformers_falcon_spec.evaluation.report import BEGIN, END
 from transformers_falcon_spec.provenance import provenance
@@ -37,6 +38,25 @@ def test_every_results_file_has_a_reader() -> None:
     files = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
 
     assert files <= {Path(file).stem for report in declared() for file in report.files}
+
+
+def test_methods_have_a_line_for_each_way_of_decoding_and_a_column_for_each_set() -> None:
+    measured = {"speedup": 1.25, "speedup_interval": [1.0, 1.5], "acceptance_length_pooled": 2.5, "decoding": "greedy"}
+    rows = [
+        {**measured, "arm": "eagle", "set": "gsm8k"},
+        {**measured, "arm": "eagle", "set": "mt_bench", "speedup": 1.5},
+        {**measured, "arm": "falcon", "set": "gsm8k", "decoding": "temperature-0.7"},
+        {"arm": "failed", "set": "gsm8k", "decoding": "greedy"},
+    ]
+
+    greedy, sampled = speed_by_set({"rows": rows})
+
+    assert greedy.splitlines() == [
+        "| greedy | GSM8K | MT-Bench |",
+        "| --- | --- | --- |",
+        "| eagle | 1.25x (1.00 to 1.50), 2.50 tokens | 1.50x (1.00 to 1.50), 2.50 tokens |",
+    ]
+    assert sampled.splitlines()[2:] == ["| falcon | 1.25x (1.00 to 1.50), 2.50 tokens | - |"]
 
 
 def test_verifiers_stand_by_set_with_what_a_step_costs() -> None:
