@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.clock import LOOP, HandClock, give
+from tests.families import FAMILIES, ONE_OF_EACH
 
 TESTS = Path(__file__).parent
 MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "training"}  # folders of tests
@@ -36,8 +37,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test is in one lane."""
     for item in items:
         if not LANES & {mark.name for mark in item.iter_markers()}:
-            folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-            item.add_marker(FOLDERS.get(folder, "unit"))
+            item.add_marker(_lane(item))
+
+
+def _lane(item: pytest.Item) -> str:
+    """The lane of a test that carries no mark of one."""
+    folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+    family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
+    return FOLDERS.get(folder, "families" if family in FAMILIES.keys() - ONE_OF_EACH.keys() else "unit")
 
 
 @pytest.fixture(autouse=True)

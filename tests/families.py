@@ -232,3 +232,16 @@ _RECURRENT = {
     ),
 }
 FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _EXPERTS | _CHAINS | _RECURRENT
+
+# One family of each way to attend. Tests of these are `unit`; the same tests of other families are of the lane `families`.
+ONE_OF_EACH = {
+    "llama": "to all of the text",
+    "mistral": "to a window",
+    "gemma3": "to a window in some layers",
+    "llama4": "in chunks",
+    "gpt2": "with learned positions",
+    "deepseek_v3": "to latent keys and values",
+    "bloom": "with positions told by slots, so that a draft is read path by path",
+    "lfm2": "beside convolutions, so that a draft is a chain",
+    "mamba": "not at all: its recurrent state is refused",
+}

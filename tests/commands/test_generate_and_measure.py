@@ -10,6 +10,8 @@ from tests.chat import save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:

@@ -16,6 +16,8 @@ from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DrafterPool, LookaheadDrafter
 from transformers_falcon_spec.errors import GenerationError
 
+pytestmark = pytest.mark.families
+
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     **KINDS,
     "lookahead": LookaheadDrafter.from_target,

@@ -71,9 +71,11 @@ RAISING = {
 }
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [("llama", "sdpa"), pytest.param("gemma3", "eager", marks=pytest.mark.families)],
+)
 @pytest.mark.parametrize("name", RAISING)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_an_exception_of_the_users_own_code_leaves_the_model_as_it_was(
     num_rows: int, family: str, name: str, attention: str

@@ -15,6 +15,8 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import collect_speculation
 
+pytestmark = pytest.mark.families
+
 
 def informed(target: Any, **options: Any) -> InformedDrafter:
     """A drafter that is often right about this target."""

@@ -20,6 +20,8 @@ from tests.generation.test_rotary import needs_whole_text
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.errors import GenerationError
 
+pytestmark = pytest.mark.families
+
 GENERAL = sorted(TransformersKwargs.__optional_keys__)
 VERIFYING = [family for family, row in FAMILIES.items() if row.verdict != "refused"]
 WITH_GENERAL = {"llama", "gpt2", "gemma3", "mixtral", "lfm2", "bloom", "gpt_neo"}  # each form and kind of layer

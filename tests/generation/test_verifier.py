@@ -167,6 +167,7 @@ def test_falcon_says_what_each_child_was_drawn_from() -> None:
         assert len(set(children)) == len(children)
 
 
+@pytest.mark.usefixtures("no_shape_checks")
 def test_children_are_drawn_for_each_parent_anew_and_from_their_distribution() -> None:
     drafts = [drawn_draft(seed)[0] for seed in range(400)]
     pairs = [draft.token_ids[0, [3, 5]].tolist() for draft in drafts]  # first children of the nodes 1 and 2, one list

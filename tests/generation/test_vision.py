@@ -14,6 +14,8 @@ from tests.families import FAMILIES, VOCAB_SIZE
 from tests.tiny import in_double, make_drafter, make_prompt, peaked
 from transformers_falcon_spec.generation.probe import probe
 
+pytestmark = pytest.mark.families
+
 IMAGE, START, END = VOCAB_SIZE - 1, VOCAB_SIZE - 3, VOCAB_SIZE - 4
 _VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
 _VISION |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}

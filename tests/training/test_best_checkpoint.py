@@ -10,6 +10,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from tests.training.runs import SMALL, make_trainer, same, weights
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 
+pytestmark = pytest.mark.training
+
 EVALUATED = {
     "max_steps": 3,
     "learning_rate": 1e-6,

@@ -20,6 +20,8 @@ from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.training.checkpoints import newest_whole_checkpoint
 
+pytestmark = pytest.mark.training
+
 STATE, WEIGHTS = "trainer_state.json", "model.safetensors"
 SAVING = {"save_strategy": "steps", "save_steps": 3}
 

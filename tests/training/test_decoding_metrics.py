@@ -29,6 +29,8 @@ from transformers_falcon_spec.training.decoding_metrics import (
 from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.features import TargetFeatures
 
+pytestmark = pytest.mark.training
+
 DECODING = {"eval_decode_prompts": 3, "eval_decode_tokens": 12, "draft_tree_nodes": 6}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "falcon": (make_drafter, {"block_size": 2}),

@@ -21,6 +21,8 @@ from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.features import TargetFeatures
 from transformers_falcon_spec.training.lora import LoraOptions, save_adapter, with_lora
 
+pytestmark = pytest.mark.training
+
 LORA = {"use_peft": True, "lora_r": 4, "lora_alpha": 8}
 
 

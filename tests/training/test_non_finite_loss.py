@@ -16,6 +16,8 @@ from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.non_finite_loss import non_finite_loss_error, row_origins
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
+pytestmark = pytest.mark.training
+
 ORDERED = {"train_sampling_strategy": "sequential"}
 SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
 ABSURD = {"learning_rate": 1e30, "warmup_steps": 0, "weight_decay": 0.0}

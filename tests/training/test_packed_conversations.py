@@ -17,6 +17,8 @@ from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.non_finite_loss import row_origins
 from transformers_falcon_spec.training.packed_conversations import PackedConversations, best_fit
 
+pytestmark = pytest.mark.training
+
 ROW_LENGTH = 100
 
 

@@ -10,6 +10,8 @@ from tests.training.processes import run_two
 from tests.training.runs import loss_curve, make_dataset, make_trainer, still_phases
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
+pytestmark = pytest.mark.training
+
 DECODING = {"eval_decode_tokens": 8, "draft_tree_nodes": 6}
 SCRIPT = """
 import json, sys

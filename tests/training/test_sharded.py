@@ -17,6 +17,8 @@ from transformers_falcon_spec import FalconSpecDrafter, cli
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.objectives import objective_of
 
+pytestmark = pytest.mark.training
+
 NUM_STEPS, NUM_ROWS = 4, 4
 FORMS = {
     "token": {"block_size": 3, "recurrence": "token", "shortcut": True, "transition_rank": 8},

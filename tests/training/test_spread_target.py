@@ -18,6 +18,8 @@ from transformers_falcon_spec.provenance import weights_fingerprint
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
+pytestmark = pytest.mark.training
+
 PLACES = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
 PLACES |= {"model.rotary_emb": "cpu", "lm_head": "disk"}
 

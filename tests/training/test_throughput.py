@@ -9,6 +9,8 @@ from tests.training.runs import make_trainer
 from transformers_falcon_spec.training import throughput as throughput_file
 from transformers_falcon_spec.training.throughput import Throughput
 
+pytestmark = pytest.mark.training
+
 
 def test_evaluations_and_checkpoints_are_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]

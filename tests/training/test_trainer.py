@@ -19,6 +19,8 @@ from transformers_falcon_spec.training.objectives import falcon as falcon_file
 from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, accuracy_metrics, count_ranks
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
+pytestmark = pytest.mark.training
+
 PLAIN = {"use_glancing": False, "feature_noise": 0.0}
 NO_DROPOUT = {"recurrent_dropout": 0.0}
 

@@ -245,6 +245,7 @@ def test_drawn_drafts_say_what_they_were_drawn_from(target: Any) -> None:
             assert expected[place, draft.token_ids[row, place + 1]] > 0
 
 
+@pytest.mark.usefixtures("no_shape_checks")
 def test_drawn_tokens_are_drawn_from_that_and_their_number_is_not(target: Any) -> None:
     drafter = make_diffusion(target, search="marginal", draft_length="confidence", least_confidence=0.2)
     budget, num = DraftBudget((30,), 100, temperature=1.5), 400

@@ -73,6 +73,7 @@ def test_a_pause_ends_with_the_next_trial() -> None:
     assert known[1].num_left == known[1].num_tried == 0
 
 
+@pytest.mark.benchmarks
 @pytest.mark.usefixtures("no_shape_checks")
 def test_two_drafters_write_nearly_as_fast_as_the_better_one_alone() -> None:
     worse, better = run_contest([cpu(0.3)], 2000), run_contest([cpu(0.8)], 2000)

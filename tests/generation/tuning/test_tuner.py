@@ -23,6 +23,8 @@ from transformers_falcon_spec.generation.tuning.cost_model import (
 )
 from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 WIDTH = 4
 MOST_PASSES = 6
 CPU = torch.device("cpu")
@@ -145,8 +147,14 @@ def gpu(skill: float, seed: int = 0) -> World:
     return World(lambda n: 20e-3 + 0.2e-3 * max(n - 48, 0), lambda p: 2e-3 * p, skill, seed=seed)
 
 
-@pytest.mark.parametrize("make", [cpu, gpu])
-@pytest.mark.parametrize("skill", [0.4, 0.75])
+@pytest.mark.parametrize(
+    ("make", "skill"),
+    [
+        (cpu, 0.4),
+        (gpu, 0.75),
+        *(pytest.param(*case, marks=pytest.mark.benchmarks) for case in [(gpu, 0.4), (cpu, 0.75)]),
+    ],
+)
 def test_it_comes_close_to_the_best_fixed_setting(make: Callable[..., World], skill: float) -> None:
     settings = [(nodes, passes) for nodes in (4, 8, 16, 32) for passes in (1, 2, 4)]
     best = max(rate_of_fixed(make(skill), *setting, num_steps=100) for setting in settings)
@@ -158,7 +166,9 @@ def test_it_comes_close_to_the_best_fixed_setting(make: Callable[..., World], sk
     assert world.rate > 0.95 * best
 
 
-@pytest.mark.parametrize("skill", [0.0, -1.0])  # hardly useful, and useless
+@pytest.mark.parametrize(
+    "skill", [0.0, pytest.param(-1.0, marks=pytest.mark.benchmarks)]
+)  # hardly useful, and useless
 def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known(skill: float) -> None:
     known, world = CostModel(), cpu(skill)
     run_tuned(cpu(skill), 300, known)
