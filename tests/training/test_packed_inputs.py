@@ -9,7 +9,6 @@ from transformers.models.llama import modeling_llama
 
 from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.training import packed_reading
 from transformers_falcon_spec.training.features import TargetFeatures
 from transformers_falcon_spec.training.packed_inputs import packed_inputs
 
@@ -55,7 +54,7 @@ def test_a_target_that_finds_no_text_in_positions_is_given_masks(family: str) ->
 
 @pytest.mark.parametrize("family", ["gpt_oss", "gemma3", "llama4", "mistral_narrow"])
 def test_masks_end_with_windows_chunks_and_texts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_reading, "_way", lambda *_: "masks")
+    monkeypatch.setattr("transformers_falcon_spec.training.packed_inputs._way", lambda *_: "masks")
 
     assert_read_as_alone(make_target(family))
 
