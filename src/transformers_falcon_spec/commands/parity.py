@@ -21,8 +21,9 @@ from transformers import logging
 
 from ..errors import ParityError
 from ..evaluation.decoding import decoding_options
+from ..evaluation.pages import interval, percent, quoted
 from ..evaluation.parity import LOW_PRECISION, ParityCheck, ParityResult
-from ..evaluation.parity_report import interval, percent, quoted, read_result, render_page, report_of
+from ..evaluation.parity_report import read_result, render_page, report_of
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from ..provenance import weights_fingerprint

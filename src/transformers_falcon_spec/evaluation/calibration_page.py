@@ -4,7 +4,6 @@ from typing import Any
 
 from .pages import render
 from .plots import reliability_plot
-from .speed_page import fixed
 
 NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eight likeliest tokens of each list"}
 
@@ -25,9 +24,6 @@ def render_calibration_page(result: dict[str, Any]) -> str:
         }
         for name, title in NODES.items()
     ]
-    return render("calibration.html", {**result, "sections": sections}, fixed=fixed, thousandths=thousandths)
-
-
-def thousandths(value: float) -> str:
-    """Three digits."""
-    return f"{value:.3f}"
+    fit = result["fit"]
+    places = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
+    return render("calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *places]})

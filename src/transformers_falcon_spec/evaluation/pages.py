@@ -1,15 +1,17 @@
 """HTML pages from templates: one file that needs nothing else, with everything escaped that comes from a model or a prompt."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 TEMPLATES = Path(__file__).parent / "templates"
+DASH = "\N{EN DASH}"  # where nothing was measured
 
 
-def render(template: str, context: Mapping[str, Any], **filters: Callable[..., str]) -> str:
+def render(template: str, context: Mapping[str, Any]) -> str:
     """A template of `templates/`, filled."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -18,5 +20,36 @@ def render(template: str, context: Mapping[str, Any], **filters: Callable[..., s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= filters
+    environment.filters |= _NUMBERS | {"quoted": quoted, "interval": interval}
     return environment.get_template(template).render(context)
+
+
+def quoted(text: str) -> str:
+    """Text in quotes with its spaces and line ends visible, as in JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent."""
+    return DASH if share is None else f"{100 * share:.1f} %"
+
+
+def interval(bounds: Sequence[float]) -> str:
+    """An interval of shares in per cent."""
+    return f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %"
+
+
+def _written(form: str, factor: float = 1) -> Any:
+    """A filter that writes a number in one form, and a dash where there is none."""
+    return lambda value: DASH if value is None else form.format(factor * value)
+
+
+_NUMBERS = {
+    "fixed": _written("{:.2f}"),
+    "thousandths": _written("{:.3f}"),
+    "number": _written("{:.3g}"),  # three digits are enough to compare
+    "times": _written("{:.2f}x"),
+    "percent": percent,
+    "milliseconds": _written("{:.1f}", 1000),
+    "mebibytes": _written("{:.1f}", 2**-20),
+}

@@ -1,6 +1,5 @@
 """The parity report: totals with confidence intervals, the JSON, and one HTML page made from it."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -26,27 +25,7 @@ def report_of(results: Sequence[ParityResult], decodings: Sequence[str], provena
 
 def render_page(report: dict[str, Any]) -> str:
     """One HTML file that needs nothing else; everything that comes from a model or a prompt is escaped."""
-    return render("parity.html", report, quoted=quoted, percent=percent, interval=interval, number=number)
-
-
-def quoted(text: str) -> str:
-    """Text in quotes with its spaces and line ends visible, as in JSON."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def percent(share: float) -> str:
-    """A share in per cent."""
-    return f"{100 * share:.1f} %"
-
-
-def interval(bounds: Sequence[float]) -> str:
-    """An interval of shares in per cent."""
-    return f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %"
-
-
-def number(value: float | None) -> str:
-    """Three digits are enough to compare; a dash where nothing was measured."""
-    return "\N{EN DASH}" if value is None else f"{value:.3g}"
+    return render("parity.html", report)
 
 
 def read_result(entry: dict[str, Any], path: Path) -> ParityResult:

@@ -10,8 +10,6 @@ from .plots import Plot, depth_plot, phase_plot, speedup_plot, tree_plot
 from .prompts import SET_NAMES
 from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_whole, today
 
-DASH = "\N{EN DASH}"
-
 
 def render_speed_page(result: Result) -> str:
     """One HTML file that needs nothing else; names and messages are escaped.
@@ -29,39 +27,7 @@ def render_speed_page(result: Result) -> str:
         "failures": failures(result),
         "changed": [row for row in result["rows"] if changes_greedy_text(row)],
     }
-    filters = {
-        "fixed": fixed,
-        "times": times,
-        "percent": percent,
-        "milliseconds": milliseconds,
-        "mebibytes": mebibytes,
-    }
-    return render("speed.html", context, **filters)
-
-
-def fixed(value: float | None) -> str:
-    """Two digits; a dash where nothing was measured."""
-    return DASH if value is None else f"{value:.2f}"
-
-
-def times(value: float | None) -> str:
-    """A ratio of speeds."""
-    return DASH if value is None else f"{value:.2f}x"
-
-
-def percent(share: float | None) -> str:
-    """A share in per cent."""
-    return DASH if share is None else f"{100 * share:.1f} %"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Seconds in milliseconds."""
-    return DASH if seconds is None else f"{1000 * seconds:.1f}"
-
-
-def mebibytes(num_bytes: int | None) -> str:
-    """Bytes in MiB."""
-    return DASH if num_bytes is None else f"{num_bytes / 2**20:.1f}"
+    return render("speed.html", context)
 
 
 def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
