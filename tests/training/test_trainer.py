@@ -192,25 +192,25 @@ def test_a_drafter_of_full_precision_learns_from_a_target_of_another(tmp_path: P
     assert all(weight.grad.abs().sum() > 0 for weight in drafter.parameters() if weight.requires_grad)
 
 
-def naive_rank_counts(outcome: Outcome, num_places: int) -> list[list[int]]:
-    """How often the target's best token stood at each rank of the drafter's list, by place."""
-    counts = [[0] * (MAX_RANK + 1) for _ in range(num_places)]
-    parts = (outcome.draft_logits.tolist(), outcome.target_logits.tolist(), outcome.places.tolist())
-    for ours, theirs, place in zip(*parts, strict=True):
+def naive_counts(outcome: Outcome, num_offsets: int) -> list[list[int]]:
+    """How often the target's best token stood at each rank of the drafter's list, by block offset."""
+    counts = [[0] * (MAX_RANK + 1) for _ in range(num_offsets)]
+    parts = (outcome.draft_logits.tolist(), outcome.target_logits.tolist(), outcome.block_offsets.tolist())
+    for ours, theirs, offset in zip(*parts, strict=True):
         best = theirs.index(max(theirs))
         rank = sum(score > ours[best] for score in ours)
-        counts[place][min(rank, MAX_RANK)] += 1
+        counts[offset][min(rank, MAX_RANK)] += 1
     return counts
 
 
-@pytest.mark.parametrize("num_places", [1, 2, 3])
-def test_ranks_are_counted_by_place(num_places: int) -> None:
-    logits, wanted = torch.randn(40, 30), torch.randn(40, 30)
-    outcome = Outcome(torch.zeros(()), {}, logits, wanted, torch.randint(num_places, (40,)))
+@pytest.mark.parametrize("num_offsets", [1, 2, 3])
+def test_ranks_are_counted_by_block_offset(num_offsets: int) -> None:
+    logits, target_logits = torch.randn(40, 30), torch.randn(40, 30)
+    outcome = Outcome(torch.zeros(()), {}, logits, target_logits, torch.randint(num_offsets, (40,)))
 
-    counts = count_ranks(outcome, num_places)
+    counts = count_ranks(outcome, num_offsets)
 
-    assert counts[0].tolist() == naive_rank_counts(outcome, num_places)
+    assert counts[0].tolist() == naive_counts(outcome, num_offsets)
 
 
 def test_metrics_are_shares_of_the_counts_of_all_batches() -> None:
@@ -244,7 +244,7 @@ def test_the_fitted_tree_is_the_best_for_the_measured_ranks_and_is_saved(
 ) -> None:
     trainer = make_trainer(tmp_path, {"block_size": 2}, draft_tree_nodes=9, draft_tree_passes=num_passes)
     shares = [[0.7, 0.2] + [0.01] * (MAX_RANK - 2), [0.6, 0.1] + [0.02] * (MAX_RANK - 2)]
-    measured = {f"eval_rank_{r}_at_{place}": shares[place - 1][r] for place in (1, 2) for r in range(MAX_RANK)}
+    measured = {f"eval_rank_{r}_at_{offset}": shares[offset - 1][r] for offset in (1, 2) for r in range(MAX_RANK)}
     monkeypatch.setattr(trainer, "evaluate", lambda: measured)
 
     tree = trainer.fit_draft_tree()

@@ -47,23 +47,27 @@ class DrafterTrainer(Trainer):
 
     Args:
         target ([`~transformers.PreTrainedModel`]):
-            The target; stays as it is, and goes to the device of the training unless it is spread over several by `device_map`.
+            The target; stays as it is, and goes to the device of the training unless it is spread over several by
+            `device_map`.
         model ([`~transformers.PreTrainedModel`] or `peft.PeftModel`):
             The drafter, of a kind that `training/objectives` knows; inside a `PeftModel` its adapter alone is trained.
         args ([`DrafterTrainingArguments`]): How to train.
-        kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator` give it.
+        kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator`
+        give it.
 
-    `evaluate` tells, beside loss and accuracies on the given text, what decoding brings: `args.eval_decode_prompts` prompts of the
-    evaluation data, shared out among the processes, are written on by `target.generate(..., assistant_model=drafter)` and by the
-    target alone. See [`measure_decoding`] and [`decoding_copy`] for what is counted and with which trees. With FSDP or DeepSpeed,
-    where no process holds the whole drafter, these metrics are left out, with a warning.
+    `evaluate` tells, beside loss and accuracies on the given text, what decoding brings: `args.eval_decode_prompts`
+    prompts of the evaluation data, shared out among the processes, are written on by `target.generate(...,
+    assistant_model=drafter)` and by the target alone. See [`measure_decoding`] and [`decoding_copy`] for what is
+    counted and with which trees. With FSDP or DeepSpeed, where no process holds the whole drafter, these metrics are
+    left out, with a warning.
 
-    The drafter's config keeps which target it was trained for, chat template included where `processing_class` is its tokenizer. A
-    loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
+    The drafter's config keeps which target it was trained for, chat template included where `processing_class` is its
+    tokenizer. A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
-        [`OptionError`]: nothing is known of how to train such a drafter, or several processes were given a target that is spread out.
+        [`OptionError`]: nothing is known of how to train such a drafter, or several processes were given a target that
+            is spread out.
         [`TrainingError`]: from `train` and `evaluate`: the loss diverged; names the step and the batch's rows.
     """
 
@@ -253,17 +257,17 @@ class DrafterTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Loss, and how often the target's best token stood at each rank of each block position."""
+        """The loss, and the counts of [`count_ranks`]."""
         with torch.no_grad():
             loss, outcome = self.compute_loss(model, self._prepare_inputs(inputs), return_outputs=True)
-        counts = count_ranks(outcome, self.objective.num_places)
+        counts = count_ranks(outcome, self.objective.num_offsets)
         return (loss.detach(), None, None) if prediction_loss_only else (loss.detach(), counts, counts[..., :1])
 
     def fit_draft_tree(self) -> DraftTree:
         """Give the drafter the best static tree for the acceptance measured on the evaluation data, and return it.
 
-        Places beyond the first block are taken to be accepted as the same place in it. With `draft_tree_nodes=0` the drafter is
-        evaluated with the tree that it has, and keeps it.
+        Tokens of later blocks are assumed to be accepted as often as those at the same offset of the first block. With
+        `draft_tree_nodes=0` the drafter is evaluated with the tree that it has, and keeps it.
 
         Raises:
             [`TrainingError`]: the drafter has no such tree.
@@ -284,5 +288,5 @@ class DrafterTrainer(Trainer):
         if self.args.draft_tree_nodes == 0:
             return cast(DraftTree, self.drafter.draft_tree)
         num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
-        places = rank_shares(metrics, self.objective.num_places, num_ranks, prefix)
-        return DraftTree.best_first(places.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)
+        shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
+        return DraftTree.best_first(shares.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)

@@ -1,4 +1,4 @@
-"""The objective of DFlash drafters: trained as `generate` runs them, weighted by place, and learning with every weight."""
+"""The objective of DFlash drafters: trained as `generate` runs them, weighted by block offset, all weights learn."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ def dflash_trainer(folder: Path, block_size: int = 4, **options: Any) -> Any:
 def recorded_calls(
     target: Any, drafter: Any, prompt: torch.Tensor
 ) -> tuple[torch.Tensor, list[tuple[int, torch.Tensor]]]:
-    """The greedy text of stock `generate`, and of each call of the drafter the place of its anchor and what it said."""
+    """The greedy text of stock `generate`, and the anchor's position and the logits of each call of the drafter."""
     calls: list[tuple[int, torch.Tensor]] = []
 
     def note(_module: Any, _inputs: Any, kwargs: dict[str, torch.Tensor], outputs: Any) -> None:
@@ -68,18 +68,18 @@ def test_the_loss_is_that_of_each_place_against_the_target(tmp_path: Path) -> No
 
     logits, total, weights = target(batch["input_ids"]).logits, 0.0, 0.0
     for row, spoken in enumerate(batch["assistant_mask"].tolist()):
-        anchors = [place for place in range(1, 13) if spoken[place + 1]]  # the assistant says what follows
+        anchors = [position for position in range(1, 13) if spoken[position + 1]]  # an assistant token follows
         states = trainer.objective.fill_in(trainer.model, pairs, torch.tensor([anchors, anchors]))[row]
         for number, anchor in enumerate(anchors):
-            for place in range(1, 4):
-                if anchor + place < 14 and spoken[anchor + place]:
-                    ours = [target.lm_head(states[number, place - 1]).tolist()]
-                    theirs = [logits[row, anchor + place - 1].tolist()]
-                    weight = math.exp(-(place - 1) / 2)
+            for offset in range(1, 4):
+                if anchor + offset < 14 and spoken[anchor + offset]:
+                    ours = [target.lm_head(states[number, offset - 1]).tolist()]
+                    theirs = [logits[row, anchor + offset - 1].tolist()]
+                    weight = math.exp(-(offset - 1) / 2)
                     total += weight * (0.9 * naive_divergence(ours, theirs) + 0.1 * naive_cross_entropy(ours, theirs))
                     weights += weight
     assert loss.item() == pytest.approx(total / weights, rel=1e-4)
-    assert set(outcome.places.tolist()) == {0, 1, 2}
+    assert set(outcome.block_offsets.tolist()) == {0, 1, 2}
 
 
 def test_it_learns_with_every_weight_and_the_target_stays_as_it_is(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_each_conversation_of_a_packed_row_draws_its_own_anchors() -> None:
     anchors, is_anchor = draw_anchors(is_counted, positions, 4, torch.Generator().manual_seed(0))
 
     row, other = (anchors[number][is_anchor[number]].tolist() for number in (0, 1))
-    assert [sum(start < place < end for place in row) for start, end in ((0, 12), (12, 15), (15, 30))] == [4, 2, 4]
+    assert [sum(start < anchor < end for anchor in row) for start, end in ((0, 12), (12, 15), (15, 30))] == [4, 2, 4]
     assert (len(set(row)), len(set(other))) == (10, 4)
 
 

@@ -1,4 +1,4 @@
-"""The objective of diffusion drafters: trained as they draft, blind to what comes later, weighted by place, and learning with every weight."""
+"""The objective of diffusion drafters: trained as they draft, unable to see later tokens, all weights learn."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def anchors_of(attention: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(("attention", "shift"), KINDS)
 @torch.no_grad()
-def test_places_are_filled_in_as_in_a_draft(tmp_path: Path, attention: str, shift: int) -> None:
+def test_blocks_are_filled_in_as_in_a_draft(tmp_path: Path, attention: str, shift: int) -> None:
     trainer, batch = trainer_of(tmp_path, attention, shift), example_batch(2)
     drafter, pairs, anchors = trainer.model.eval(), trainer.features(batch), anchors_of(attention)
 
@@ -57,19 +57,19 @@ def test_a_packed_mask_is_that_of_each_block_alone(shift: int) -> None:
     num_slots = num_tokens + anchors.shape[1] * num_masks
     for row in range(2):
         for query in range(num_slots):
-            block, place = divmod(query - num_tokens, num_masks)
+            block, offset = divmod(query - num_tokens, num_masks)
             for key in range(num_slots):
                 if query < num_tokens:  # text
                     expected = key <= query
                 else:  # a mask: as the only block behind its text
                     committed = int(anchors[row, block]) + 1
-                    key_block, key_place = divmod(key - num_tokens, num_masks)
-                    position = key if key < num_tokens else committed + key_place
+                    key_block, key_offset = divmod(key - num_tokens, num_masks)
+                    position = key if key < num_tokens else committed + key_offset
                     is_there = position < committed if key < num_tokens else key_block == block
-                    expected = is_there and sees("prefix_causal", committed + place, position, committed, None)
+                    expected = is_there and sees("prefix_causal", committed + offset, position, committed, None)
                 assert bool(layout.allowed[row, query, key]) == expected
         assert layout.positions[row, num_tokens:].tolist() == [
-            int(anchor) + 1 + place for anchor in anchors[row] for place in range(num_masks)
+            int(anchor) + 1 + offset for anchor in anchors[row] for offset in range(num_masks)
         ]
     assert (layout.token_ids[:, num_tokens:] == MASK).all()
 
@@ -85,13 +85,13 @@ def test_no_row_of_a_block_sees_text_behind_its_anchor(tmp_path: Path, attention
         return trainer.model.eval()(layout.token_ids, layout.positions, layout.allowed, everything)[layout.sources]
 
     before = drafted(batch["input_ids"])
-    for place in range(14):
+    for position in range(14):
         ids = batch["input_ids"].clone()
-        ids[:, place] = (ids[:, place] + 1) % 90
+        ids[:, position] = (ids[:, position] + 1) % 90
         differs = (drafted(ids) != before).any(-1)
         for row in range(2):
             for number, anchor in enumerate(anchors[row].tolist()):
-                assert differs[row, number].all() == differs[row, number].any() == (place <= anchor)
+                assert differs[row, number].all() == differs[row, number].any() == (position <= anchor)
 
 
 @pytest.mark.parametrize(("attention", "shift"), KINDS)
@@ -112,11 +112,11 @@ def test_the_loss_is_that_of_each_place_and_of_the_clean_text(tmp_path: Path, at
             drafted = DenoisedRow(drafter).scores(text, 4, 1, lambda found: found[:, : drafter.config.vocab_size])
             if not spoken[anchor + 1]:
                 continue
-            for place in range(4):
-                if anchor + 1 + place < 14 and spoken[anchor + 1 + place]:
-                    pair = [drafted[place].tolist()], [theirs[row, anchor + place].tolist()]
-                    total += 0.85**place * (0.9 * naive_divergence(*pair) + 0.1 * naive_cross_entropy(*pair))
-                    weights += 0.85**place
+            for offset in range(4):
+                if anchor + 1 + offset < 14 and spoken[anchor + 1 + offset]:
+                    pair = [drafted[offset].tolist()], [theirs[row, anchor + offset].tolist()]
+                    total += 0.85**offset * (0.9 * naive_divergence(*pair) + 0.1 * naive_cross_entropy(*pair))
+                    weights += 0.85**offset
         plain = drafter.model(batch["input_ids"][row : row + 1]).logits[0, :, : drafter.config.vocab_size]
         own += [(plain[p].tolist(), theirs[row, p].tolist()) for p in range(13) if spoken[p + 1]]
     expected = total / weights
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_each_place_and_of_the_clean_text(tmp_path: Path, at
         pairs = tuple(map(list, zip(*own, strict=True)))
         expected += 0.3 * (0.9 * naive_divergence(*pairs) + 0.1 * naive_cross_entropy(*pairs))
     assert loss.item() == pytest.approx(expected, rel=1e-4)
-    assert set(outcome.places.tolist()) == {0, 1, 2, 3}
+    assert set(outcome.block_offsets.tolist()) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("attention", ["prefix_causal", "full"])
@@ -212,8 +212,8 @@ def test_a_share_of_annealing_out_of_range_is_refused(tmp_path: Path) -> None:
 
 def test_rows_of_several_conversations_are_refused(tmp_path: Path) -> None:
     trainer, batch = trainer_of(tmp_path), example_batch(2)
-    places = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])
-    batch["position_ids"] = places.where(places < 3, places - 3)
+    positions = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])
+    batch["position_ids"] = positions.where(positions < 3, positions - 3)
 
     with pytest.raises(OptionError, match="--packing"):
         trainer.compute_loss(trainer.model, batch)

@@ -1,4 +1,4 @@
-"""The objectives of Eagle inside the real Trainer: both versions learn, and the training-time test counts what it should."""
+"""The objectives of Eagle inside the real Trainer: both versions learn, and the loss is that of plain loops."""
 
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,9 @@ def test_the_drafter_learns(tmp_path: Path, kind: str) -> None:
     after = trainer.evaluate()
     assert after["eval_loss"] < 0.8 * before["eval_loss"]
     assert after["eval_accuracy"] > before["eval_accuracy"]
-    num_places = 1 if kind == "eagle-1" else STEPS
-    assert f"eval_accuracy_at_{num_places}" in after
-    assert f"eval_accuracy_at_{num_places + 1}" not in after
+    num_offsets = 1 if kind == "eagle-1" else STEPS
+    assert f"eval_accuracy_at_{num_offsets}" in after
+    assert f"eval_accuracy_at_{num_offsets + 1}" not in after
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +73,7 @@ def test_version_1_sees_noise_in_training_alone(tmp_path: Path) -> None:
 
 
 def naive_loss(trainer: DrafterTrainer, batch: dict[str, Tensor], decay: float) -> float:
-    """The training-time test one row, step and place at a time; labels are told by their token's place in the text."""
+    """The training-time test one row, step and position at a time; labels are found by the index of their token."""
     drafter, target = trainer.model, trainer.features.target
     pairs = trainer.features(batch)
     states = drafter(pairs.token_embeds, pairs.features, STEPS).states
@@ -83,23 +83,23 @@ def naive_loss(trainer: DrafterTrainer, batch: dict[str, Tensor], decay: float) 
     for step in range(STEPS):
         losses = []
         for row in range(len(states)):
-            for place in range(states.shape[2]):
-                token = place + step + 2  # what the chain guesses here
+            for position in range(states.shape[2]):
+                token = position + step + 2  # what the chain guesses here
                 if token >= batch["input_ids"].shape[1] or not batch["assistant_mask"][row, token]:
                     continue
-                wanted = truth[row, token - 1]
-                if int(wanted.argmax()) not in ids:
+                expected = truth[row, token - 1]
+                if int(expected.argmax()) not in ids:
                     continue
-                wanted = wanted[ids].softmax(-1)
-                found = drafter.draft_logits(states[row, step, place]).softmax(-1)
-                losses.append(float((wanted * (wanted.log() - found.log())).sum()))
+                expected = expected[ids].softmax(-1)
+                found = drafter.draft_logits(states[row, step, position]).softmax(-1)
+                losses.append(float((expected * (expected.log() - found.log())).sum()))
         total += decay**step * sum(losses) / max(len(losses), 1)
     return total
 
 
 @pytest.mark.parametrize("kind", ["eagle-3", "eagle-3.1", "speculators"])
 @torch.no_grad()
-def test_the_loss_is_that_of_loops_over_steps_and_places(tmp_path: Path, kind: str) -> None:
+def test_the_loss_is_that_of_loops_over_steps_and_positions(tmp_path: Path, kind: str) -> None:
     trainer = trainer_of(tmp_path, kind, ttt_decay=0.5)
     batch = example_batch()
     batch["attention_mask"][1, 11:] = 0
@@ -128,7 +128,7 @@ def test_evaluation_counts_tokens_that_cannot_be_drafted_as_missed(tmp_path: Pat
     counts = count_ranks(outcome, STEPS)
     assert counts.sum() == len(best)
     assert 0 < int(is_lost.sum()) <= int(counts[0, :, -1].sum())
-    assert torch.bincount(outcome.places).tolist() == [30, 30, 30]  # tokens 4 to 13 of three rows
+    assert torch.bincount(outcome.block_offsets).tolist() == [30, 30, 30]  # tokens 4 to 13 of three rows
 
 
 @torch.no_grad()
@@ -154,7 +154,7 @@ def test_a_tree_is_no_wider_than_the_draft_vocabulary(tmp_path: Path, monkeypatc
         draft_tree_nodes=30,
         draft_tree_passes=1,
     )
-    measured = {f"eval_rank_{rank}_at_{place}": 0.0 for rank in range(MAX_RANK) for place in (1, 2)}
+    measured = {f"eval_rank_{rank}_at_{offset}": 0.0 for rank in range(MAX_RANK) for offset in (1, 2)}
     monkeypatch.setattr(trainer, "evaluate", lambda: measured)
 
     tree = trainer.fit_draft_tree()

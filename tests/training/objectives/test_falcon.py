@@ -88,7 +88,7 @@ def test_every_guess_is_told_its_place_in_the_block(tmp_path: Path, block_size: 
     _loss, outcome = trainer.compute_loss(trainer.model, example_batch(), return_outputs=True)
 
     counted = trainer.features(example_batch()).is_counted
-    assert outcome.places.tolist() == [
+    assert outcome.block_offsets.tolist() == [
         (position - phases[0][row]) % block_size for row, position in counted.nonzero().tolist()
     ]
 
@@ -105,8 +105,8 @@ def test_a_place_is_told_the_texts_own_token_before_it(tmp_path: Path) -> None:
     phases = torch.randint(2, (len(pairs.is_token),), generator=torch.Generator().manual_seed(0))
     predicted = drafter(pairs.token_embeds, pairs.features, phases, pairs.is_token)
     expected = [
-        trainer.features.head(predicted[row, place])
-        + drafter.transition(pairs.input_ids[row, place + 2], predicted[row, place])
-        for row, place in pairs.is_counted.nonzero().tolist()
+        trainer.features.head(predicted[row, column])
+        + drafter.transition(pairs.input_ids[row, column + 2], predicted[row, column])
+        for row, column in pairs.is_counted.nonzero().tolist()
     ]
     torch.testing.assert_close(logits, torch.stack(expected))

@@ -48,7 +48,7 @@ def make_pairs(embeds: Tensor, features: Tensor, is_counted: Tensor) -> PairBatc
     )
 
 
-def places_of(is_counted: Tensor, phases: Tensor, block_size: int) -> Tensor:
+def block_offsets_of(is_counted: Tensor, phases: Tensor, block_size: int) -> Tensor:
     """Place of each row in its block."""
     return (torch.arange(is_counted.shape[1]) - phases[:, None]) % block_size
 
@@ -87,8 +87,8 @@ def test_no_row_that_counts_is_reached_by_its_label(
     block_size: int, phase: int, num_rows: int, recurrence: str
 ) -> None:
     is_counted = (torch.arange(LENGTH) < LENGTH - block_size)[None]
-    places = places_of(is_counted, torch.tensor([phase]), block_size)
-    mask = reveal_mask(is_counted, places, block_size, num_rows, torch.Generator().manual_seed(phase))
+    block_offsets = block_offsets_of(is_counted, torch.tensor([phase]), block_size)
+    mask = reveal_mask(is_counted, block_offsets, block_size, num_rows, torch.Generator().manual_seed(phase))
 
     reached = reached_by(block_size, phase, mask[0], recurrence)
 
@@ -127,10 +127,10 @@ def test_the_check_finds_the_leak_of_a_revealed_row_that_begins_no_block(
 def test_the_worked_example_of_the_block_at_row_6(
     block_size: int, revealed: list[int], contents: dict[int, int], steps_ahead: dict[int, int]
 ) -> None:
-    places = torch.arange(LENGTH, dtype=torch.double)[None, :, None]
-    pairs = make_pairs(places + 1, places + 100, torch.ones(1, LENGTH, dtype=torch.bool))
+    indices = torch.arange(LENGTH, dtype=torch.double)[None, :, None]
+    pairs = make_pairs(indices + 1, indices + 100, torch.ones(1, LENGTH, dtype=torch.bool))
 
-    shown = reveal(pairs, places, rows_mask(revealed)[None], block_size)
+    shown = reveal(pairs, indices, rows_mask(revealed)[None], block_size)
     reached = reached_by(block_size, 0, rows_mask(revealed), "sequence")
 
     noise = {row: 0 if row in revealed else 100 for row in contents}
@@ -169,17 +169,21 @@ def test_revealed_rows_are_prefixes_of_whole_blocks_inside_the_loss_mask(block_s
     phases = torch.arange(3) % block_size
 
     mask = reveal_mask(
-        is_counted, places_of(is_counted, phases, block_size), block_size, 9, torch.Generator().manual_seed(seed)
+        is_counted,
+        block_offsets_of(is_counted, phases, block_size),
+        block_size,
+        9,
+        torch.Generator().manual_seed(seed),
     )
 
     for row, phase in enumerate(phases.tolist()):
         revealed = mask[row].nonzero().flatten().tolist()
-        for place in revealed:
-            start = place - (place - phase) % block_size
+        for index in revealed:
+            start = index - (index - phase) % block_size
             block = range(start, start + block_size)
             assert all(is_counted[row, each] for each in block)
-            assert all(each in revealed for each in range(start, place))  # a prefix
-        assert not any((place - phase) % block_size == block_size - 1 for place in revealed)  # never a whole block
+            assert all(each in revealed for each in range(start, index))  # a prefix
+        assert not any((index - phase) % block_size == block_size - 1 for index in revealed)  # never a whole block
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 4])
@@ -187,8 +191,8 @@ def test_revealed_rows_are_prefixes_of_whole_blocks_inside_the_loss_mask(block_s
 def test_prefixes_are_drawn_until_the_budget_is_spent(block_size: int, num_rows: int) -> None:
     is_counted = torch.ones(2, 60, dtype=torch.bool)
 
-    places = places_of(is_counted, torch.tensor([0, 1]), block_size)
-    mask = reveal_mask(is_counted, places, block_size, num_rows, torch.Generator().manual_seed(3))
+    block_offsets = block_offsets_of(is_counted, torch.tensor([0, 1]), block_size)
+    mask = reveal_mask(is_counted, block_offsets, block_size, num_rows, torch.Generator().manual_seed(3))
 
     num_blocks = 60 // block_size + 59 // block_size
     num_revealed = int(mask.sum())
@@ -208,7 +212,7 @@ def test_blocks_of_one_row_are_never_revealed() -> None:
 def test_a_text_shorter_than_a_block_is_not_revealed(length: int) -> None:
     is_counted = torch.ones(1, length, dtype=torch.bool)
 
-    mask = reveal_mask(is_counted, places_of(is_counted, torch.tensor([0]), 3), 3, 5, torch.Generator())
+    mask = reveal_mask(is_counted, block_offsets_of(is_counted, torch.tensor([0]), 3), 3, 5, torch.Generator())
 
     assert mask.shape == (1, length)
     assert not mask.any()
@@ -216,11 +220,11 @@ def test_a_text_shorter_than_a_block_is_not_revealed(length: int) -> None:
 
 def test_the_choice_is_the_generators_alone() -> None:
     is_counted = random_counted(0)
-    places = places_of(is_counted, torch.tensor([0, 1, 2]), 3)
+    block_offsets = block_offsets_of(is_counted, torch.tensor([0, 1, 2]), 3)
     before = torch.get_rng_state()
 
     first, again, other = (
-        reveal_mask(is_counted, places, 3, 6, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        reveal_mask(is_counted, block_offsets, 3, 6, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
     )
 
     assert torch.equal(first, again)
@@ -230,10 +234,10 @@ def test_the_choice_is_the_generators_alone() -> None:
 
 def test_every_block_and_every_length_has_its_turn() -> None:
     is_counted = torch.ones(1, 12, dtype=torch.bool)
-    places = places_of(is_counted, torch.tensor([1]), 4)
+    block_offsets = block_offsets_of(is_counted, torch.tensor([1]), 4)
     generator = torch.Generator().manual_seed(0)
 
-    draws = [reveal_mask(is_counted, places, 4, 1, generator)[0].nonzero().flatten() for _ in range(200)]
+    draws = [reveal_mask(is_counted, block_offsets, 4, 1, generator)[0].nonzero().flatten() for _ in range(200)]
 
     found = {(rows[0].item(), len(rows)) for rows in draws}
     assert found == {(start, length) for start in (1, 5) for length in (1, 2, 3)}

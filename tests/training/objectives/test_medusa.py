@@ -1,4 +1,4 @@
-"""The objective of Medusa inside the real Trainer: what each head is compared with, how heads are weighed, and that all learn."""
+"""The objective of Medusa inside the real Trainer: labels and weights of the heads, and that all of them learn."""
 
 from pathlib import Path
 from typing import Any
@@ -34,20 +34,20 @@ def make_trainer(folder: Path, drafter: Any = None, target: Any = None, **option
 
 @torch.no_grad()
 def naive_loss(trainer: DrafterTrainer, batch: dict[str, torch.Tensor]) -> tuple[float, list[tuple[int, int]]]:
-    """The loss, one head and one token at a time; and for each guess its place and the token the target would take."""
+    """The loss, one head and one token at a time, and the block offset and the target's token of each guess."""
     target, weights = trainer.features.target, trainer.model.state_dict()
     hidden = target.get_decoder()(input_ids=batch["input_ids"])[0]
     logits, total, guesses = target(input_ids=batch["input_ids"]).logits, 0.0, []
-    num_heads = trainer.objective.num_places
+    num_heads = trainer.objective.num_offsets
     for head in range(num_heads):
         ours, theirs = [], []
         for row, spoken in enumerate(batch["assistant_mask"].tolist()):
-            for place in range(len(spoken)):
+            for position in range(len(spoken)):
                 drafted = (
-                    place + 2 + head
-                )  # the feature at `place` chose the token after it; the heads name those after that
+                    position + 2 + head
+                )  # the feature at `position` chose the token after it; the heads name those after that
                 if drafted < len(spoken) and spoken[drafted]:
-                    ours.append(naive_head(weights, head, hidden[row, place], trainer.features.head).tolist())
+                    ours.append(naive_head(weights, head, hidden[row, position], trainer.features.head).tolist())
                     theirs.append(logits[row, drafted - 1].tolist())
                     guesses.append((head, theirs[-1].index(max(theirs[-1]))))
         total += 0.8 ** (head + 1) * (0.9 * naive_divergence(ours, theirs) + 0.1 * naive_cross_entropy(ours, theirs))
@@ -68,7 +68,7 @@ def test_each_head_is_compared_with_the_target_where_it_drafts(
 
     expected, guesses = naive_loss(trainer, batch)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
-    found = zip(outcome.places.tolist(), outcome.target_logits.argmax(-1).tolist(), strict=True)
+    found = zip(outcome.block_offsets.tolist(), outcome.target_logits.argmax(-1).tolist(), strict=True)
     assert sorted(found) == sorted(guesses)
 
 
@@ -80,7 +80,7 @@ def test_a_head_without_anything_to_draft_costs_nothing(tmp_path: Path) -> None:
     loss, outcome = trainer.compute_loss(trainer.model, batch, return_outputs=True)
     loss.backward()
 
-    assert set(outcome.places.tolist()) == {0, 1}
+    assert set(outcome.block_offsets.tolist()) == {0, 1}
     assert outcome.terms["token_loss_at_3"] == 0
     assert all(weight.grad.isfinite().all() for weight in trainer.model.parameters())
 

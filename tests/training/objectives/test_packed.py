@@ -1,7 +1,7 @@
-"""A packed batch teaches what its conversations teach one by one: loss, terms, guesses and gradients, for every kind of drafter.
+"""A packed batch gives every kind of drafter the loss and gradients that its conversations give one by one.
 
-In double precision, with everything random off or drawn for each conversation in turn (phases, reveals). The second half breaks each boundary and sees the
-comparison fail.
+In double precision, with everything random off or drawn for each conversation in turn (phases, reveals). The second
+half breaks each boundary and sees the comparison fail.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,9 @@ def packed_batch() -> dict[str, Tensor]:
     for members in ROWS:
         parts = [every[member] for member in members]
         row = {name: [value for part in parts for value in part[name]] for name in parts[0]}
-        rows.append({**row, "position_ids": [place for part in parts for place in range(len(part["input_ids"]))]})
+        rows.append(
+            {**row, "position_ids": [position for part in parts for position in range(len(part["input_ids"]))]}
+        )
     return ConversationCollator(0)(rows)
 
 
@@ -89,9 +91,9 @@ def with_large_weights(drafter: nn.Module) -> nn.Module:
 
 
 def in_order(outcome: Outcome) -> Tensor:
-    """By place and then by what is wanted there: rows of a batch tell their guesses in another order than conversations."""
+    """The order of guesses by block offset and target logits, the same for packed and unpacked batches."""
     by_wish = outcome.target_logits[:, 0].argsort()
-    return by_wish[outcome.places[by_wish].argsort(stable=True)]
+    return by_wish[outcome.block_offsets[by_wish].argsort(stable=True)]
 
 
 class Learner:
@@ -118,17 +120,17 @@ class Learner:
         }
 
     def difference(self) -> float:
-        """The largest one between the packed batch and the same conversations in rows of their own, relative to the values."""
+        """The largest difference between a packed batch and the same conversations in rows of their own, relative."""
         (one, gradients), (other, expected) = (
             self.learn(packed_batch()),
             self.learn(ConversationCollator(0)(conversations())),
         )
-        if not one.places.bincount().equal(other.places.bincount()):
+        if not one.block_offsets.bincount().equal(other.block_offsets.bincount()):
             return float("inf")
         order, its_order = in_order(one), in_order(other)
         assert gradients.keys() == expected.keys()
         assert one.terms.keys() == other.terms.keys()
-        assert len(other.places) > 20
+        assert len(other.block_offsets) > 20
         found = {"loss": (one.loss, other.loss), "wanted": (one.target_logits[order], other.target_logits[its_order])}
         found |= {"logits": (one.draft_logits[order], other.draft_logits[its_order])}
         found |= {name: (value, other.terms[name]) for name, value in one.terms.items()}
@@ -206,16 +208,16 @@ def leak_of_phase(_monkeypatch: pytest.MonkeyPatch, learner: Learner) -> None:
 
 
 def leak_of_labels(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> None:
-    def through(values: Tensor, positions: Tensor, num_places: int) -> Tensor:
-        return features_ahead(values, one_text(positions.shape[1], positions.device), num_places)
+    def through(values: Tensor, positions: Tensor, distance: int) -> Tensor:
+        return features_ahead(values, one_text(positions.shape[1], positions.device), distance)
 
     features_ahead = features_file.shift_left
     for module in (features_file, falcon, eagle):
         monkeypatch.setattr(module, "shift_left", through)
 
 
-def leak_of_places(monkeypatch: pytest.MonkeyPatch, learner: Learner) -> None:
-    """The objective takes what it reads of its pairs for one text a row."""
+def leak_of_positions(monkeypatch: pytest.MonkeyPatch, learner: Learner) -> None:
+    """The objective ignores where texts begin in its pairs."""
     read = type(learner.features).__call__
 
     def through(features: Any, batch: dict[str, Tensor]) -> Any:
@@ -238,7 +240,7 @@ LEAKS: list[tuple[Callable[[pytest.MonkeyPatch, Learner], None], tuple[str, ...]
         leak_of_labels,
         tuple(kind for kind in KINDS if kind not in ("ar", "dflash")),
     ),  # these look no further than one token
-    (leak_of_places, ("eagle-3", "medusa", "medusa-lm", "dflash")),
+    (leak_of_positions, ("eagle-3", "medusa", "medusa-lm", "dflash")),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What each kind of drafter learns from a batch of pairs."""
+"""Training objectives: the loss of each kind of drafter on a batch of pairs."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from .dflash import DFlashObjective
 
 
 class StockMethod(NamedTuple):
-    """Models of Transformers that draft in stock `generate` and are trained here: their class, what makes one, what it learns."""
+    """A drafting method of stock `generate`: its model class, the function that makes a model, its objective."""
 
     model_class: type
     make: Callable[..., PreTrainedModel]
@@ -24,25 +24,27 @@ class StockMethod(NamedTuple):
 
 STOCK_METHODS = {
     "dflash": StockMethod(MuseGlimmerAssistantModel, make_dflash, DFlashObjective),
-    "ar": StockMethod(GenerationMixin, make_draft_model, AutoregressiveObjective),  # drafters of this package are none
+    "ar": StockMethod(
+        GenerationMixin, make_draft_model, AutoregressiveObjective
+    ),  # drafters of this package do not inherit from it
 }
 
 __all__ = ["STOCK_METHODS", "Objective", "Outcome", "objective_of"]
 
 
 def objective_of(model: PreTrainedModel) -> type[Objective]:
-    """The objective of a drafter of this kind.
+    """The objective that trains a drafter of this class.
 
     Raises:
-        [`OptionError`]: nothing is known of how to train it.
+        [`OptionError`]: there is no objective for its class.
     """
     method = method_of(model)
     if method is not None and method.objective is not None:
         objective: type[Objective] = resolved(method.objective)
-        return objective.of(model)
+        return objective.for_drafter(model)
     for stock in STOCK_METHODS.values():
         if isinstance(model, stock.model_class):
-            return stock.objective.of(model)
+            return stock.objective.for_drafter(model)
     trained = [each.drafter for each in METHODS.values() if each.objective is not None]
     known = ", ".join(
         f"`{kind.__name__}`" for kind in (*trained, *(stock.model_class for stock in STOCK_METHODS.values()))

@@ -1,4 +1,4 @@
-"""The objective of a small language model that drafts by itself: the target's distribution at every token of the assistant."""
+"""The objective of an ordinary small language model: it learns the target's distribution at every assistant token."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .base import Objective, Outcome
 
 
 class AutoregressiveObjective(Objective):
-    """The mean of 0.9 KL + 0.1 cross-entropy to the target's distribution, the token terms of all drafters of this package."""
+    """The loss is the mean of 0.9 KL + 0.1 cross-entropy to the target's distribution, as for all drafters here."""
 
     has_draft_tree = False
 
@@ -25,7 +25,9 @@ class AutoregressiveObjective(Objective):
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
-        """What the target's head reads after the same tokens. The two must share their vocabulary alone.
+        """Labels are the inputs of the target's head at the same tokens.
+
+        The models need to share nothing but the vocabulary.
 
         Raises:
             [`DrafterMismatchError`]: the vocabularies differ in size.
@@ -33,18 +35,23 @@ class AutoregressiveObjective(Objective):
         sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (drafter, target)]
         if sizes[0] != sizes[1]:
             raise DrafterMismatchError(
-                f"A draft model must have the target's vocabulary of size {sizes[1]}, but it has one of size {sizes[0]}."
+                f"A draft model must have the target's vocabulary of size {sizes[1]}, but it has one of size "
+                f"{sizes[0]}."
             )
         return TargetFeatures(target, (-1,), 0)
 
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002  nothing is drawn
-        """Padding stands on the right, where no token sees it, so that no mask is needed."""
-        how: dict[str, Any] = {"use_cache": False}
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+        """The loss of one batch.
+
+        Padding is on the right, where no token sees it, so an unpacked batch needs no mask.
+        """
+        del generator, progress  # nothing is drawn, and training is the same from start to end
+        inputs: dict[str, Any] = {"use_cache": False}
         if is_packed(pairs.positions):
-            how = packed_inputs(self._drafter, self._drafter, pairs.positions[:, :-1])
-        logits = model(input_ids=pairs.input_ids[:, :-1], **how).logits[pairs.is_counted].float()
-        wanted = self.features.head(pairs.labels[pairs.is_counted])
-        divergence, cross_entropy = (term.mean() for term in token_terms(logits, wanted))
+            inputs = packed_inputs(self._drafter, self._drafter, pairs.positions[:, :-1])
+        logits = model(input_ids=pairs.input_ids[:, :-1], **inputs).logits[pairs.is_counted].float()
+        target_logits = self.features.head(pairs.labels[pairs.is_counted])
+        divergence, cross_entropy = (term.mean() for term in token_terms(logits, target_logits))
         terms = {"divergence": divergence, "cross_entropy": cross_entropy}
-        places = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-        return Outcome(token_loss(divergence, cross_entropy), terms, logits, wanted, places)
+        block_offsets = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        return Outcome(token_loss(divergence, cross_entropy), terms, logits, target_logits, block_offsets)

@@ -1,4 +1,4 @@
-"""The shape of an objective: a batch of pairs goes in, a loss and what was guessed come out."""
+"""The interface of training objectives: a batch of pairs goes in, the loss and the drafter's guesses come out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,36 +16,37 @@ from ..features import PairBatch, TargetFeatures
 
 @dataclass(frozen=True)
 class Outcome:
-    """The loss of a batch, and the guesses behind it, one row for each counted place.
+    """The loss of a batch, and the guesses behind it, one row for each guess that counts.
 
     Args:
         loss (`torch.Tensor`): What is minimised.
-        terms (`dict[str, Tensor]`): Its terms, for the log.
-        draft_logits (`torch.Tensor` of shape `(counted, vocab)`): What the drafter says.
-        target_logits (`torch.Tensor` of shape `(counted, vocab)`): What the target says there.
-        places (`torch.Tensor` of shape `(counted,)`): Which place of a draft each row stands for, counted from 0.
+        terms (`dict[str, Tensor]`): The terms of the loss, for the log.
+        draft_logits (`torch.Tensor` of shape `(counted, vocab)`): The drafter's scores.
+        target_logits (`torch.Tensor` of shape `(counted, vocab)`): The target's scores for the same tokens.
+        block_offsets (`torch.Tensor` of shape `(counted,)`): How far into the block, or the draft, each guess is,
+            counted from 0.
     """
 
     loss: Tensor
     terms: dict[str, Tensor]
     draft_logits: Float[Tensor, "counted vocab"]
     target_logits: Float[Tensor, "counted vocab"]
-    places: Int[Tensor, " counted"]
+    block_offsets: Int[Tensor, " counted"]
 
 
 class Objective(ABC):
-    """What one kind of drafter learns. One object serves one trainer.
+    """The training objective of one kind of drafter. Each trainer has an object of its own.
 
     Args:
-        drafter ([`~transformers.PreTrainedModel`]): The drafter, bare.
-        features ([`TargetFeatures`]): The target's side; its `head` makes logits of head inputs.
-        args ([`DrafterTrainingArguments`]): Weights of the losses and the like.
+        drafter ([`~transformers.PreTrainedModel`]): The drafter, without the wrappers of the Trainer.
+        features ([`TargetFeatures`]): Features and labels from the target; its `head` turns labels into logits.
+        args ([`DrafterTrainingArguments`]): Weights of the loss terms and other options.
     """
 
-    num_places: int = 1  # of a draft, each with an accuracy of its own
-    has_draft_tree: bool = True  # whether the drafter drafts a static tree, which can be fitted
+    num_offsets: int = 1  # block offsets; evaluation reports an accuracy for each
+    has_draft_tree: bool = True  # whether the drafter has a static tree, which can be fitted
     reads_packed: ClassVar[bool] = True  # whether rows may hold several conversations
-    generate_options: ClassVar[Mapping[str, Any]] = {}  # what `generate` must be told beside the drafter
+    generate_options: ClassVar[Mapping[str, Any]] = {}  # options that `generate` needs along with the drafter
 
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:
         self.config: Any = drafter.config
@@ -53,37 +54,37 @@ class Objective(ABC):
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens that the drafter can draft."""
+        """The number of different tokens that the drafter can draft."""
         return int(self.config.vocab_size)
 
     @classmethod
-    def of(cls, drafter: Any) -> type["Objective"]:  # noqa: ARG003  subclasses look at it
-        """The objective of this drafter, where a kind of drafter has several."""
+    def for_drafter(cls, drafter: Any) -> type["Objective"]:  # noqa: ARG003  subclasses look at it
+        """The objective for this drafter; a subclass may choose one by the drafter's config."""
         return cls
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
-        """The target's side as this objective needs it.
+        """Features and labels from the target, as this objective needs them.
 
         Raises:
-            [`DrafterMismatchError`]: the target is not one for this drafter.
+            [`DrafterMismatchError`]: the drafter does not fit the target.
         """
         drafter.check_target(target)
         return TargetFeatures(target, drafter.feature_layers, drafter.block_size)
 
     @abstractmethod
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
-        """The outcome of one batch.
+        """Compute the loss of one batch.
 
         Args:
-            model (`nn.Module`): The drafter as the Trainer wraps it; in training mode or not.
+            model (`nn.Module`): The drafter as the Trainer wraps it, in training or evaluation mode.
             pairs ([`PairBatch`]): The batch.
-            generator (`torch.Generator`): All draws come from here; it depends on seed and step alone.
-            progress (`float`): How much of the training is done, 0 to 1.
+            generator (`torch.Generator`): The source of all random draws; it depends on seed and step only.
+            progress (`float`): The share of the training that is done, 0 to 1.
         """
 
     def with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
-        """Uniform noise on the input features: what a drafter feeds itself in later passes is not exact either."""
+        """Add uniform noise to the features: those that a drafter predicts for itself are inexact, too."""
         if not self.args.feature_noise:
             return pairs
         noise = torch.rand(pairs.features.shape, generator=generator, dtype=torch.float).to(pairs.features) * 2 - 1

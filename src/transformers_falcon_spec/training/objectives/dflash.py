@@ -1,4 +1,4 @@
-"""Blocks filled in at once: the objective of DFlash drafters (arXiv 2602.06036, section 4.2)."""
+"""The objective of DFlash drafters, which fill in a block of masks in one pass (arXiv 2602.06036, section 4.2)."""
 
 from typing import Any, ClassVar
 
@@ -16,11 +16,12 @@ from .base import Objective, Outcome
 
 
 class DFlashObjective(Objective):
-    """Every block holds one token of the text, its anchor, and masks; each mask learns the target's distribution at its place.
+    """A block is a token of the text, the anchor, and masks, which learn the distributions of the next tokens.
 
-    A block sees the features of the text before its anchor and itself, as when drafting. The token terms are those of all drafters
-    of this package; place k of a block counts exp(-(k - 1) / gamma), with gamma half the block's size, near the paper's 7, 5
-    and 4 for blocks of 16, 10 and 8. The paper takes the cross-entropy to the tokens of the text.
+    A block sees itself and the features of the text before its anchor, as in decoding. The token terms are those of
+    all drafters of this package. The mask at distance k from the anchor has weight exp(-(k - 1) / gamma), where gamma
+    is half the block size, close to the paper's 7, 5 and 4 for blocks of 16, 10 and 8. The paper trains on the
+    cross-entropy to the text's tokens.
     """
 
     has_draft_tree = False
@@ -29,54 +30,55 @@ class DFlashObjective(Objective):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.block_size = int(self.config.block_size)
-        self.num_places = self.block_size - 1
+        self.num_offsets = self.block_size - 1
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
-        """The hidden states that `generate` will read, and what the head reads at the same places."""
+        """Features are what the drafter reads in `generate`, labels the head's inputs at the same tokens."""
         return TargetFeatures(target, context_layers(drafter), 0)
 
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:  # noqa: ARG002  nothing changes on the way
-        """The mean over all places that an assistant's token is to fill, weighted by place."""
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+        """The mean loss over all masks that stand for an assistant token, weighted by distance from the anchor."""
+        del progress  # training is the same from start to end
         positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
         anchors, is_anchor = draw_anchors(pairs.is_counted, positions, self.args.num_anchors, generator)
-        places = torch.arange(self.num_places, device=anchors.device)
-        labels = anchors[..., None] + places  # [rows, anchors, places] which label speaks of the token there
+        offsets = torch.arange(self.num_offsets, device=anchors.device)
+        labels = anchors[..., None] + offsets  # [rows, anchors, offsets] index of the label of each mask
         labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
         rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
-        is_inside = positions[rows, labels] == _in_conversation(anchors, positions)[..., None] + places
+        is_inside = positions[rows, labels] == _text_positions(anchors, positions)[..., None] + offsets
         counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, labels]
         logits = self._logits(self.fill_in(model, pairs, anchors)[counted])
-        wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
-        places = places.expand_as(labels)[counted]
-        weights = torch.exp(-places.float() / (self.block_size / 2))
+        target_logits = self.features.head(pairs.labels[rows[counted], labels[counted]])
+        offsets = offsets.expand_as(labels)[counted]
+        weights = torch.exp(-offsets.float() / (self.block_size / 2))
         weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-        divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, wanted))
+        divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, target_logits))
         terms = {"divergence": divergence, "cross_entropy": cross_entropy}
-        return Outcome(token_loss(divergence, cross_entropy), terms, logits, wanted, places)
+        return Outcome(token_loss(divergence, cross_entropy), terms, logits, target_logits, offsets)
 
     def _logits(self, states: Tensor) -> Tensor:
-        """As `generate` makes them: the bare head, without the scaling of some targets."""
+        """The logits as `generate` computes them: of the head alone, without the scaling of some targets."""
         head = self.features.target.get_output_embeddings()
         return head(states.to(self.features.target.dtype)).float()
 
     def fill_in(self, model: nn.Module, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Tensor:
-        """What the drafter says at the masks of each block, `[rows, anchors, places, hidden]`; no block sees another."""
+        """The drafter's states at the masks of all blocks, `[rows, anchors, offsets, hidden]`."""
         num_rows, num_anchors = anchors.shape
         embed = self.features.target.get_input_embeddings()
-        shape = (num_rows, num_anchors, self.num_places)
+        shape = (num_rows, num_anchors, self.num_offsets)
         masks = embed(torch.full(shape, self.config.mask_token_id, device=anchors.device))
         first = pairs.token_embeds.gather(1, (anchors - 1)[..., None].expand(-1, -1, masks.shape[-1]))
         blocks = torch.cat([first[:, :, None], masks], dim=2).flatten(1, 2)
         positions = pairs.positions[:, :-1].expand(num_rows, -1)
-        starts = _in_conversation(anchors, positions)
-        places = (starts[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
+        starts = _text_positions(anchors, positions)
+        block_positions = (starts[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
         dtype = next(model.parameters()).dtype
         outputs = model(
             noise_embeds=blocks.to(dtype),
             context_hidden_states=pairs.features.to(dtype),
             attention_mask={ATTENTION: additive(block_mask(anchors, positions, self.block_size), dtype)},
-            position_ids=torch.cat([positions, places], dim=1),
+            position_ids=torch.cat([positions, block_positions], dim=1),
         )
         return outputs[0].unflatten(1, (num_anchors, self.block_size))[:, :, 1:]
 
@@ -87,9 +89,13 @@ def draw_anchors(
     most: int,
     generator: torch.Generator,
 ) -> tuple[Int[Tensor, "rows anchors"], Bool[Tensor, "rows anchors"]]:
-    """Up to `most` places of each conversation after which the assistant speaks, in random order, and which of them are real.
+    """Draw up to `most` anchors in each conversation: tokens that an assistant token follows, in random order.
 
-    The first token is no anchor: there is nothing before it. Rows with fewer places than others repeat place 1, not real.
+    The first token is never an anchor, for there is nothing before it. Rows with fewer anchors are filled up with
+    index 1.
+
+    Returns:
+        `tuple`: the indices of the anchors, and where they are drawn ones rather than filling.
     """
     numbers = text_numbers(positions, len(positions))
     can_start = unpack(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
@@ -106,17 +112,18 @@ def draw_anchors(
     return best.indices.where(is_anchor, 1), is_anchor
 
 
-def _in_conversation(anchors: Tensor, positions: Tensor) -> Tensor:
-    """Place of each anchor in its conversation; of one that is not real, behind a single pair, that of the last."""
-    return positions.gather(1, anchors.clamp(max=positions.shape[1] - 1))
+def _text_positions(anchors: Tensor, positions: Tensor) -> Tensor:
+    """The position of each anchor in its conversation."""
+    last = positions.shape[1] - 1  # in rows of one pair the filling index 1 lies beyond it
+    return positions.gather(1, anchors.clamp(max=last))
 
 
 def block_mask(
     anchors: Int[Tensor, "rows anchors"], positions: Int[Tensor, "rows pairs"], block_size: int
 ) -> Bool[Tensor, "rows queries keys"]:
-    """Which keys, those of the context first and then those of all blocks, each row of each block sees."""
+    """Which keys each token of each block sees; the keys are those of the context, then those of all blocks."""
     context = torch.arange(positions.shape[1], device=anchors.device)
-    first = anchors - _in_conversation(anchors, positions)
+    first = anchors - _text_positions(anchors, positions)
     sees_context = (context >= first[..., None]) & (context < anchors[..., None])
     block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(block_size)
     sees_block = (block[:, None] == block).expand(len(anchors), -1, -1)

@@ -1,7 +1,8 @@
-"""Masks behind a text, filled in at once: the objective of diffusion drafters, which start as autoregressive models.
+"""The objective of diffusion drafters, which fill in a block of masks after a text in one pass.
 
-A model is trained in the shape in which it drafts, one block of masks behind clean text, and not on masks spread over a text.
-Attention annealing is that of DiffuGPT (arXiv 2410.17891, section 3.3), there by step, here by share of the training.
+The drafter starts as layers of an autoregressive model. It is trained on what it does in decoding, one block of masks
+after clean text, and not on masks spread over a text. Attention annealing follows DiffuGPT (arXiv 2410.17891, section
+3.3), but with the share of the training that is done instead of the step.
 """
 
 from dataclasses import dataclass
@@ -19,33 +20,35 @@ from ..losses import token_loss, token_terms
 from .base import Objective, Outcome
 from .dflash import block_mask, draw_anchors
 
-PLACE_DECAY = 0.85  # weight of a place over that of the one before
-PREFIX_WEIGHT = 0.3  # of the clean text's own next tokens beside the blocks
+OFFSET_DECAY = 0.85  # weight of a block offset relative to the one before
+PREFIX_WEIGHT = 0.3  # of the loss on the clean text's own next tokens
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the drafter reads of a batch.
+    """The drafter's input for a batch: clean text and blocks of masks.
 
     Args:
-        token_ids (`torch.Tensor` of shape `(texts, slots)`): Clean text and masks.
-        positions (`torch.Tensor` of shape `(texts, slots)`): Where each one stands in its text.
-        allowed (`torch.Tensor` of shape `(texts, slots, slots)`): Who sees whom.
-        sources (`torch.Tensor` of shape `(rows, anchors, places)`): Which of all slots drafts each place, counted text by text.
+        token_ids (`torch.Tensor` of shape `(texts, slots)`): The tokens of the text, and masks.
+        positions (`torch.Tensor` of shape `(texts, slots)`): The position of each slot in its text.
+        allowed (`torch.Tensor` of shape `(texts, slots, slots)`): Which slots each slot sees.
+        sources (`torch.Tensor` of shape `(rows, anchors, offsets)`): The slot whose output drafts each token of a
+            block, counted through all texts.
     """
 
     token_ids: Int[Tensor, "texts slots"]
     positions: Int[Tensor, "texts slots"]
     allowed: Bool[Tensor, "texts slots slots"]
-    sources: Int[Tensor, "rows anchors places"]
+    sources: Int[Tensor, "rows anchors offsets"]
 
 
 class DiffusionObjective(Objective):
-    """Every place of a block learns the target's distribution there; place i of 0, 1, .. counts 0.85^i.
+    """Every token of a block learns the target's distribution there; block offset i of 0, 1, .. has weight 0.85^i.
 
-    Where the clean text sees no mask, a conversation is read once beside `num_anchors` blocks, none of which sees another or what
-    comes after its anchor, and the text's own rows learn the next token with weight 0.3. With full attention the text sees the masks, so
-    that each block has a copy of the text before it: few anchors are dear enough. The token terms are those of all drafters of this package.
+    Where the clean text does not see the masks, a conversation is read once together with `num_anchors` blocks. No
+    block sees another one or the text after its anchor, and the text itself learns its next tokens with weight 0.3.
+    With full attention the text sees the masks, so each block comes with a copy of the text before it, which makes
+    anchors expensive. The token terms are those of all drafters of this package.
     """
 
     has_draft_tree = False
@@ -53,15 +56,16 @@ class DiffusionObjective(Objective):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.num_places = int(self.config.most_draft_tokens)
+        self.num_offsets = int(self.config.most_draft_tokens)
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
-        """What the target's head reads after the same tokens.
+        """Labels are the inputs of the target's head at the same tokens.
 
         Raises:
-            [`OptionError`]: the drafter wraps a model that is called in a way of its own, or attends on a grid.
-            [`DrafterMismatchError`]: the target is not one for this drafter.
+            [`OptionError`]: the drafter wraps a model that takes no additive masks, or its attention is
+                `"block_causal"`.
+            [`DrafterMismatchError`]: the drafter does not fit the target.
         """
         config = drafter.config
         if (
@@ -70,25 +74,27 @@ class DiffusionObjective(Objective):
             or config.draft_vocab_size != config.vocab_size
         ):
             raise OptionError(
-                'A diffusion drafter is trained with `call="additive"`, `attention` `"prefix_causal"` or `"full"`, and all tokens of the '
-                f"target, but it has {config.call!r}, {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. "
+                'A diffusion drafter is trained with `call="additive"`, `attention` `"prefix_causal"` or `"full"`, '
+                f"and all tokens of the target, but it has {config.call!r}, {config.attention!r} and "
+                f"{config.draft_vocab_size} of {config.vocab_size} tokens. "
                 "Make one with `DiffusionDrafter.from_target(target)`."
             )
         drafter.check_target(target)
         return TargetFeatures(target, (-1,), 0)
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
-        """The mean over all places that an assistant's token is to fill, weighted by place, and that over the clean text."""
+        """The mean loss over all masks of assistant tokens, weighted by block offset, plus that of the clean text."""
         is_full = self.config.attention == "full"
         if is_packed(pairs.positions):
             raise OptionError(
-                "Diffusion drafters are trained on rows of one conversation, but these hold several. Leave out `--packing`."
+                "Diffusion drafters are trained on rows of one conversation, but these hold several. Leave out "
+                "`--packing`."
             )
         positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
         anchors, is_anchor = draw_anchors(pairs.is_counted, positions, self.args.num_anchors, generator)
         layout = self._annealed(model, self.layout(pairs, anchors), generator, progress)
-        places = torch.arange(self.num_places, device=anchors.device)
-        labels = anchors[..., None] + places  # [rows, anchors, places] which label speaks of the token there
+        offsets = torch.arange(self.num_offsets, device=anchors.device)
+        labels = anchors[..., None] + offsets  # [rows, anchors, offsets] index of the label of each drafted token
         is_inside = labels < pairs.is_counted.shape[1]
         labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
         rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
@@ -97,31 +103,31 @@ class DiffusionObjective(Objective):
         kept.view(-1)[layout.sources[counted]] = True
         if not is_full:
             kept[:, : pairs.is_counted.shape[1]] |= pairs.is_counted
-        found = model(token_ids=layout.token_ids, positions=layout.positions, allowed=layout.allowed, kept=kept)
-        index = kept.flatten().cumsum(0) - 1  # of the kept slots
-        logits = found[index[layout.sources[counted]]]
-        wanted = self.features.head(pairs.labels[rows[counted], labels[counted]])
-        places = places.expand_as(labels)[counted]
-        weights = PLACE_DECAY ** places.float()
+        outputs = model(token_ids=layout.token_ids, positions=layout.positions, allowed=layout.allowed, kept=kept)
+        index = kept.flatten().cumsum(0) - 1  # of each slot among those with an output
+        logits = outputs[index[layout.sources[counted]]]
+        target_logits = self.features.head(pairs.labels[rows[counted], labels[counted]])
+        offsets = offsets.expand_as(labels)[counted]
+        weights = OFFSET_DECAY ** offsets.float()
         weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-        divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, wanted))
+        divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, target_logits))
         loss, terms = token_loss(divergence, cross_entropy), {"divergence": divergence, "cross_entropy": cross_entropy}
         if not is_full:
-            own = found[index.reshape(kept.shape)[:, : pairs.is_counted.shape[1]][pairs.is_counted]]
+            own = outputs[index.reshape(kept.shape)[:, : pairs.is_counted.shape[1]][pairs.is_counted]]
             prefix = token_loss(*token_terms(own, self.features.head(pairs.labels[pairs.is_counted]))).mean()
             loss, terms = loss + PREFIX_WEIGHT * prefix, {**terms, "prefix_loss": prefix}
-        return Outcome(loss, terms, logits, wanted, places)
+        return Outcome(loss, terms, logits, target_logits, offsets)
 
     def layout(self, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Layout:
-        """Clean text up to each anchor, the newest token, with masks behind it."""
+        """The drafter's input: clean text up to each anchor, which stands for the newest token, followed by masks."""
         shift = self.config.logits_shift
-        num_masks = self.num_places - shift
+        num_masks = self.num_offsets - shift
         if self.config.attention == "full":
             return single_blocks(pairs.input_ids, anchors, num_masks, shift, self.config.mask_token_id)
         return packed_blocks(pairs.input_ids, anchors, num_masks, shift, self.config.mask_token_id)
 
     def _annealed(self, model: nn.Module, layout: Layout, generator: torch.Generator, progress: float) -> Layout:
-        """With full attention, at first a growing random part alone of what stands behind a token is seen."""
+        """With full attention, hide later slots at random; their share falls from 1 to 0 as training begins."""
         share = self.args.anneal_share
         if self.config.attention != "full" or not model.training or progress >= share:
             return layout
@@ -129,8 +135,8 @@ class DiffusionObjective(Objective):
             torch.rand(layout.allowed.shape, generator=generator, dtype=torch.float).to(layout.allowed.device)
             < progress / share
         )
-        places = torch.arange(layout.allowed.shape[-1], device=layout.allowed.device)
-        is_seen |= places <= places[:, None]
+        slots = torch.arange(layout.allowed.shape[-1], device=layout.allowed.device)
+        is_seen |= slots <= slots[:, None]
         return Layout(layout.token_ids, layout.positions, layout.allowed & is_seen, layout.sources)
 
 
@@ -141,22 +147,23 @@ def packed_blocks(
     shift: int,
     mask_token_id: int,
 ) -> Layout:
-    """One causal text and, behind it, all blocks of masks; a block sees the text up to its anchor and itself.
+    """One causal text followed by all blocks of masks; a block sees itself and the text up to its anchor.
 
-    With `shift` 1 the first place of a block is drafted by its anchor's own row, which reads the same in every block.
+    With `shift` 1 the first token of a block is drafted by the output of its anchor, which needs no copy for the
+    block.
     """
     (num_rows, num_tokens), num_anchors = input_ids.shape, anchors.shape[1]
     device = input_ids.device
     text, masks = torch.arange(num_tokens, device=device), torch.arange(num_masks, device=device)
-    behind = (anchors[..., None] + 1 + masks).flatten(1)
+    mask_positions = (anchors[..., None] + 1 + masks).flatten(1)
     causal = nn.functional.pad(text <= text[:, None], (0, num_anchors * num_masks)).expand(num_rows, -1, -1)
     first = num_tokens + num_masks * torch.arange(num_anchors, device=device)[:, None]
     own = (first + masks).expand(num_rows, -1, -1)
     sources = torch.cat([anchors[..., None], own], dim=-1) if shift else own
     num_slots = num_tokens + num_anchors * num_masks
     return Layout(
-        token_ids=torch.cat([input_ids, torch.full_like(behind, mask_token_id)], dim=1),
-        positions=torch.cat([text.expand(num_rows, -1), behind], dim=1),
+        token_ids=torch.cat([input_ids, torch.full_like(mask_positions, mask_token_id)], dim=1),
+        positions=torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),
         allowed=torch.cat([causal, block_mask(anchors + 1, text.expand(num_rows, -1), num_masks)], dim=1),
         sources=sources + num_slots * torch.arange(num_rows, device=device)[:, None, None],
     )
@@ -169,13 +176,13 @@ def single_blocks(
     shift: int,
     mask_token_id: int,
 ) -> Layout:
-    """For each anchor the text up to it with one block of masks behind it, all of which see one another; the rest nobody sees."""
+    """A text of its own for each anchor: cut there, one block of masks after it, full attention except to padding."""
     num_slots = int(anchors.max()) + 1 + num_masks
     slots, newest = torch.arange(num_slots, device=input_ids.device), anchors.flatten()[:, None]
     padded = nn.functional.pad(input_ids, (0, max(num_slots - input_ids.shape[1], 0)))[:, :num_slots]
     padded = padded.repeat_interleave(anchors.shape[1], dim=0)
-    places = torch.arange(num_masks + shift, device=input_ids.device)
-    sources = newest + 1 - shift + places + num_slots * torch.arange(len(newest), device=input_ids.device)[:, None]
+    offsets = torch.arange(num_masks + shift, device=input_ids.device)
+    sources = newest + 1 - shift + offsets + num_slots * torch.arange(len(newest), device=input_ids.device)[:, None]
     return Layout(
         token_ids=padded.where(slots <= newest, mask_token_id),
         positions=slots.expand(len(newest), -1),
