@@ -149,6 +149,8 @@ def test_a_command_on_a_page_is_one_of_the_command_line(
     module = cli.module_of(line.command)
     seen: list[Any] = []
     monkeypatch.setattr(module, "run", wraps(module.run)(lambda *options: seen.append(options)))
+    if "--save" in line.argv:  # refused before anything is loaded if there is no folder to write into
+        make_folder(line.page, tmp_path)
     monkeypatch.chdir(tmp_path)
 
     assert cli.main(list(line.argv)) == 0
