@@ -24,7 +24,7 @@ from benchmarks.inflation.__main__ import load_small_drafter
 from benchmarks.report import Report, Result, by, distinct, named, setting, source_line, table
 from benchmarks.running import Runs, beside, by_arm, run_and_save
 from transformers_falcon_spec import DiffusionDrafter, GenerationStats
-from transformers_falcon_spec.commands.loading import DTYPES, load_drafters, load_target
+from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, MethodEntry, parse_methods
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.errors import OptionError
@@ -83,6 +83,22 @@ def main() -> None:
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(models.target, tokenizer, methods, prompts, args.decodings, args.max_new_tokens)
     run_and_save(benchmark, output, args, lambda records: {"side_by_side": side_by_side(records)})
+
+
+def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, DrafterModel]:
+    """Drafters by arm name: `NAME=FOLDER`, or a folder whose last part is the name.
+
+    Raises:
+        [`OptionError`]: two arms have the same name.
+    """
+    drafters: dict[str, DrafterModel] = {}
+    for entry in names:
+        arm, _, folder = entry.rpartition("=")
+        arm = arm or folder.rstrip("/").rpartition("/")[2]
+        if arm in drafters:
+            raise OptionError(f"Two drafters are called `{arm}`. Name them: `--drafters one=FOLDER other=FOLDER`.")
+        drafters[arm] = load_drafter(folder, target)
+    return drafters
 
 
 class Models:

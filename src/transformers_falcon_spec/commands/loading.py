@@ -167,22 +167,6 @@ def load_assistant(
     return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
 
 
-def load_drafters(names: list[str], target: PreTrainedModel) -> dict[str, DrafterModel]:
-    """Drafters by arm name: `NAME=FOLDER`, or a folder whose last part is the name.
-
-    Raises:
-        [`OptionError`]: two arms have the same name.
-    """
-    drafters: dict[str, DrafterModel] = {}
-    for entry in names:
-        arm, _, folder = entry.rpartition("=")
-        arm = arm or folder.rstrip("/").rpartition("/")[2]
-        if arm in drafters:
-            raise OptionError(f"Two drafters are called `{arm}`. Name them: `--drafters one=FOLDER other=FOLDER`.")
-        drafters[arm] = load_drafter(folder, target)
-    return drafters
-
-
 def load_tree(name: str) -> DraftTree:
     """A static tree from a JSON file that is one or holds one as `draft_tree`, or from a drafter's folder: the one it drafts.
 

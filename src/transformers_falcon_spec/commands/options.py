@@ -10,6 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import OptionError
 from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance
+from ..training.conversations import ConversationSet, read_conversations
+from ..training.overlap import Forbidden, OverlapIndex, refuse_overlaps
 from .loading import load_target
 
 TREE_HELP = "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own trees."
@@ -110,6 +112,38 @@ class ResultOptions:
     def write(self, result: dict[str, Any]) -> None:
         """Write the results."""
         Path(self.output).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@dataclass(kw_only=True)
+class DataOptions:
+    """Conversations, and what they must not hold."""
+
+    group: ClassVar[str] = "conversations"
+    data: list[str] = option(
+        "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."
+    )
+    limit: int | None = option("Read this many conversations only.", None)
+    forbid: list[str] = option(
+        "Prompt files, as `bench` takes them, that the data must not hold: rows that share a run of words are refused.",
+        [],
+    )
+
+    def read_conversations(self, sources: list[str] | None = None) -> ConversationSet:
+        """The conversations of `sources`, else of `data`; system turns of the `forbid` files are free to be shared.
+
+        Raises:
+            [`ConversationError`]: a file cannot be used, or the data holds forbidden prompts.
+        """
+        index = OverlapIndex(  # first: a file that is missing is told before the data is read
+            Forbidden(content, prompt.origin)
+            for prompt in read_prompts(self.forbid)
+            for role, content in prompt.messages
+            if role != "system"
+        )
+        data = read_conversations(self.data if sources is None else sources, self.limit)
+        if self.forbid:
+            refuse_overlaps(data, index)
+        return data
 
 
 def json_file(name: str) -> Path:

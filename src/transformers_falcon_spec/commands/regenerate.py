@@ -5,25 +5,22 @@ from dataclasses import dataclass
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..training.regenerate import RegenerateOptions, regenerate
-from .options import option
-from .training_data import FORBID_HELP, read_training_data
+from .options import DataOptions, option
 
 
 @dataclass(kw_only=True)
-class RegenerateCommand:
-    """What to answer and where to write it."""
+class RegenerateCommand(DataOptions):
+    """Who answers, and where the answers go."""
 
     target: str = option("Folder or Hub name of the target.")
     data: list[str] = option("Conversations: .jsonl or .jsonl.gz files, or dataset names.")
     output: str = option("JSON lines file to write; continued if it was begun with the same options.")
-    limit: int | None = option("Answer this many conversations only.", None)
-    forbid: list[str] = option(FORBID_HELP, [])
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
 
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     """Answer and report."""
-    rows = read_training_data(command.data, command.limit, command.forbid).rows
+    rows = command.read_conversations().rows
     target = AutoModelForCausalLM.from_pretrained(command.target, dtype="auto", device_map=command.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(command.target)
     num_written = regenerate(target, tokenizer, rows, command.output, options)

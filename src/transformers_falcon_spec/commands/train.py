@@ -44,7 +44,6 @@ from .mask_view import show_masks
 from .memory import peak_device_bytes, peak_resident_bytes
 from .train_drafter import check_drafter_options, check_packing, drafter_to_train, recipe_for
 from .train_options import TrainCommand
-from .training_data import read_training_data
 
 logger = logging.getLogger(__name__)
 help_notes = recipe_notes  # defaults of options as they are in the end
@@ -69,7 +68,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     callbacks = _early_stopping(command, args)
     resume = None if command.dry_run else resume_point(args)
     set_seed(args.seed)
-    read = {name: read_training_data(paths, command.limit, command.forbid) for name, paths in command.sources.items()}
+    read = {name: command.read_conversations(paths) for name, paths in command.sources.items()}
     target, tokenizer = load_target(command.target, command.target_dtype, places)
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = drafter_to_train(command, lora, target, data["train"])
@@ -206,7 +205,7 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
     if num_examples < 1:
         raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
     _, tokenizer = read_config(command.target)
-    data = read_training_data(command.data, command.limit, command.forbid)
+    data = command.read_conversations()
     show_masks(encode(data, tokenizer, command.max_length), tokenizer, num_examples)
 
 

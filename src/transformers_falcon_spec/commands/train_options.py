@@ -11,8 +11,7 @@ from ..drafters import registry as drafters
 from ..errors import OptionError
 from ..training.objectives import STOCK_METHODS
 from ..training.recipes import MEASURED_WIDTH, RECIPES, recipe_help
-from .options import option
-from .training_data import FORBID_HELP
+from .options import DTYPE_HELP, DataOptions, option
 
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
     **{name: stock.make for name, stock in STOCK_METHODS.items()},
@@ -22,13 +21,10 @@ DEFAULT_METHOD = "falcon"
 
 
 @dataclass(kw_only=True)
-class TrainCommand:
+class TrainCommand(DataOptions):
     """What to train and on what; all options of `TrainingArguments` can be given too."""
 
     target: str = option("Folder or Hub name of the target.")
-    data: list[str] = option(
-        "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."
-    )
     eval_data: list[str] = option("Held-out conversations: evaluation, draft tree.", [])
     drafter: str | None = option("Folder or Hub name of a drafter to train further; a fresh one if left out.", None)
     method: str | None = option(
@@ -52,9 +48,7 @@ class TrainCommand:
     packing: bool = option(
         "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows.", False
     )
-    limit: int | None = option("Read this many conversations only.", None)
-    forbid: list[str] = option(FORBID_HELP, [])
-    target_dtype: str = option("auto, float32, bfloat16 or float16.", "auto")
+    target_dtype: str = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(
         "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a JSON "
         "object names a place for each part. Left out, the target is where the drafter is trained.",

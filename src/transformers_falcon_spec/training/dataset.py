@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..errors import TrainingError
 from .conversations import Message
@@ -173,3 +174,22 @@ class ConversationCollator:
         for name in examples[0].keys() - batch.keys():
             batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
         return batch
+
+
+class SeededLengthGroups(LengthGroupedSampler):
+    """Rows of like length together. A resumed run reads them in the same order, and so do several processes with smaller batches.
+
+    Args:
+        batch_size (`int`): Rows of one step, of all processes.
+        lengths (`list[int]`): Tokens of each row.
+        seed (`Callable[[], int]`): Gives the seed of an epoch when that begins.
+    """
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: Callable[[], int]) -> None:
+        super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[int]:
+        """One epoch's order."""
+        self.generator.manual_seed(self._seed())
+        return super().__iter__()

@@ -22,7 +22,7 @@ from ..drafters.compatibility.contract import sign
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import writing_to
-from .dataset import ConversationDataset
+from .dataset import ConversationDataset, SeededLengthGroups
 from .decoding_metrics import (
     DecodingMetrics,
     check_target_can_verify,
@@ -32,7 +32,6 @@ from .decoding_metrics import (
 )
 from .feature_cache import FeatureCache
 from .features import PairBatch, place
-from .length_groups import SeededLengthGroups
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
 from .packed_conversations import PackedConversations
