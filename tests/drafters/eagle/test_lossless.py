@@ -24,9 +24,9 @@ TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
 def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
     target = make_target(seed=7).double()
     drafter = make_eagle(target, kind)
-    options = {"max_new_tokens": 60, **MODES[mode]}
 
-    alone, informed = runs.both(target, drafter, **options), runs.told(target, drafter, **options)
+    alone = runs.both(target, drafter, **MODES[mode])
+    informed = runs.told(target, drafter, max_new_tokens=60, **MODES[mode])
 
     alone.assert_equal(is_kept=False)
     informed.assert_equal()
