@@ -1,7 +1,6 @@
 """Results files of `falcon-spec bench` as tables and pages read them: today's form, also of older files, and what is noteworthy."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from .methods import BASELINE
 
 Result = dict[str, Any]
 Row = dict[str, Any]
-_TREE_NAME = re.compile(r"(?P<drafter>.+): (?P<nodes>\d+) nodes, (?P<passes>\d+) passes")  # arms of `choose_tree.py`
 _RENAMED = {
     "acceptance_length": "acceptance_length_pooled",
     "acceptance_length_interval": "acceptance_length_pooled_interval",
@@ -45,7 +43,15 @@ def today(result: Result) -> Result:
     trees = result["provenance"].get("trees", {})
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     methods = [
-        {"target": BASELINE, "arm": arm, "kind": "drafter", **_size(arm, trees), "failure": None} for arm in arms
+        {
+            "target": BASELINE,
+            "arm": arm,
+            "kind": "drafter",
+            "num_nodes": trees.get(arm),
+            "weights": arm,
+            "failure": None,
+        }
+        for arm in arms
     ]
     return {**result, "methods": methods, "rows": rows}
 
@@ -63,14 +69,6 @@ def _row_today(row: Row) -> Row:
         "tokens_per_forward": row["num_tokens"] / max(row["num_tokens"] - num_accepted, 1),
         "alpha": num_accepted / row["num_tokens"],
     }
-
-
-def _size(arm: str, trees: dict[str, int]) -> dict[str, Any]:
-    """Nodes of a draft, and what the arms of one drafter share."""
-    named = _TREE_NAME.fullmatch(arm)
-    if named:
-        return {"num_nodes": int(named["nodes"]), "weights": f"{named['drafter']}, {named['passes']} passes"}
-    return {"num_nodes": trees.get(arm), "weights": arm}
 
 
 def failures(result: Result) -> list[Row]:
