@@ -52,7 +52,7 @@ class DrafterTrainer(Trainer):
             The drafter, of a kind that `training/objectives` knows; inside a `PeftModel` its adapter alone is trained.
         args ([`DrafterTrainingArguments`]): How to train.
         kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator`
-        give it.
+            give it.
 
     `evaluate` tells, beside loss and accuracies on the given text, what decoding brings: `args.eval_decode_prompts`
     prompts of the evaluation data, shared out among the processes, are written on by `target.generate(...,
