@@ -18,7 +18,8 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from ..core.tree import DraftTree
-from ..drafters.base import DrafterModel, check_is_drafter, readable
+from ..drafters.base import DrafterModel
+from ..drafters.checkpoint import check_is_drafter, readable
 from ..drafters.compatibility.contract import FIELD
 from ..drafters.compatibility.mismatches import check_contract
 from ..drafters.drafter_pool import DrafterPool

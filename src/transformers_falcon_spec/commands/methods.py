@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers import AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
 
-from ..drafters.base import readable
+from ..drafters.checkpoint import readable
 from ..drafters.registry import drafter_classes
 from ..errors import OptionError
 from ..evaluation.methods import (

@@ -1,30 +1,44 @@
 """What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from typing_extensions import Self
 
 from ..core.tree import DraftTree
-from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PublishError
+from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, feature_width, is_spread, named
 from ..generation.options import SpeculationConfig
-from .assistant import LoopOnly
+from .checkpoint import check_is_drafter, hub_options, read_options, readable
 from .compatibility.contract import FIELD, made_for
 from .compatibility.mismatches import check_contract
 from .compatibility.weights import check_download, check_finite
 from .config_fields import name_portably
-from .option_files import hub_options, read_options
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
+
+
+class LoopOnly:
+    """Base of what drafts in this package's loop alone: it says so where another loop asks it for text."""
+
+    def generate(self, *_: Any, **__: Any) -> NoReturn:
+        """Drafters write no text; `target.generate(..., assistant_model=drafter)` does.
+
+        Raises:
+            [`PatchError`]: always.
+        """
+        raise PatchError(
+            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked for text, as "
+            "Transformers' own assisted decoding does after `disable()`. Call `transformers_falcon_spec.enable()`, or `attach(target)` "
+            "for one target, and then `target.generate(..., assistant_model=drafter)`."
+        )
+
+    def _supports_logits_to_keep(self) -> NoReturn:
+        self.generate()
 
 
 class DrafterModel(LoopOnly, PreTrainedModel):
@@ -238,22 +252,22 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return super().from_pretrained(name_or_path, *args, **kwargs)
 
 
-@contextmanager
-def readable(name_or_path: Any) -> Iterator[None]:
-    """Inside, files of a folder that cannot be read are refused in words; what the Hub says stays as it is.
+class TextDrafter(DrafterModel):
+    """Base of the drafters that read no hidden state of the target."""
 
-    Raises:
-        [`CheckpointError`]: they cannot.
-    """
-    try:
-        yield
-    except (SafetensorError, UnpicklingError, EOFError, StrictDataclassError, OSError) as error:
-        if name_or_path is None or (isinstance(error, OSError) and not Path(name_or_path).is_dir()):
-            raise
-        raise CheckpointError(
-            f"`{name_or_path}` must hold files that can be read, but they cannot: {' '.join(str(error).split())[:300]}. Fetch or "
-            "save it again; a file cut short, or one that would run code, is never read."
-        ) from error
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """None: text alone is read."""
+        return ()
+
+    @property
+    def feature_size(self) -> int:
+        """Nothing of the target is read."""
+        return 0
+
+    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """The vocabulary that the drafter was made for, beside that of a target."""
+        return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
 
 
 def _check_device(device: torch.device, target: PreTrainedModel) -> None:
@@ -263,33 +277,3 @@ def _check_device(device: torch.device, target: PreTrainedModel) -> None:
             f"The drafter must be on the target's device, `{target.device}`, but it is on `{device}`. "
             f"{'Load its weights.' if device.type == 'meta' else 'Move it: `drafter.to(target.device)`.'}"
         )
-
-
-def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
-    """The `model_type` of a drafter's config; refuses others, such as those of foreign checkpoints.
-
-    Raises:
-        [`CheckpointError`]: there is none, or it is none of `model_types`.
-    """
-    base = base_of_adapter(name_or_path, **hub)
-    if base is not None:
-        return check_is_drafter(base, model_types, **options_of_base(hub))
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
-        kind = config.get("model_type")
-    except (TypeError, AttributeError) as error:  # Transformers takes it for an object, at once or not at all
-        raise CheckpointError(
-            f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds something else. Fetch it again."
-        ) from error
-    if not config:
-        raise CheckpointError(
-            f"`{name_or_path}` must have a `config.json` that says what it holds, but it has none or an empty one. Fetch it again."
-        )
-    if kind not in model_types:
-        raise CheckpointError(
-            f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A checkpoint "
-            f"of other software must be converted first: `falcon-spec convert {name_or_path} DEST`. Draft models and DFlash "
-            "drafters are for stock `generate`; `falcon-spec bench` takes draft models, and "
-            "`LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with them."
-        )
-    return str(kind)

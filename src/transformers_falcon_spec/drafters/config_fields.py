@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import OptionError
 from ..provenance import portable
@@ -27,6 +27,11 @@ def target_fields(target: PreTrainedModel) -> dict[str, Any]:
 def contract_fields(target: PreTrainedModel) -> dict[str, Any]:
     """The same with the contract, for drafters that learn from one target."""
     return {**target_fields(target), FIELD: TargetContract.of(target).to_json()}
+
+
+def own_fields(config_class: Any) -> set[str]:
+    """Names of the fields that a drafter's configuration has beside those of every configuration."""
+    return {field.name for field in fields(config_class)} - {field.name for field in fields(PreTrainedConfig)}
 
 
 def check_fields(config_class: type, options: dict[str, Any]) -> None:

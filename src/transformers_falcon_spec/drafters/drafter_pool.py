@@ -14,8 +14,7 @@ from ..generation.distributed import SINGLE_PROCESS, JoiningDrafter, Processes
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
 from ..generation.verifier import REJECTION_RULES
-from .assistant import LoopOnly
-from .base import DrafterModel
+from .base import DrafterModel, LoopOnly
 
 TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
 COMMON = ("verifier", "tune", "deterministic")

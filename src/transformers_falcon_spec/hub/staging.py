@@ -15,7 +15,8 @@ import yaml
 from huggingface_hub import eval_result_entries_to_yaml, get_token
 from transformers import AutoModel
 
-from ..drafters.base import DrafterModel, readable
+from ..drafters.base import DrafterModel
+from ..drafters.checkpoint import readable
 from ..drafters.config_fields import name_portably
 from ..drafters.diffuspec.proxy_files import DESCRIPTION_FILE
 from ..errors import CheckpointError, PublishError

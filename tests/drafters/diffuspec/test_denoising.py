@@ -7,7 +7,7 @@ import torch
 
 from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from transformers_falcon_spec.drafters.diffuspec.calls import Reading
+from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
 from transformers_falcon_spec.drafters.diffuspec.visibility import visible
 
@@ -82,8 +82,8 @@ def blind_to_later(drafter: Any, lengths: tuple[int, ...], num: int) -> torch.Te
         lasts += [place < length for place in range(start, end)]
     owner, is_text = torch.tensor(owners), torch.tensor(lasts)
     allowed = (owner[:, None] == owner) | ((owner[:, None] > owner) & is_text)
-    reading = Reading(torch.tensor(tokens)[None], torch.tensor(places)[None], allowed[None], None, num)
-    return drafter.call(reading)[0]
+    call = ModelCall(torch.tensor(tokens)[None], torch.tensor(places)[None], allowed[None], None, num)
+    return call.logits(drafter.model)[0]
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -134,7 +134,7 @@ def test_a_later_token_is_seen_by_earlier_ones_with_full_attention_alone(attenti
     allowed = visible(attention, 8, 4, places, places)[None]
 
     def logits(text: torch.Tensor) -> torch.Tensor:
-        return drafter.call(Reading(text[None], places[None], allowed, None, 12))[0]
+        return ModelCall(text[None], places[None], allowed, None, 12).logits(drafter.model)[0]
 
     text = torch.cat([TEXT[:8], torch.full((4,), drafter.config.mask_token_id)])
     before = logits(text)

@@ -10,7 +10,7 @@ from transformers import AutoModel
 
 from tests import runs
 from tests.adapters import adapted
-from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion, make_model
+from tests.drafters.diffuspec.stand_ins import MASK, OPTIONS, make_diffusion, make_model
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import (
     CheckpointError,
@@ -22,7 +22,7 @@ from transformers_falcon_spec import (
     SpeculationConfig,
 )
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.drafters.diffuspec.calls import Reading
+from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall
 from transformers_falcon_spec.drafters.diffuspec.configuration_diffuspec import OWN_FIELDS
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.drafters.diffuspec.visibility import visible
@@ -63,7 +63,7 @@ def test_targets_of_many_families_give_their_layers(family: str) -> None:
     pair = runs.told(target, drafter)
     with torch.no_grad():
         trained = drafter(text[None], places[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
-        drafted = drafter.call(Reading(text[None], places[None], allowed[None], None, 9))[0]
+        drafted = ModelCall(text[None], places[None], allowed[None], None, 9).logits(drafter.model)[0]
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
@@ -159,7 +159,9 @@ def test_a_diffusion_model_on_disk_is_wrapped(tmp_path: Path) -> None:
     target = make_target(seed=7).double()
     make_model("dream").save_pretrained(tmp_path)
 
-    drafter = DiffusionDrafter.from_pretrained(tmp_path, target=target, mask_token_id=MASK, num_draft_tokens=6)
+    drafter = DiffusionDrafter.from_pretrained(
+        tmp_path, target=target, mask_token_id=MASK, num_draft_tokens=6, **OPTIONS["dream"]
+    )
 
     assert (type(drafter.model).__name__, drafter.dtype, drafter.training) == ("Dream", torch.double, False)
     assert (drafter.config.attention, drafter.config.num_draft_tokens) == ("full", 6)
@@ -168,12 +170,14 @@ def test_a_diffusion_model_on_disk_is_wrapped(tmp_path: Path) -> None:
 
 def test_a_wrapped_model_is_saved_as_a_drafter(tmp_path: Path) -> None:
     target = make_target(seed=7).double()
-    drafter = DiffusionDrafter.from_model(make_model("sdar"), target, mask_token_id=MASK)
+    drafter = DiffusionDrafter.from_model(
+        make_model("a2d on a grid"), target, mask_token_id=MASK, **OPTIONS["a2d on a grid"]
+    )
     drafter.save_pretrained(tmp_path)
 
     loaded = DiffusionDrafter.from_pretrained(tmp_path, target=target, dtype=torch.double)
 
-    assert (loaded.config.call, loaded.config.attention, loaded.config.block_size) == ("boolean", "block_causal", 4)
+    assert (loaded.config.attention, loaded.config.block_size) == ("block_causal", 4)
     assert all(value.equal(loaded.state_dict()[name]) for name, value in drafter.state_dict().items())
 
 
@@ -181,7 +185,7 @@ def test_options_of_wrapping_are_refused_for_a_drafter(tmp_path: Path) -> None:
     make_diffusion().save_pretrained(tmp_path)
 
     with pytest.raises(OptionError, match="`preset` must be left out unless a diffusion model is wrapped"):
-        DiffusionDrafter.from_pretrained(tmp_path, target=make_target(), preset="dream")
+        DiffusionDrafter.from_pretrained(tmp_path, target=make_target(), preset="paper")
 
 
 def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
@@ -192,7 +196,7 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)
 
     with pytest.raises(CheckpointError, match="must hold all weights of `Dream`, but it lacks"):
-        DiffusionDrafter.from_pretrained(tmp_path, target=make_target(), mask_token_id=MASK)
+        DiffusionDrafter.from_pretrained(tmp_path, target=make_target(), mask_token_id=MASK, **OPTIONS["dream"])
 
 
 @pytest.mark.parametrize(
@@ -204,7 +208,7 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ),
         ({"search": "best"}, "`search` must be one of .* but it is 'best'"),
         ({"draft_length": "long"}, "`draft_length` must be one of .* but it is 'long'"),
-        ({"call": "own"}, "`call` must be one of .* but it is 'own'"),
+        ({"call": "additive"}, "`DiffusionConfig` has no option `call`"),
         ({"auto_class": "AutoModelForVision"}, "`auto_class` must be one of"),
         ({"logits_shift": 2}, r"`logits_shift` must be one of \(0, 1\), but it is 2"),
         ({"beam_width": 0}, "`beam_width` must be at least 1, but it is 0"),
@@ -224,11 +228,7 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ),
         (
             {"cache_rounds": 4},
-            "`cache_rounds` above 1 is for full attention .* It is 4 with `attention='prefix_causal'`",
-        ),
-        (
-            {"call": "noise_level"},
-            r"`noise_level` attend in one of the ways \('full',\), but `attention` is 'prefix_causal'",
+            "`cache_rounds` above 1 is for full attention; .* It is 4 with `attention='prefix_causal'`",
         ),
         ({"draft_vocab_size": 98}, r"`draft_vocab_size` must lie in 1\.\.97, .* but it is 98"),
         ({"beams": 3}, "`DiffusionConfig` has no option `beams`"),
@@ -243,6 +243,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     ("fields", "message"),
     [
         ({}, "`draft_config` must be the configuration of a diffusion model, but there is none"),
+        ({"call": "boolean"}, "`call` must be left out or 'additive'"),  # in files of older versions
         ({"draft_config": {"model_type": "unheard"}}, "its `model_type` is 'unheard'. Register its classes, or wrap"),
         (
             {"draft_config": {"model_type": "llama", "vocab_size": 9}, "mask_token_id": 9},

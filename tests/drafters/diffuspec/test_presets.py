@@ -1,4 +1,4 @@
-"""Public families: each stand-in is recognised, called as its family is, and its mask is found by its token."""
+"""Models that others trained: each stand-in is called as its family is, its mask is found by its token, and the paper's preset drafts."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from tests import runs
 from tests.drafters.diffuspec.naive_model import naive_mask
-from tests.drafters.diffuspec.stand_ins import KINDS, MASK, make_model
+from tests.drafters.diffuspec.stand_ins import KINDS, MASK, OPTIONS, make_model
 from tests.drafters.diffuspec.test_denoising import TEXT
 from tests.drafters.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
@@ -16,35 +16,21 @@ from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
-from transformers_falcon_spec.drafters.diffuspec.presets import PRESETS, mask_id
+from transformers_falcon_spec.drafters.diffuspec.mask_token import mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
-
-NAMED = ("diffullama", "a2d_bd3lm")  # no `model_type` tells them from others
-SMALL_BLOCK = {"a2d_bd3lm": {"block_size": 4}}  # the others' configurations say it
 
 
 def wrapped(kind: str, target: Any, **options: Any) -> Any:
-    """A stand-in as a drafter, told as little as its family needs."""
-    preset = {"preset": kind} if kind in NAMED else {}
-    given = {**preset, "mask_token_id": MASK, **SMALL_BLOCK.get(kind, {}), **options}
-    return DiffusionDrafter.from_model(make_model(kind), target, **given)
+    """A stand-in as a drafter, told what its family needs."""
+    return DiffusionDrafter.from_model(make_model(kind), target, **{"mask_token_id": MASK, **OPTIONS[kind], **options})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_family_is_recognised_by_its_configuration_or_name(kind: str) -> None:
-    config = wrapped(kind, make_target()).config
-
-    expected = PRESETS[kind].options
-    assert {name: getattr(config, name) for name in expected} == dict(expected)
-    assert config.block_size == (4 if expected["attention"] == "block_causal" else None)
-
-
-def test_the_mask_is_the_tokenizers_before_that_of_the_preset() -> None:
+def test_the_mask_is_the_tokenizers_before_that_of_the_configuration() -> None:
     tokenizer = make_tokenizer(VOCAB_SIZE - 1, mask="[MASK]", **{"[MASK]": MASK})
-    config = make_model("sdar").config
+    config = make_model("dream", mask_token_id=5).config
 
-    assert mask_id(config, {}, tokenizer, PRESETS["sdar"]) == MASK != PRESETS["sdar"].mask_token_id
-    assert mask_id(config, {}, None, PRESETS["sdar"]) == PRESETS["sdar"].mask_token_id
+    assert mask_id(config, {}, tokenizer) == MASK
+    assert mask_id(config, {}, None) == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +76,7 @@ def test_a_model_that_ignores_its_mask_is_refused() -> None:
         input_ids, naive_mask("prefix_causal", 99, input_ids.shape[1], None)
     )
     with pytest.raises(OptionError, match="a text must see the last one, but in a `Dream` they do not"):
-        DiffusionDrafter.from_model(model, target, mask_token_id=MASK)
+        DiffusionDrafter.from_model(model, target, mask_token_id=MASK, attention="full")
 
 
 def test_attention_that_reads_no_masks_is_refused() -> None:
@@ -104,10 +90,11 @@ def test_attention_that_reads_no_masks_is_refused() -> None:
 
 
 def test_a_forward_of_another_form_is_refused() -> None:
-    with pytest.raises(
-        OptionError, match=r"`Mdlm\.forward` must take `timesteps`, `sample_mode`, but it lacks `sample_mode`"
-    ):
-        wrapped("mdlm", make_target(), call="sampled", attention="block_causal", block_size=4)
+    model = make_model("dream")
+    model.forward = lambda input_ids, attention_mask=None: model(input_ids, attention_mask)
+
+    with pytest.raises(OptionError, match="must take `attention_mask`, `position_ids`, but it lacks `position_ids`"):
+        DiffusionDrafter.from_model(model, make_target(), mask_token_id=MASK)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +154,10 @@ def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted()
     model = make_model(vocab_size=VOCAB_SIZE)
 
     drafter = DiffusionDrafter.from_model(model, target, mask_token_id=40, mask_is_text=True, block_size=5)
-    by_preset = DiffusionDrafter.from_model(model, target, mask_token_id=40, preset="diffullama")
+    pair = runs.told(target, drafter)
 
-    for made in (drafter, by_preset):
-        pair = runs.told(target, made)
-        pair.assert_equal()
-        assert pair.stats.num_drafted > 0
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
 
 
 @pytest.mark.parametrize(
@@ -181,9 +166,9 @@ def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted()
         ({}, "needs the id of its mask, but neither"),
         (
             {"preset": "dreams", "mask_token_id": MASK},
-            r"`preset` must be one of \['a2d_bd3lm', .*, but it is 'dreams'",
+            "`preset` must be 'paper' or left out, but it is 'dreams'",
         ),
-        ({"preset": "diffugpt_medium"}, "needs the id of its mask"),
+        ({"preset": "paper", "proxy_texts": []}, "needs the id of its mask"),
     ],
 )
 def test_a_mask_that_nobody_names_and_an_unknown_preset_are_refused(options: dict[str, Any], message: str) -> None:
@@ -202,7 +187,7 @@ def test_the_papers_preset_drafts_with_the_papers_numbers_whatever_the_family() 
     assert (config.growth, config.smoothing, config.num_steps) == (10, 0.5, 1)
     assert (config.search, config.mass, config.max_candidates, config.beam_width) == ("cps", 0.8, 15, 3)
     assert config.model_weight == 0.5
-    assert (config.attention, config.logits_shift, config.auto_class) == ("full", 1, "AutoModel")  # the family's
+    assert (config.attention, config.logits_shift, config.auto_class) == ("full", 1, "AutoModel")  # as asked for
     assert drafter.proxy.order == 3
     assert drafter.proxy.fingerprint == NgramProxy.fit(texts, 3, target.config.vocab_size).fingerprint
     drafter.generation_config.tune = False  # drafts are as long as the preset says
@@ -223,18 +208,7 @@ def test_the_papers_lengths_need_a_model_of_such_blocks() -> None:
     with pytest.raises(
         OptionError, match="`num_draft_tokens` must be at most 4, the block that the model was trained"
     ):
-        wrapped("sdar", make_target(), preset="paper", proxy_texts=[[2, 3]])
-
-
-def test_a_block_larger_than_the_models_is_refused() -> None:
-    with pytest.raises(
-        OptionError, match="`block_size` must be at most 4, the block that the model was trained for, but it is 8"
-    ):
-        wrapped("sdar", make_target(), block_size=8)
-    with pytest.raises(
-        OptionError, match="`num_draft_tokens` must be at most 4, the block that the model was trained to fill in"
-    ):
-        wrapped("sdar", make_target(), num_draft_tokens=6)
+        wrapped("a2d on a grid", make_target(), preset="paper", proxy_texts=[[2, 3]])
 
 
 def test_another_vocabulary_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive_model import sees
-from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion, make_model
+from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion
 from tests.tiny import make_target
 from tests.training.objectives.test_medusa import make_trainer
 from tests.training.runs import SMALL, example_batch, loss_curve, same
@@ -195,14 +195,6 @@ def test_what_is_not_trained_here_is_refused(options: dict[str, Any]) -> None:
 
     with pytest.raises(OptionError, match="A diffusion drafter is trained with"):
         DiffusionObjective.read_target(make_diffusion(target, **options), target)
-
-
-def test_a_model_of_its_own_call_is_refused() -> None:
-    target = make_target()
-    drafter = DiffusionDrafter.from_model(make_model("mdlm"), target, mask_token_id=MASK)
-
-    with pytest.raises(OptionError, match="but it has 'noise_level', 'full' and 97 of 97 tokens"):
-        DiffusionObjective.read_target(drafter, target)
 
 
 def test_a_share_of_annealing_out_of_range_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...errors import OptionError
-from .calls import CALLS, Reading
+from .calls import ModelCall
 from .configuration_diffuspec import DiffusionConfig
 from .visibility import visible
 
@@ -30,8 +30,7 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     places = torch.arange(2 * size, device=device)
     seen = visible(config.attention, size, config.block_size, places, places)[None]
     texts = [torch.zeros_like(places).index_fill(0, places[-1:], token)[None] for token in (1, 2)]
-    readings = [Reading(text, places[None], seen, None, 2 * size, config.block_size) for text in texts]
-    first, second = (CALLS[config.call](model, reading)[0] for reading in readings)
+    first, second = (ModelCall(text, places[None], seen, None, 2 * size).logits(model)[0] for text in texts)
     changes = (first - second).abs().amax(dim=-1)
     leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
     if leaks != (config.attention == "full"):

@@ -1,6 +1,5 @@
 """The configuration of a diffusion drafter: how the diffusion model is asked, how far it drafts, and what of its lattice is drafted."""
 
-from dataclasses import fields
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -8,8 +7,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
 from ...generation.layers import layer_kinds
-from ..config_fields import check_fields, target_fields
-from .calls import CALLS
+from ..config_fields import check_fields, own_fields, target_fields
 
 ATTENTION = ("full", "prefix_causal", "block_causal")
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
@@ -18,6 +16,7 @@ DRAFT_LENGTHS = ("adaptive", "confidence", "fixed")
 PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
 READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take any mask
 
+MASKED = "additive"  # `call` in files of older versions, which knew other forms of calling a model
 _LEAST = {"block_size": 1, "num_draft_tokens": 1, "min_draft_tokens": 1, "cache_rounds": 1, "num_steps": 1}
 _LEAST |= {"max_candidates": 1, "beam_width": 1}
 _SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
@@ -30,7 +29,6 @@ class DiffusionConfig(PreTrainedConfig):
     Args:
         draft_config (`PreTrainedConfig` or `dict`): Configuration of the diffusion model.
         auto_class (`str`, *optional*, defaults to `"AutoModelForCausalLM"`): Class of Transformers that loads it.
-        call (`str`, *optional*, defaults to `"additive"`): How its forward takes masks and caches; see `calls.py`.
         mask_token_id (`int`): The diffusion model's id of a token to be filled in. It is never drafted.
         logits_shift (`int`, *optional*, defaults to 1):
             1: the row of a token speaks of the next one, as in models made of autoregressive ones; 0: a mask's row speaks of the
@@ -84,7 +82,6 @@ class DiffusionConfig(PreTrainedConfig):
 
     draft_config: dict[str, Any] | PreTrainedConfig | None = None
     auto_class: str = "AutoModelForCausalLM"
-    call: str = "additive"
     mask_token_id: int | None = None
     logits_shift: int = 1
     attention: str = "prefix_causal"
@@ -112,6 +109,10 @@ class DiffusionConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
+        if kwargs.pop("call", MASKED) != MASKED:
+            raise OptionError(
+                f"`call` must be left out or {MASKED!r}: models that take no masks, or booleans, are no longer called. Take another model."
+            )
         if isinstance(self.draft_config, dict):
             self.draft_config = _config_of(self.draft_config)
         if self.draft_config is None:
@@ -138,8 +139,7 @@ class DiffusionConfig(PreTrainedConfig):
     @property
     def keeps_cache(self) -> bool:
         """Whether keys and values outlive a round."""
-        is_exact = self.attention != "full" and CALLS[self.call].takes_cache
-        return is_exact or self.cache_rounds > 1
+        return self.attention != "full" or self.cache_rounds > 1
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another.
@@ -147,7 +147,7 @@ class DiffusionConfig(PreTrainedConfig):
         Raises:
             [`OptionError`]: an option is one of those.
         """
-        choices = {"attention": ATTENTION, "auto_class": AUTO_CLASSES, "call": tuple(CALLS), "logits_shift": (0, 1)}
+        choices = {"attention": ATTENTION, "auto_class": AUTO_CLASSES, "logits_shift": (0, 1)}
         choices |= {"search": SEARCHES, "draft_length": DRAFT_LENGTHS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -196,16 +196,10 @@ class DiffusionConfig(PreTrainedConfig):
 
     def _check_cache(self) -> None:
         assert isinstance(self.draft_config, PreTrainedConfig)
-        call = CALLS[self.call]
-        if self.cache_rounds > 1 and (self.attention != "full" or not call.takes_cache):
+        if self.cache_rounds > 1 and self.attention != "full":
             raise OptionError(
-                "`cache_rounds` above 1 is for full attention and models that take a cache; the other kinds of attention keep an exact "
-                f"cache. It is {self.cache_rounds} with `attention={self.attention!r}` and `call={self.call!r}`."
-            )
-        if self.attention not in call.attention:
-            raise OptionError(
-                f"Models that are called in the way `{self.call}` attend in one of the ways {call.attention}, but `attention` is "
-                f"{self.attention!r}."
+                "`cache_rounds` above 1 is for full attention; the other kinds of attention keep an exact cache. It is "
+                f"{self.cache_rounds} with `attention={self.attention!r}`."
             )
         if any(kind.sliding_window or kind.chunk_size for kind in layer_kinds(self.draft_config)):
             raise OptionError(
@@ -228,8 +222,8 @@ class DiffusionConfig(PreTrainedConfig):
             [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that takes no mask.
         """
         check_fields(cls, options)
-        attention, call = model.config._attn_implementation, CALLS.get(options.get("call", cls.call))
-        if call is not None and call.takes_mask and attention not in READABLE_ATTENTION:
+        attention = model.config._attn_implementation
+        if attention not in READABLE_ATTENTION:
             raise OptionError(
                 f"The attention of a diffusion model must take masks, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
                 'with `attn_implementation="sdpa"`.'
@@ -239,7 +233,7 @@ class DiffusionConfig(PreTrainedConfig):
         return cls(**{**common, **target_fields(target), **given})
 
 
-OWN_FIELDS = {field.name for field in fields(DiffusionConfig)} - {field.name for field in fields(PreTrainedConfig)}
+OWN_FIELDS = own_fields(DiffusionConfig)
 
 
 def _config_of(fields: dict[str, Any]) -> PreTrainedConfig:

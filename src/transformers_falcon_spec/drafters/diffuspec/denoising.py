@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...generation.cache import drop_last
-from .calls import Reading
+from .calls import ModelCall
 from .visibility import visible
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class DenoisedRow:
         fed = torch.cat([text[start:], block[: len(block) - config.logits_shift]])
         slots = torch.arange(start + len(fed), device=text.device)
         allowed = visible(config.attention, num_committed, config.block_size, slots[start:], slots)
-        reading = Reading(fed[None], slots[None, start:], allowed[None], self._cache, len(block), config.block_size)
-        logits = self.drafter.call(reading)[0]
+        call = ModelCall(fed[None], slots[None, start:], allowed[None], self._cache, len(block))
+        logits = call.logits(self.drafter.model)[0]
         if self._cache is not None:
             self.num_cached = len(slots)
             self._crop(self._num_lasting(num_committed))

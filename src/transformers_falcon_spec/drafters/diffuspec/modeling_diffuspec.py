@@ -8,39 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...errors import OptionError
 from ...generation.drafting import TargetView
 from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
-from ..base import readable
 from ..compatibility.contract import FIELD
-from ..option_files import hub_options
-from ..text_alone import TextDrafter
-from ..vocabulary import shared_vocabulary
-from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
+from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .attention_check import check_attention
-from .calls import CALLS, ModelCall, Reading
+from .calls import ModelCall, check_forward
 from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
 from .generator import DiffusionCandidateGenerator
-from .presets import check_mask, fitted_proxy, mask_id, preset_of, preset_options
+from .mask_token import check_mask, mask_id
+from .presets import fitted_proxy, preset_options
 from .proxy import NgramProxy, proxy_beside
 
-_OF_WRAPPING = ("preset", "tokenizer", "target_tokenizer", "mask_is_text", "proxy_texts")
 DEFAULT_BLOCK = 8  # of a fresh drafter
 
 
-class DiffusionDrafter(TextDrafter):
+class DiffusionDrafter(WholeModelDrafter):
     """Drafts with a masked diffusion model: in one pass it says what each of the next places may hold, and a search picks from that.
 
     Example:
@@ -62,13 +52,12 @@ class DiffusionDrafter(TextDrafter):
     config: DiffusionConfig
     config_class = DiffusionConfig
     base_model_prefix = "drafter"
+    wrapped_kind = "diffusion model"
+    wrapping_options = ("preset", "mask_is_text", "proxy_texts", *WholeModelDrafter.wrapping_options)
     _supports_sdpa = True
 
     def __init__(self, config: DiffusionConfig, model: PreTrainedModel | None = None) -> None:
-        super().__init__(config)
-        auto_class = getattr(transformers, config.auto_class)
-        self.model: Any = auto_class.from_config(config.draft_config) if model is None else model
-        config.draft_config = self.model.config  # one of them, which says how the model attends
+        super().__init__(config, model)
         self.proxy: NgramProxy | None = None  # what a path must please besides the model; None: the model alone
         self.post_init()
 
@@ -108,8 +97,7 @@ class DiffusionDrafter(TextDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A masked diffusion model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            preset (`str`, *optional*):
-                A family of `presets.py`; left out, the model's `model_type` tells. `"paper"` drafts with the paper's options, besides.
+            preset (`str`, *optional*): `"paper"` drafts with the paper's options, where `options` do not say otherwise.
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
                 That of `model`, to compare tokens and to find the mask. Without both only vocabularies of one size are the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
@@ -121,65 +109,29 @@ class DiffusionDrafter(TextDrafter):
             [`OptionError`]: an option that is unknown, out of range, or not how the model works.
             [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
         """
-        family = preset_of(preset, model.config)
-        options = preset_options(family, model.config, options)
-        found = mask_id(model.config, options, tokenizer, family)
-        options["mask_token_id"] = found
+        found = mask_id(model.config, options, tokenizer)
+        options = {**preset_options(preset, options), "mask_token_id": found}
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
             sizes = (sizes[1], sizes[1])
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
-        if not mask_is_text and not (family is not None and family.is_text_token):
+        if not mask_is_text:
             check_mask(found, num_shared, tokenizer, target_tokenizer)
         config = DiffusionConfig.of_models(model, target, num_shared, options)
-        CALLS[config.call].check(model)
+        check_forward(model)
         drafter = cls(config, model).eval()
         check_attention(model, config, drafter.device)
         drafter.proxy = fitted_proxy(preset, proxy_texts, config.vocab_size)
         return drafter
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a drafter, or with `target=...` wrap the diffusion model of that name for it, in its type and on its device.
+    def wrap(cls, model: PreTrainedModel, target: PreTrainedModel, **options: Any) -> Self:
+        """The same as [`~DiffusionDrafter.from_model`]."""
+        return cls.from_model(model, target, **options)
 
-        A diffusion model takes the options of [`~DiffusionDrafter.from_model`], too. Tokenizers that are not given are those beside the
-        weights of both models, if there are any. Code that comes with a model runs with `trust_remote_code=True` alone. All other
-        arguments are those of `PreTrainedModel.from_pretrained`.
-
-        Raises:
-            [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are missing, left over,
-                of another shape or not finite.
-            [`OptionError`]: options of [`~DiffusionDrafter.from_model`] that do not fit, or for what is a drafter already.
-            [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
-        """
-        name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
-        if target is not None:
-            with readable(name):
-                config = AutoConfig.from_pretrained(name, **remote_options(kwargs))
-            if not isinstance(config, DiffusionConfig):
-                return cls._wrapped(name, config, target, args, kwargs)
-        check_no_wrapping(kwargs, _OF_WRAPPING, "diffusion model", name)
-        drafter = super().from_pretrained(name, *args, **kwargs)
-        wrapped = drafter[0] if isinstance(drafter, tuple) else drafter  # with `output_loading_info`
-        wrapped.proxy = proxy_beside(name, **hub_options(kwargs))
-        if target is not None:
-            wrapped.to(target.device).check_target(target)
-        return drafter
-
-    @classmethod
-    def _wrapped(
-        cls, name: Any, config: PreTrainedConfig, target: PreTrainedModel, args: Any, kwargs: dict[str, Any]
-    ) -> Self:
-        """The diffusion model of that name as a drafter."""
-        options = {option: kwargs.pop(option) for option in (*OWN_FIELDS, *_OF_WRAPPING) if option in kwargs}
-        known = preset_options(preset_of(options.get("preset"), config), config, {})
-        auto_class = options.get("auto_class", known.get("auto_class", DiffusionConfig.auto_class))
-        model = load_inner(getattr(transformers, auto_class), name, target, args, kwargs)
-        options |= tokenizers_beside(name, target, options, remote_options(kwargs))
-        drafter = cls.from_model(model, target, **options)
-        if "device_map" in kwargs:
-            return drafter
-        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+    def load_beside(self, name_or_path: Any, **hub: Any) -> None:
+        """Load the proxy beside the weights, if there is one."""
+        self.proxy = proxy_beside(name_or_path, **hub)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config, options and the proxy; the arguments are those of `PreTrainedModel.save_pretrained`.
@@ -212,19 +164,9 @@ class DiffusionDrafter(TextDrafter):
             allowed (`torch.Tensor` of shape `(rows, tokens, tokens)`): What each one sees.
             kept (`torch.Tensor` of shape `(rows, tokens)`): Where logits are asked for.
         """
-        reading = Reading(token_ids, positions, allowed, None, token_ids.shape[1])
-        arguments = self.model_call.arguments(self.model.dtype, reading)
-        states = decoder_of(self.model)(input_ids=token_ids, **arguments)[0]
+        call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
+        states = decoder_of(self.model)(**call.arguments(self.model.dtype))[0]
         return apply_head(self.model, states[kept])[:, : self.config.draft_vocab_size]
-
-    @property
-    def model_call(self) -> ModelCall:
-        """How its model is called."""
-        return CALLS[self.config.call]
-
-    def call(self, reading: Reading) -> Tensor:
-        """Logits `[rows, num_rows, vocab]` of the last rows of a pass, over the diffusion model's ids."""
-        return self.model_call(self.model, reading)
 
     @property
     def block_size(self) -> int:
@@ -243,7 +185,6 @@ class DiffusionDrafter(TextDrafter):
         left_out = {
             "draft_config",
             "auto_class",
-            "call",
             "vocab_size",
             "draft_vocab_size",
             "target_name_or_path",

@@ -3,39 +3,26 @@
 Only attention reads the older input; MLPs stay in order and read what came before them. Source: arXiv 2502.02493, section 4.
 """
 
-from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    DynamicCache,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...core.masks import additive
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup
 from ...generation.drafting import TargetView
-from ..base import readable
-from ..text_alone import TextDrafter
 from ..tree_drafting.grown import GrowingDrafter
-from ..vocabulary import shared_vocabulary
-from ..wrapping import check_no_wrapping, load_inner, remote_options, tokenizers_beside
+from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .backends import FusedBackend, SequentialBackend, weights_state
 from .configuration_easyspec import LayerParallelConfig
 from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
 from .generator import LayerParallelCandidateGenerator
 
-_OF_WRAPPING = ("group_size", "tokenizer", "target_tokenizer")
 
-
-class LayerParallelDrafter(TextDrafter, GrowingDrafter):
+class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
     """Drafts with a small language model of the target's family, the attention of several of its layers computed at once.
 
     What a step drafts is computed roughly, what became text exactly: the first pass of every step reads the new text layer after
@@ -61,17 +48,25 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
     config: LayerParallelConfig
     config_class = LayerParallelConfig
     base_model_prefix = "drafter"
+    wrapping_options = ("group_size", *WholeModelDrafter.wrapping_options)
     default_depth = 5  # the paper's
     _supports_sdpa = True
 
     def __init__(self, config: LayerParallelConfig, model: PreTrainedModel | None = None) -> None:
-        super().__init__(config)
-        self.model: Any = AutoModelForCausalLM.from_config(config.draft_config) if model is None else model
-        config.draft_config = self.model.config  # one of them, which says how the model attends
+        super().__init__(config, model)
         self.layered = LayeredModel(self.model)
         self._fused: tuple[Any, FusedBackend] | None = None  # what it was made of, and it
         self._ranks: Processes | None = None
         self.post_init()
+
+    @classmethod
+    def check_wrappable(cls, config: PreTrainedConfig) -> None:
+        """Refuse a model of a family whose layers are not known.
+
+        Raises:
+            [`OptionError`]: it is one.
+        """
+        check_family(config)
 
     @classmethod
     def wrap(
@@ -104,46 +99,6 @@ class LayerParallelDrafter(TextDrafter, GrowingDrafter):
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
         config = LayerParallelConfig.of_models(model, target, num_shared, group_size, options)
         return cls(config, model).eval()
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a drafter, or with `target=...` wrap the language model of that name for it, in its type and on its device.
-
-        A language model takes the options of [`~LayerParallelDrafter.wrap`], too. Tokenizers that are not given are those beside
-        the weights of both models, if there are any. All other arguments are those of `PreTrainedModel.from_pretrained`.
-
-        Raises:
-            [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are missing, left over,
-                of another shape or not finite.
-            [`OptionError`]: options of [`~LayerParallelDrafter.wrap`] that do not fit, or for what is a drafter already.
-            [`DrafterMismatchError`]: the model has other tokens than the target.
-        """
-        name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
-        if target is not None:
-            with readable(name):
-                config = AutoConfig.from_pretrained(name, **remote_options(kwargs))
-            if not isinstance(config, LayerParallelConfig):
-                return cls._wrapped(name, config, target, args, kwargs)
-        check_no_wrapping(kwargs, _OF_WRAPPING, "language model", name)
-        drafter = super().from_pretrained(name, *args, **kwargs)
-        if target is not None:
-            drafter.to(target.device).check_target(target)
-        return drafter
-
-    @classmethod
-    def _wrapped(
-        cls, name: Any, config: PreTrainedConfig, target: PreTrainedModel, args: Any, kwargs: dict[str, Any]
-    ) -> Self:
-        """The language model of that name as a drafter."""
-        check_family(config)  # before its weights are read
-        own = {field.name for field in fields(LayerParallelConfig)} - {field.name for field in fields(type(config))}
-        options = {option: kwargs.pop(option) for option in (*own, *_OF_WRAPPING) if option in kwargs}
-        model = load_inner(AutoModelForCausalLM, name, target, args, kwargs)
-        options |= tokenizers_beside(name, target, options, remote_options(kwargs))
-        drafter = cls.wrap(model, target, **options)
-        if "device_map" in kwargs:
-            return drafter
-        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
         """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts without padding, all of it read the same way.

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from ...errors import CheckpointError, DrafterMismatchError, OptionError
 from ...generation.drafting import TargetView
 from ...generation.model_parts import named
-from ..text_alone import TextDrafter
+from ..base import TextDrafter
 from .configuration_lookahead import SMALLEST, LookaheadConfig
 from .generator import LookaheadCandidateGenerator
 

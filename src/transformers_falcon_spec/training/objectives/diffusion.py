@@ -63,20 +63,14 @@ class DiffusionObjective(Objective):
         """Labels are the inputs of the target's head at the same tokens.
 
         Raises:
-            [`OptionError`]: the drafter wraps a model that takes no additive masks, or its attention is
-                `"block_causal"`.
+            [`OptionError`]: its attention is `"block_causal"`, or it lacks tokens of the target.
             [`DrafterMismatchError`]: the drafter does not fit the target.
         """
         config = drafter.config
-        if (
-            config.call != "additive"
-            or config.attention == "block_causal"
-            or config.draft_vocab_size != config.vocab_size
-        ):
+        if config.attention == "block_causal" or config.draft_vocab_size != config.vocab_size:
             raise OptionError(
-                'A diffusion drafter is trained with `call="additive"`, `attention` `"prefix_causal"` or `"full"`, '
-                f"and all tokens of the target, but it has {config.call!r}, {config.attention!r} and "
-                f"{config.draft_vocab_size} of {config.vocab_size} tokens. "
+                'A diffusion drafter is trained with `attention` `"prefix_causal"` or `"full"`, and all tokens of the target, '
+                f"but it has {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. "
                 "Make one with `DiffusionDrafter.from_target(target)`."
             )
         drafter.check_target(target)

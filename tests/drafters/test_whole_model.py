@@ -12,7 +12,7 @@ from tests.drafters.easyspec.kinds import make_model
 from tests.drafters.tokenizers import make_tokenizer, saved
 from tests.tiny import VOCAB_SIZE, make_prompt
 from transformers_falcon_spec import LayerParallelDrafter
-from transformers_falcon_spec.drafters.vocabulary import shared_vocabulary
+from transformers_falcon_spec.drafters.whole_model import shared_vocabulary
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
 

@@ -1,0 +1,186 @@
+"""Drafters that hold a whole model of Transformers: how they wrap and load it, and which tokens it shares with the target.
+
+Vocabularies of one family often differ in padding at their end alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from typing_extensions import Self
+
+from ..errors import CheckpointError, DrafterMismatchError, OptionError
+from .base import TextDrafter
+from .checkpoint import hub_options, readable
+from .compatibility.weights import check_finite
+from .config_fields import own_fields
+
+
+class WholeModelDrafter(TextDrafter):
+    """Base of the drafters that wrap a model of Transformers, which their configuration holds as `draft_config`.
+
+    Args:
+        config (`PreTrainedConfig`): The drafter's configuration.
+        model ([`~transformers.PreTrainedModel`], *optional*): The model that drafts; None makes an untrained one.
+    """
+
+    wrapped_kind: ClassVar[str] = "language model"  # as messages call what is wrapped
+    wrapping_options: ClassVar[tuple[str, ...]] = (
+        "tokenizer",
+        "target_tokenizer",
+    )  # of `wrap`, beside fields of the configuration
+
+    def __init__(self, config: Any, model: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        self.model: Any = self.auto_class(config).from_config(config.draft_config) if model is None else model
+        config.draft_config = self.model.config  # one of them, which says how the model attends
+
+    @staticmethod
+    def auto_class(options: Any) -> Any:
+        """The class of Transformers that makes and loads the model, by the `auto_class` of the options."""
+        return getattr(transformers, getattr(options, "auto_class", "AutoModelForCausalLM"))
+
+    @classmethod
+    def wrap(cls, model: PreTrainedModel, target: PreTrainedModel, **options: Any) -> Self:
+        """A drafter for `target` that drafts with `model`, which becomes a part of the drafter."""
+        raise NotImplementedError
+
+    @classmethod
+    def check_wrappable(cls, config: PreTrainedConfig) -> None:
+        """Refuse a model that cannot be wrapped, before its weights are read."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Load a drafter, or with `target=...` wrap the model of that name for it, in its type and on its device.
+
+        A model to be wrapped takes the options of `wrap`, too. Tokenizers that are not given are those beside the weights of both
+        models, if there are any. Code that comes with a model runs with `trust_remote_code=True` alone. All other arguments are those
+        of `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are missing, left over,
+                of another shape or not finite.
+            [`OptionError`]: options of `wrap` that do not fit, or for what is a drafter already.
+            [`DrafterMismatchError`]: the model has other tokens than the target.
+        """
+        name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
+        if target is not None:
+            with readable(name):
+                config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
+            if config.model_type != cls.config_class.model_type:  # type: ignore[union-attr]  # every drafter has one
+                return cls._wrapped(name, config, target, args, kwargs)
+        cls._check_no_wrapping(name, kwargs)
+        loaded = super().from_pretrained(name, *args, **kwargs)
+        drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
+        drafter.load_beside(name, **hub_options(kwargs))
+        if target is not None:
+            drafter.to(target.device).check_target(target)
+        return loaded
+
+    def load_beside(self, name_or_path: Any, **hub: Any) -> None:
+        """Load what lies beside the weights of a saved drafter of this kind: nothing, unless a subclass says otherwise."""
+
+    @classmethod
+    def _wrapped(
+        cls,
+        name: Any,
+        config: PreTrainedConfig,
+        target: PreTrainedModel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Self:
+        """The model of that name as a drafter."""
+        cls.check_wrappable(config)
+        names = (*own_fields(cls.config_class), *cls.wrapping_options)
+        options = {option: kwargs.pop(option) for option in names if option in kwargs}
+        model = _load_whole(options.get("auto_class", "AutoModelForCausalLM"), name, target, args, kwargs)
+        places = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
+        options |= {
+            option: tokenizer_of(place, **hub) for option, (place, hub) in places.items() if option not in options
+        }
+        drafter = cls.wrap(model, target, **options)
+        if "device_map" in kwargs:
+            return drafter
+        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+    @classmethod
+    def _check_no_wrapping(cls, name: Any, kwargs: Mapping[str, Any]) -> None:
+        given = [option for option in cls.wrapping_options if option in kwargs]
+        if given:
+            raise OptionError(
+                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a {cls.wrapped_kind} is wrapped, with "
+                f"`target=...`, but `{name}` is to be loaded as a drafter."
+            )
+
+
+def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments of `from_pretrained` that say where to look, and whether code that lies there may run: no, unless asked."""
+    return {**hub_options(dict(kwargs)), "trust_remote_code": kwargs.get("trust_remote_code", False)}
+
+
+def _load_whole(
+    auto_class: str, name: Any, target: PreTrainedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> PreTrainedModel:
+    """The model that drafts, in the target's type unless `kwargs` say otherwise."""
+    with readable(name):
+        options = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
+        model, info = getattr(transformers, auto_class).from_pretrained(name, *args, **options)
+    if info["missing_keys"]:
+        raise CheckpointError(
+            f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
+            "checkpoint."
+        )
+    check_finite(model, name)
+    whole: PreTrainedModel = model
+    return whole
+
+
+def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside a model's weights; None where there is none, for Transformers would make up an empty one."""
+    if not str(name_or_path) or not get_tokenizer_config(name_or_path, **hub):
+        return None
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path, **hub)
+    return tokenizer
+
+
+def shared_vocabulary(
+    sizes: tuple[int, int], tokenizers: tuple[PreTrainedTokenizerBase | None, PreTrainedTokenizerBase | None]
+) -> int:
+    """How many ids, from 0 on, mean the same to a draft model and its target.
+
+    Args:
+        sizes (`tuple[int, int]`): Rows of the draft model's vocabulary and of the target's.
+        tokenizers (`tuple`): Theirs; where one is None only vocabularies of one size are taken for the same.
+
+    Raises:
+        [`DrafterMismatchError`]: an id is another token to the target, or nobody can say.
+    """
+    draft, target = tokenizers
+    if draft is None or target is None:
+        if sizes[0] != sizes[1]:
+            whose = "draft model" if draft is None else "target"
+            raise DrafterMismatchError(
+                f"The draft model has {sizes[0]} tokens and the target {sizes[1]}, so the tokens must be compared, but the {whose} "
+                "brings no tokenizer. Pass both: `tokenizer=..., target_tokenizer=...`."
+            )
+        return sizes[0]
+    theirs = _tokens_by_id(target)
+    ours = {number: token for number, token in _tokens_by_id(draft).items() if number < min(sizes)}
+    common = [number for number in ours if number in theirs]
+    different = min((number for number in common if ours[number] != theirs[number]), default=None)
+    if different is not None or not common:
+        what = "no id is a token of both" if different is None else _difference(different, ours, theirs)
+        raise DrafterMismatchError(
+            f"Draft model and target must have the same tokens, but {what}. Take a draft model of the target's family."
+        )
+    return max(common) + 1
+
+
+def _difference(number: int, ours: dict[int, str], theirs: dict[int, str]) -> str:
+    return f"id {number} is {ours[number]!r} in the draft model and {theirs[number]!r} in the target"
+
+
+def _tokens_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    return {number: token for token, number in tokenizer.get_vocab().items()}
