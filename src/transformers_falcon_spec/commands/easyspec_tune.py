@@ -23,10 +23,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 from ..drafters.easyspec import LayerParallelDrafter
 from ..errors import OptionError
 from ..evaluation.decoding import decoding_options
-from ..evaluation.drafted_texts import Text
+from ..evaluation.drafted_texts import Text, written_texts
 from ..evaluation.group_costs import Link, StepModel, measure_costs, measure_link
 from ..evaluation.group_fit import Groups, Replay, Steps, best_divisions, candidate_groups, singles, with_group
-from ..evaluation.group_texts import written_texts
 from ..evaluation.records import Records
 from ..generation.distributed import ProcessGroup
 from ..generation.options import SpeculationConfig

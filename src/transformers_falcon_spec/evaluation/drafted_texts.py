@@ -1,4 +1,4 @@
-"""What a drafter would be accepted of texts that a target wrote greedily, found without the target.
+"""Texts that a target wrote greedily, and how many tokens of a drafter they would keep, found without the target.
 
 Greedy text does not depend on the drafter, so it is written once; what a drafter would have been accepted of it is then found step by
 step, as the decoding loop would ask for drafts.
@@ -8,13 +8,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.sampling import private_generator
 from ..core.verification import lazy_walk
 from ..drafters.base import DrafterModel
+from ..errors import OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
 from ..generation.loop import MAX_NODES
 from ..generation.modes import in_eval_mode
+from ..generation.timed import timed_generate
+from .decoding import decoding_options
+from .prompts import Prompt, check_lengths
+from .records import Records
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,36 @@ class Text:
 
     token_ids: tuple[int, ...]
     prompt_len: int
+
+
+def written_texts(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    records: Records,
+) -> tuple[dict[str, Text], float]:
+    """The target's texts by prompt, and its tokens per second; what `records` holds already is not written again.
+
+    Raises:
+        [`OptionError`]: there is no prompt.
+        [`ConversationError`]: a prompt does not fit into the target's context.
+    """
+    if not prompts:
+        raise OptionError("There must be a prompt to answer, but `prompts` and `limit` leave none.")
+    check_lengths(prompts, tokenizer, target.config, max_new_tokens)
+    known = {entry["prompt"]: entry for entry in records.entries if "prompt" in entry}
+    names = {f"{prompt.set_name} {prompt.prompt_id}": prompt for prompt in prompts}
+    for name, prompt in tqdm(names.items(), desc="texts", unit="text"):
+        if name not in known:
+            ids = prompt.input_ids(tokenizer)
+            timed = timed_generate(target, ids, max_new_tokens, decoding_options("greedy"), 0)
+            found = {"prompt": name, "prompt_ids": ids[0].tolist(), "new_ids": timed.new_ids, "seconds": timed.seconds}
+            records.append(found)
+            known[name] = found
+    asked = [known[name] for name in names]
+    texts = {each["prompt"]: Text((*each["prompt_ids"], *each["new_ids"]), len(each["prompt_ids"])) for each in asked}
+    return texts, sum(len(each["new_ids"]) for each in asked) / sum(each["seconds"] for each in asked)
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ def tables_of(path: Path) -> str | None:
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return None
     if "fits_of_folds" in result:
-        return calibration(result, path.as_posix())
+        return f"### Calibration: {path.stem}\n\n{calibration(result, path.as_posix())}"
     if "bug" in row:
         return parity(result, path.as_posix(), path.stem)
     return speed(result, path.as_posix()) if "acceptance_histogram" in row else None
