@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What tells this run from all others of the benchmark."""
+        """The identifier of this run: it differs from that of every other run of the benchmark."""
         return "|".join(
             [self.target, self.arm, self.decoding, self.prompt.set_name, self.prompt.prompt_id, str(self.repeat)]
         )
@@ -51,7 +51,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Failure:
-    """A method that raised: when, what, and how much of its work was done. Each prompt counts once a decoding and repeat."""
+    """Says at which stage a method raised which exception, and how many of its runs were done.
+
+    Each prompt counts once a decoding and repeat.
+    """
 
     target: str
     arm: str
@@ -63,12 +66,12 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, target: str, arm: str, stage: Stage, **counts: int) -> "Failure":
-        """What an exception says."""
+        """The failure that an exception stands for."""
         return cls(target, arm, stage, type(error).__name__, portable(str(error)), **counts)
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The failure in one line of text."""
         when = (
             f"after {self.num_done} of {self.num_planned} prompts"
             if self.stage == "writing"
@@ -77,19 +80,19 @@ class Failure:
         return f"failed {when}: {self.error}: {' '.join(self.message.split())}"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """All fields and the line of text, for a results file."""
         return {**asdict(self), "text": self.text}
 
 
 @dataclass
 class Outcome:
-    """What a benchmark has: all runs, those of earlier calls included, and the methods that failed in this one."""
+    """All runs of a benchmark, those of earlier calls included, and the methods that failed in this call."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     def complete(self) -> list[dict[str, Any]]:
-        """The runs of a benchmark in which nothing failed.
+        """All runs, if every method finished.
 
         Raises:
             [`BenchmarkError`]: a method failed.
@@ -169,7 +172,7 @@ class Benchmark:
         return Outcome([row for row in records.entries if row["key"] in asked], list(failures.values()))
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """What results say of each method, those that failed included, and under which conditions all of its runs were made.
+        """The entry of each method, also of one that failed, in the results file, with the conditions of its runs.
 
         Runs of earlier versions do not tell theirs: a method with such runs has None.
         """
@@ -188,7 +191,7 @@ class Benchmark:
         ]
 
     def _open(self, path: Path) -> Records:
-        """The file, its runs checked to be of these models."""
+        """Open the file of runs and check that the runs in it were made with these models."""
         settings = {"max_new_tokens": self.max_new_tokens, "seed": self.seed, "threads": torch.get_num_threads()}
         records = Records(path, settings)
         origin = f"{weights_fingerprint(self.target)}/{self.target.device.type}"
@@ -219,7 +222,7 @@ class Benchmark:
             )
 
     def _cells(self) -> Iterator[Cell]:
-        """All runs, the methods of a prompt beside each other in random order."""
+        """All runs to make: prompt by prompt, the methods of a prompt one after the other in random order."""
         order = random.Random(self.seed)
         for repeat in range(self.repeats):
             for decoding in self.decodings:
@@ -229,7 +232,7 @@ class Benchmark:
                     yield from (Cell(self.target_name, arm, decoding, prompt, repeat) for arm in arms)
 
     def _warm_up(self, todo: list[Cell]) -> dict[str, Failure]:
-        """First calls allocate, probe and compile; they are not measured. Gives the methods that already fail here."""
+        """Call every method once, unmeasured: first calls allocate, probe and compile. Returns the methods that fail already."""
         failures = {}
         ids = self.prompts[0].input_ids(self.tokenizer)
         for arm in dict.fromkeys(cell.arm for cell in todo):
@@ -252,7 +255,7 @@ class Benchmark:
         return Failure.of(error, self.target_name, arm, stage, num_done=num_done, num_planned=len(planned))
 
     def _measure(self, cell: Cell) -> dict[str, Any]:
-        """One timed run; what it did is told by the method itself, or watched in another run where it is stock."""
+        """Make one timed run; the counts of a stock method come from a second run that hooks watch."""
         method = self._methods[cell.arm]
         ids = cell.prompt.input_ids(self.tokenizer)
         options, seed = decoding_options(cell.decoding), self.seed + cell.repeat

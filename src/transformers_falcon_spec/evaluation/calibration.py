@@ -44,7 +44,7 @@ class Fit:
     sampled: tuple[float, ...]
 
     def to_json(self) -> dict[str, list[float]]:
-        """For the config, to four digits."""
+        """The temperatures rounded to four digits, as the config stores them."""
         return {name: [float(f"{value:.4g}") for value in getattr(self, name)] for name in ("greedy", "sampled")}
 
     def steps(self, depths: Tensor, temperature: float | None, block_size: int) -> Tensor:
@@ -55,7 +55,7 @@ class Fit:
 
 
 def places_of(depths: Tensor, num_places: int, block_size: int) -> Tensor:
-    """Which of `num_places` each of `depths` belongs to: blocks beyond the last one count as the last one."""
+    """The position (of `num_places`) that each depth belongs to; blocks beyond the last one count as the last one."""
     first = num_places - block_size
     return torch.where(depths <= num_places, depths - 1, first + (depths - 1) % block_size)
 
@@ -90,7 +90,7 @@ def fit(texts: Sequence[Text], num_places: int, block_size: int) -> Fit:
 
 
 def _totals(texts: Sequence[Text], place: int, num_places: int, block_size: int) -> dict[float | None, Tensor]:
-    """By temperature of the draws the loss `[steps]` of all lists of a place."""
+    """The summed loss `[steps]` of all lists of one position, for each sampling temperature."""
     totals: dict[float | None, Tensor] = {}
     counts = {True: 0, False: 0}
     for text in texts:
@@ -151,7 +151,7 @@ def reliability(chances: Tensor, is_kept: Tensor) -> list[dict[str, Any]]:
 
 
 def fits_of_folds(texts: Sequence[Text], num_places: int, block_size: int) -> list[Fit]:
-    """A fit for each fold of prompts, to the prompts of all others."""
+    """Fit the temperatures once for each fold of the prompts, to the prompts of all other folds."""
     folds = fold_of(texts)
     return [
         fit([text for text in texts if folds[text.prompt] != fold], num_places, block_size)
@@ -165,7 +165,7 @@ def fold_of(texts: Sequence[Text]) -> dict[str, int]:
 
 
 def compare(texts: Sequence[Text], fits: Sequence[Fit], block_size: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each decoding: as the drafter is, and calibrated by the fit of each prompt's fold."""
+    """One row for each decoding: errors of the drafter as it is, and with temperatures fitted to other prompts."""
     folds, rows = fold_of(texts), []
     for decoding in dict.fromkeys(text.decoding for text in texts):
         chosen = [text for text in texts if text.decoding == decoding]

@@ -58,12 +58,12 @@ class Observations:
 
     @classmethod
     def joined(cls, parts: Sequence["Observations"]) -> "Observations":
-        """All lists of several."""
+        """The lists of several observations in one."""
         return cls(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)})
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Observations":
-        """What `to_json` wrote."""
+        """Read what `to_json` wrote."""
         chosen = [-torch.inf if score is None else score for score in value["chosen"]]
         types = {"depths": torch.long, "ranks": torch.long}
         found = {
@@ -82,7 +82,7 @@ class Observations:
         return lists | {"chosen": [None if score == -torch.inf else score for score in lists["chosen"]]}
 
     def __len__(self) -> int:
-        """Lists."""
+        """The number of lists."""
         return len(self.depths)
 
     def __getitem__(self, chosen: Tensor) -> "Observations":
@@ -107,7 +107,7 @@ class Observations:
 
     @property
     def _temperatures(self) -> Tensor:
-        """`[lists, steps]`."""
+        """The temperature `[lists, steps]` that each step stands for."""
         common = torch.tensor(TEMPERATURES, dtype=torch.float).expand(len(self), -1)
         return torch.cat([common, self.as_it_is[:, None]], dim=1)
 
@@ -149,7 +149,7 @@ class ListWatch:
         return found
 
     def add(self, depth: int, scores: Tensor, chosen: int) -> None:
-        """One list and what the target chose."""
+        """Note one list and the token that the target chose from it."""
         self._depths.append(depth)
         self._scores.append(scores)
         self._chosen.append(chosen)

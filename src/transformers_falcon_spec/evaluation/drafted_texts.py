@@ -44,7 +44,7 @@ def written_texts(
     max_new_tokens: int,
     records: Records,
 ) -> tuple[dict[str, Text], float]:
-    """The target's texts by prompt, and its tokens per second; what `records` holds already is not written again.
+    """Let the target write a text for each prompt that `records` does not hold, and measure its tokens per second.
 
     Raises:
         [`OptionError`]: there is no prompt.
@@ -71,7 +71,9 @@ def written_texts(
 def replayed(
     view: TargetView, drafter: DrafterModel, text: Text, max_new_tokens: int
 ) -> Iterator[tuple[Draft | None, int]]:
-    """The steps of writing a text with a drafter that reads no features: each one's draft, None for a plain step, and how many tokens it keeps.
+    """Replay a text with a drafter that reads no features: each step's draft, and how many of its tokens are accepted.
+
+    A plain step has None for its draft.
 
     Args:
         view (`TargetView`): The target that wrote the text; not read.
@@ -94,7 +96,7 @@ def replayed(
 
 
 def _num_kept(draft: Draft, rest: Sequence[int]) -> int:
-    """How many drafted tokens the text keeps that goes on with `rest`."""
+    """How many drafted tokens are accepted, if the text goes on with `rest`."""
     coming = iter(rest)
     num_left = len(rest)
 

@@ -45,7 +45,7 @@ class Float32Reading:
 
     @classmethod
     def of(cls, exact: Step, plain: Step, drafted: Step, dtype: torch.dtype) -> "Float32Reading":
-        """Both arms held against the copy's step."""
+        """Compare the step of both arms with that of the float32 copy."""
         return cls(
             token_id=exact.token_id,
             gap=finite(exact.gap),
@@ -90,7 +90,7 @@ class Evidence:
     float32: Float32Reading | None = None
 
     def checks(self) -> list[Check]:
-        """All that must hold for a tie."""
+        """The checks that must all hold for a tie."""
         cause = Check(
             "Plain decoding, given the tree's logits at this step, writes the drafter's token: only the logits differ.",
             "it does" if self.is_caused_by_logits else "it does not: the walk, a processor or a draw went another way",
@@ -140,7 +140,7 @@ def gather(plain: Step, drafted: Step, transplanted: Step | None, dtype: torch.d
 
 
 def largest_difference(left: Tensor, right: Tensor) -> float | None:
-    """Largest difference of two rows; equal infinities do not differ. None if it is not finite."""
+    """The largest difference between two rows, where equal infinities do not differ; None if it is not finite."""
     right = right.to(left.device)
     return finite(float(torch.where(left == right, 0.0, left - right).abs().max()))
 
@@ -151,7 +151,7 @@ def finite(value: float | None) -> float | None:
 
 
 def _largest(logits: Tensor) -> float:
-    """The largest size of a finite logit."""
+    """The largest absolute value of a finite logit."""
     return float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
 
 

@@ -27,7 +27,7 @@ LINK_BYTES = (1 << 10, 1 << 24)  # of the two messages that tell latency from ba
 
 @dataclass(frozen=True)
 class Link:
-    """What moving data between two devices takes.
+    """The time that moving data between two devices takes.
 
     Args:
         latency_seconds (`float`): For the first byte.
@@ -87,7 +87,7 @@ def pass_seconds(groups: Sequence[Sequence[int]], num_ranks: int, costs: Costs, 
 
 @dataclass(frozen=True)
 class StepModel:
-    """What an average step takes.
+    """The time that an average step takes.
 
     Args:
         costs ([`Costs`]): Of drafting.
@@ -168,7 +168,7 @@ class _Pass:
         self._read(ids, torch.arange(self._num_read), is_exact=True)
 
     def seconds(self) -> float:
-        """What it takes; the cache stays as it was."""
+        """The seconds that the pass takes; the cache is as before afterwards."""
         num_tokens = self._ids.shape[1]
         start = _now()
         self._read(self._ids, torch.full((num_tokens,), self._num_read), self._is_exact)
@@ -187,7 +187,7 @@ class _Pass:
 
 
 class _Clock:
-    """Passes of a drafter, the seconds of their parts told apart; each part is waited for."""
+    """Times the passes of a drafter part by part; the device is synchronised before and after each part."""
 
     def __init__(self, drafter: LayerParallelDrafter) -> None:
         self.drafter, self.layered = drafter, drafter.layered
@@ -207,7 +207,7 @@ class _Clock:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Inside, the layers' parts are timed."""
+        """A context in which the parts of the layers are timed."""
         layered: Any = self.layered
         for name in self.seconds:
             setattr(layered, name, self._timed(name, getattr(layered, name)))

@@ -16,7 +16,7 @@ Groups = list[list[int]]
 
 @dataclass(frozen=True)
 class Steps:
-    """What writing texts would take.
+    """Counts of the steps and drafter passes that writing texts would take.
 
     Args:
         num_steps (`int`): Steps of the decoding loop.
@@ -31,7 +31,7 @@ class Steps:
     num_drafts: int
 
     def __add__(self, other: "Steps") -> "Steps":
-        """Of both."""
+        """The counts of both together."""
         names = ("num_steps", "num_accepted", "num_passes", "num_drafts")
         return Steps(*(getattr(self, name) + getattr(other, name) for name in names))
 
@@ -65,7 +65,7 @@ class Replay:
         self.drafter.generation_config = options
 
     def steps(self, text: Text, groups: Groups) -> Steps:
-        """What writing a text with these groups would take."""
+        """The counts of writing a text with these groups of layers."""
         self.drafter.config.layer_groups = groups
         found = Steps(0, 0, 0, 0)
         for draft, num_kept in replayed(self.view, self.drafter, text, self.max_new_tokens):

@@ -66,7 +66,7 @@ class Method:
 
     @property
     def is_stock(self) -> bool:
-        """Whether all of it is Transformers' own."""
+        """Whether the method is Transformers' own, without code of this package."""
         return self.kind != "drafter"
 
     @property
@@ -85,11 +85,11 @@ class Method:
         return {"assistant_model": self.assistant, **self.options}
 
     def path(self, target: PreTrainedModel) -> AbstractContextManager[None]:
-        """Inside, `target.generate` has the code in its path that this method is about: stock methods have none of ours."""
+        """A context for the method's calls of `target.generate`; in a stock method's no code of this package runs."""
         return without_patch(target) if self.is_stock else nullcontext()
 
     def describe(self) -> dict[str, Any]:
-        """What results say of the method."""
+        """The entry of the method in a results file."""
         return {
             "arm": self.name,
             "kind": self.kind,
@@ -101,13 +101,13 @@ class Method:
         }
 
     def identity(self) -> str:
-        """Tells methods apart that write otherwise, whatever they are called."""
+        """A digest of all that decides what the method writes; its name is left out."""
         described = {key: value for key, value in self.describe().items() if key != "arm"}
         return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def target_alone() -> Method:
-    """The baseline."""
+    """The method without a drafter, which all others are compared with."""
     return Method(BASELINE, "target alone", num_nodes=1)
 
 

@@ -12,7 +12,7 @@ DASH = "\N{EN DASH}"  # where nothing was measured
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """A template of `templates/`, filled."""
+    """Fill a template of `templates/` and return the page."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

@@ -97,7 +97,7 @@ class ParityCheck:
     reread_in_float32: bool = False
 
     def run(self, prompt: Prompt, options: Options, decoding: str = "") -> ParityResult:
-        """One prompt under one decoding.
+        """Check one prompt under one decoding.
 
         Raises:
             [`OptionError`]: the drafter's verifier keeps the distribution but not the text.
@@ -155,7 +155,7 @@ class ParityCheck:
         return copy.deepcopy(self.target).float()
 
     def _explain(self, text: Text, plain: list[int], drafted: list[int], place: int) -> Difference:
-        """What lies behind the first difference of two texts."""
+        """Find out why two texts differ at their first difference."""
         check, evidence, float32_token = _early_end(plain, drafted, place), None, None
         if check is None:
             steps = replay_plain(text, place), replay_drafted(text, place, self.drafter)
@@ -230,7 +230,7 @@ def _repeats(steps: tuple[Step | None, Step | None], texts: tuple[list[int], lis
 
 
 def _reason(checks: list[Check]) -> str:
-    """The first check that fails, or in short what holds."""
+    """A sentence on the first check that fails, or a short one if all hold."""
     failed = next((check for check in checks if not check.holds), None)
     if failed:
         return f"{failed.statement} But: {failed.measured}."

@@ -14,7 +14,7 @@ from .summary import wilson_interval
 
 
 def report_of(results: Sequence[ParityResult], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON file holds, and all that the page shows."""
+    """The content of the JSON report, from which the HTML page is made, too."""
     by_decoding = {name: [result for result in results if result.decoding == name] for name in decodings}
     return {
         "provenance": provenance,

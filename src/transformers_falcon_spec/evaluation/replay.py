@@ -22,7 +22,7 @@ from ..generation.timed import Options, Run, timed_generate
 
 @dataclass(frozen=True)
 class Text:
-    """What every arm's call of `generate` has in common."""
+    """The arguments of `generate` that both arms, with a drafter and without, have in common."""
 
     target: PreTrainedModel
     input_ids: Tensor
@@ -31,7 +31,7 @@ class Text:
     seed: int
 
     def write(self, drafter: nn.Module | None, **arguments: Any) -> Run:
-        """Write it, with a drafter or without."""
+        """Write the text, with a drafter or without."""
         return timed_generate(
             self.target, self.input_ids, self.max_new_tokens, self.options, self.seed, drafter, **arguments
         )
@@ -39,7 +39,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Step:
-    """What one arm had before it when it chose one token.
+    """The logits, scores and random state with which one arm chose one token.
 
     Args:
         new_ids (`list[int]`): Its new tokens, the chosen one last.

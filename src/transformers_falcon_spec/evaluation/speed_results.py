@@ -1,4 +1,4 @@
-"""Results files of `falcon-spec bench` as tables and pages read them: today's form, also of older files, and what is noteworthy."""
+"""Reading results files of `falcon-spec bench`: older files are brought into today's form, and failures and changed texts are found."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def read_result(path: Path) -> Result:
 
 
 def today(result: Result) -> Result:
-    """The same in today's form: older files hold one target, name lengths otherwise, and do not describe their methods."""
+    """A result in today's form; older files hold one target, name lengths otherwise, and describe no methods."""
     if "methods" in result:
         return result
     rows = [_row_today(row) for row in result["rows"]]
@@ -77,12 +77,12 @@ def failures(result: Result) -> list[Row]:
 
 
 def is_whole(row: Row) -> bool:
-    """Whether a row has all its runs."""
+    """Whether all runs that a row sums up were made."""
     return bool(row["num_runs"] == row["num_planned"])
 
 
 def failure_of(result: Result, row: Row) -> str:
-    """Why a row lacks runs."""
+    """The reason why runs of a row are missing."""
     found = [m["failure"]["text"] for m in failures(result) if (m["target"], m["arm"]) == (row["target"], row["arm"])]
     return found[0] if found else f"{row['num_runs']} of {row['num_planned']} runs are there"
 

@@ -41,7 +41,7 @@ def speed(result: Result, path: str) -> str:
 
 
 def _lead(result: Result) -> dict[str, str]:
-    """What tells rows apart, as far as they differ."""
+    """The first columns: target, method, set and decoding; target or method is left out where there is one."""
     methods = [method for method in result["methods"] if method["arm"] != BASELINE]
     columns = {"target": "target", "method": "arm"}
     several = {
@@ -72,7 +72,7 @@ def _rates(result: Result) -> dict[str, str]:
 
 
 def _shown(result: Result, row: Row) -> dict[str, Any]:
-    """A row with its cells that are more than a number; one that lacks runs says why, and gives no numbers that others cannot be held against."""
+    """A row as the table shows it: one whose runs are missing says why instead of giving numbers."""
     if not is_whole(row):
         why = failure_of(result, row)
         return {key: row[key] for key in ("target", "arm", "set", "decoding")} | {"speed-up": why, "plain step": why}

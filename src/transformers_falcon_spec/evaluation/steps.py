@@ -70,7 +70,7 @@ class StepLog:
         self.steps: list[Step] = []
 
     def __call__(self, draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
-        """Keep one step."""
+        """Store one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
         guests = [False] * len(parents) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
         chances = [None] * len(parents) if draft.node_probs is None else draft.node_probs[0].tolist()

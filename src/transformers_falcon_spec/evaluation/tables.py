@@ -22,7 +22,8 @@ def fill(template: str, row: Row) -> str:
     """A template with the values of a row; a dash where the row lacks one of them.
 
     A field is a path of keys and, after a colon, a factor and a format, both optional. Lists are joined by spaces and, with `~` before
-    the format, as the ends of an interval. The format `set` gives the name that readers know a prompt set by, `MiB` and `GiB` divide bytes.
+    the format, as the ends of an interval. The format `set` gives the name that readers know a prompt set by; `MiB` and `GiB`
+    divide bytes.
 
     Example:
 

@@ -35,7 +35,7 @@ class RankLog:
         self.steps: list[list[int | None]] = []  # of each step by depth; `num_ranks` is a miss, None tells nothing
 
     def __call__(self, draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
-        """Note one step."""
+        """Count the ranks of one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
         ranks: list[int | None] = []
         for node, token in zip(verdicts[0].path, verdicts[0].token_ids, strict=True):
@@ -101,7 +101,7 @@ class TreeFit:
         self.drafter.check_target(target)
 
     def watch(self, prompt: Prompt, options: Options, max_new_tokens: int, seed: int) -> RankLog:
-        """Write one text with the tree that measures; what was seen."""
+        """Write one text with the measuring tree and return what was counted."""
         log, ids = RankLog(self.num_ranks), prompt.input_ids(self.tokenizer)
         with observe_steps(log):
             timed_generate(self.target, ids, max_new_tokens, options, seed, assistant_model=self.drafter)

@@ -1,4 +1,4 @@
-"""All that the doctor looks at, in order; what makes the rest pointless ends the examination."""
+"""The examination by the doctor: its checks in order; it ends early where a fault makes the other checks pointless."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Case:
 
 
 def examine(case: Case, report: Report) -> None:
-    """Fill the report.
+    """Make every check and write sections and verdicts into the report.
 
     Raises:
         [`BenchmarkError`]: a text could not be written.

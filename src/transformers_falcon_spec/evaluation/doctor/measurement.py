@@ -30,7 +30,7 @@ QUESTIONS = (
 
 
 def own_prompts() -> list[Prompt]:
-    """A few prompts for where none are given."""
+    """A few prompts, used when the user gives none."""
     return [Prompt("doctor", str(place), (("user", text),)) for place, text in enumerate(QUESTIONS)]
 
 
@@ -53,7 +53,7 @@ class Measurement:
         prompts: Sequence[Prompt],
         max_new_tokens: int,
     ) -> "Measurement":
-        """Write all texts.
+        """Write all texts with all three methods.
 
         Raises:
             [`BenchmarkError`]: a text could not be written.

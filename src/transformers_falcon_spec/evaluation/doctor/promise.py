@@ -36,7 +36,7 @@ class Promise:
 
 
 def promise_of(name: str, drafter: DrafterModel, results: str | None) -> Promise | None:
-    """That of a drafter called `name`; None where nothing says anything.
+    """What to expect of the drafter called `name`; None if neither results nor a training record say anything.
 
     Raises:
         [`OptionError`]: `results` holds no greedy runs of the drafter.
@@ -67,7 +67,7 @@ def _of_results(path: Path, name: str, drafter: DrafterModel) -> Promise:
 
 
 def _at_hand(files: list[str]) -> list[str]:
-    """Those of the files that are here, seen from the current folder or from the project."""
+    """The files that exist, looked up from the current folder or from the project."""
     places = [[base / file for base in (Path(), project_folder()) if base is not None] for file in files]
     found = (next((place for place in each if place.is_file()), None) for each in places)
     return [str(place) for place in found if place is not None]

@@ -37,12 +37,12 @@ class Verdict:
 
     @classmethod
     def of(cls, mismatch: Mismatch) -> "Verdict":
-        """What the contract says."""
+        """The verdict that a mismatch with the contract stands for."""
         return cls(mismatch.name, mismatch.text, mismatch.remedy)
 
     @property
     def place(self) -> str:
-        """Where the documentation tells more."""
+        """The section of the documentation about this verdict."""
         return f"{PAGE}#{self.name.replace(' ', '-')}"
 
 
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """All of it in a sentence or two."""
+        """The whole report in a sentence or two."""
         acceptance, costs = (self.sections.get(name, {}) for name in ("acceptance", "costs"))
         if not acceptance:
             return "Drafting does not work: " + "; ".join(verdict.name for verdict in self.verdicts) + "."

@@ -31,7 +31,7 @@ def metric_path(name: str) -> str:
 
 
 def require_rows(column: Sized) -> None:
-    """A rate of nothing is no number.
+    """Refuse an empty column, of which no rate can be computed.
 
     Raises:
         [`OptionError`]: the column is empty.
