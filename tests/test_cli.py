@@ -60,6 +60,7 @@ def test_what_needs_no_command_loads_neither_torch_nor_transformers(option: str)
     assert result.stdout.endswith("set()\n")
 
 
+@pytest.mark.commands
 def test_the_package_is_a_program_with_the_same_commands() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "transformers_falcon_spec", "--help"], capture_output=True, text=True, check=True

@@ -21,7 +21,7 @@ PLACES = re.compile(
 )
 ALLOWED = {
     "tests/test_provenance.py": "made-up places, and the names that are looked for",
-    "tests/hub/test_recipe.py": "made-up places of the cache of code from the Hub",
+    "tests/hub/test_custom_generate.py": "made-up places of the cache of code from the Hub",
 }
 
 

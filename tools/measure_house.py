@@ -1,6 +1,6 @@
 """Measures a checkout of this repository: its size, its style, its import time; and prints several measurements side by side.
 
-On another commit: `git worktree add /tmp/old 9c4ffdc`, then `python tools/measure_house.py --root /tmp/old --output old.json`, and
+On another commit: `git worktree add ../old 9c4ffdc`, then `python tools/measure_house.py --root ../old --output old.json`, and
 `python tools/measure_house.py --table old.json new.json`. Times need a quiet machine. Duplicate pairs are counted by the command `duplicates`
 where there is one.
 """

@@ -30,7 +30,7 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("mode", split.MODES)
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", ["falcon", pytest.param("eagle", marks=pytest.mark.families)])
 def test_ranks_with_clocks_of_their_own_take_the_same_steps(
     kind: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

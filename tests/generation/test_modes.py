@@ -41,7 +41,7 @@ CALLS = [  # train mode is where something could go wrong; all other tests draft
     pytest.param({"do_sample": False}, False, id="greedy-eval", marks=pytest.mark.slow),
 ]
 RULES = [
-    pytest.param(kind, verifier, marks=() if kind in {"falcon", "medusa"} else pytest.mark.slow)
+    pytest.param(kind, verifier, marks={"falcon": (), "medusa": pytest.mark.families}.get(kind, pytest.mark.slow))
     for verifier in ("gumbel", "recursive_rejection", "traversal")
     for kind in (KINDS if verifier == "gumbel" else DRAWN)
 ]
@@ -174,6 +174,7 @@ def test_the_stock_loop_drafts_in_eval_mode_too() -> None:
     assert all(modes(drafter))
 
 
+@pytest.mark.training
 def test_an_evaluation_that_decodes_leaves_the_drafter_in_train_mode(tmp_path: Path) -> None:
     seen: list[bool] = []
     trainer = make_trainer(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, eval_decode_prompts=1)

@@ -14,6 +14,8 @@ from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.estimate import NUM_LONGEST, NUM_TIMED, RunEstimate, estimate_run, sample_rows
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
+pytestmark = pytest.mark.training
+
 
 def estimated(folder: Path, uses_cache: bool = False, num_rows: int = 20, **options: Any) -> RunEstimate:
     target = make_target(**SMALL)

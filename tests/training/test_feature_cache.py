@@ -17,6 +17,8 @@ from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.features import TargetFeatures
 from transformers_falcon_spec.training.packed_conversations import PackedConversations
 
+pytestmark = pytest.mark.training
+
 NUM_ROWS = 20
 
 

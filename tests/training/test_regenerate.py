@@ -16,6 +16,8 @@ from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training import regenerate as regenerate_file
 from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
 
+pytestmark = pytest.mark.training
+
 ENDS = [2, *range(6, 45)]  # so many ids end a text that most answers come to an end
 QUICK = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=2)
 GREEDY = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=3, temperature=0.0)

@@ -89,8 +89,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("block_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_layers", [pytest.param(1, marks=pytest.mark.families), 2])
+@pytest.mark.parametrize("block_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.families)])
 def test_the_draft_is_that_of_reading_everything_anew(
     target: Target, block_size: int, num_layers: int, kind: str
 ) -> None:
@@ -121,7 +121,7 @@ GROWN_BUDGETS = (  # and what is left of depth 5, top 4 and 12 nodes under each,
 
 
 @pytest.mark.parametrize("kind", ["with places", "of tokens", "with a transition"])
-@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("num_layers", [pytest.param(1, marks=pytest.mark.families), 2])
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 def test_a_grown_tree_is_that_of_reading_everything_anew(
     target: Target, block_size: int, num_layers: int, kind: str

@@ -62,7 +62,7 @@ def make_dear(generator: Any, clock: HandClock, patch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dynamic_tree", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["falcon", pytest.param("eagle", marks=pytest.mark.families)])
 def test_the_text_is_the_targets_own_whatever_is_chosen(
     kind: str, dynamic_tree: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

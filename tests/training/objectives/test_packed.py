@@ -25,6 +25,8 @@ from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator
 from transformers_falcon_spec.training.objectives import Outcome, autoregressive, dflash, eagle, falcon, objective_of
 
+pytestmark = pytest.mark.training
+
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
 LENGTHS = (9, 14, 6, 2, 1, 11, 17, 8)
 ROWS = [[0, 1], [2, 3, 4, 5], [6], [7]]  # the last one padded by more than half
