@@ -38,7 +38,7 @@ class Arm:
     fields: Mapping[str, Any] = field(default_factory=dict)
     proxy: str = FITTED
     num_tree_nodes: int = NUM_TREE_NODES
-    verifier: str = "lazy_walk"
+    verifier: str = "token_matching"
 
     @property
     def name(self) -> str:

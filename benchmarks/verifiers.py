@@ -18,7 +18,7 @@ from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.speed_results import today
-from transformers_falcon_spec.generation.options import VERIFIERS
+from transformers_falcon_spec.generation.verifier import VERIFIERS
 
 HERE = Path(__file__).parent
 

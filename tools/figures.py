@@ -10,7 +10,7 @@ import torch
 
 from transformers_falcon_spec.core.masks import block_causal_mask, block_ends
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.core.verification import lazy_walk
+from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 WORDS = ["cat", "sat", "ran", "down", "on", "away", "."]  # the tokens of the nodes, and the bonus token
@@ -86,7 +86,7 @@ def tree_parts(fills: dict[int, str], thick: set[int]) -> list[str]:
 
 def walk() -> str:
     """One step: the tree, what the target chose on its way, and the text that it makes."""
-    verdict = lazy_walk(TREE.parents[0].tolist(), list(range(len(PLACES))), lambda node: (CHOICES[node], False))
+    verdict = match_tokens(TokenTree(TREE.parents[0].tolist(), range(len(PLACES))), CHOICES.__getitem__)
     fills = {0: ROOT} | dict.fromkeys(verdict.path[1:], KEPT)
     parts = [label((165, 22), "1. the drafter proposes a tree", PALE), *tree_parts(fills, set(verdict.path))]
     parts += [label((320, 22), "2. the target reads it in one forward: its own choices", PALE, "start")]

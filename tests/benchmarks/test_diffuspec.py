@@ -138,7 +138,7 @@ def test_drawn_marginals_are_judged_as_draws_and_unknown_arms_are_refused(models
     drawn, searched, tuned = own_methods("own", loaded(models, "full"), arms, proxies)
 
     options = [method.assistant.generation_config for method in (drawn, searched, tuned)]
-    assert [each.verifier for each in options] == ["recursive_rejection", "lazy_walk", "lazy_walk"]
+    assert [each.verifier for each in options] == ["recursive_rejection", "token_matching", "token_matching"]
     assert [each.tune for each in options] == [False, False, True]
     assert drawn.assistant.config.search == "marginal"
     with pytest.raises(OptionError, match="An arm of `own` must be one of"):

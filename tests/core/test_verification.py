@@ -1,4 +1,4 @@
-"""The lazy walk: against enumerating all paths, and its text's distribution against the target's own, exhaustively."""
+"""Token matching: against enumerating all paths, and its text's distribution against the target's own, exhaustively."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.core.strategies import few, parent_lists
 from transformers_falcon_spec.core.sampling import choose
-from transformers_falcon_spec.core.verification import AcceptedPath, lazy_walk
+from transformers_falcon_spec.core.verification import AcceptedPath, TokenTree, match_tokens
 
 VOCAB_SIZE = 3
 
@@ -32,42 +32,45 @@ def drafts(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 @few
 @given(drafts(), st.integers(1, 6))
-def test_lazy_walk_keeps_the_path_that_agrees_longest(
+def test_token_matching_keeps_the_path_that_agrees_longest(
     draft: tuple[list[int], list[int], list[int]], num_left: int
 ) -> None:
     parents, token_ids, choices = draft
     asked: list[int] = []
 
-    def commit(node: int) -> tuple[int, bool]:
+    def target_token(node: int) -> int:
         asked.append(node)
-        return choices[node], len(asked) == num_left
+        return choices[node]
 
-    verdict = lazy_walk(parents, token_ids, commit)
+    accepted = match_tokens(TokenTree(parents, token_ids), target_token, max_tokens=num_left)
 
     path, committed = reference.walk(parents, token_ids, choices, lambda n: n == num_left)
-    assert verdict == AcceptedPath(path, tuple(committed))
+    assert accepted == AcceptedPath(path, tuple(committed))
     assert asked == list(path)  # nothing else is ever asked of the target
 
 
-@pytest.mark.parametrize(("guest", "path"), [(None, (0, 1, 2)), (1, (0,)), (2, (0, 1))])
-def test_guests_never_become_text(guest: int | None, path: tuple[int, ...]) -> None:
-    is_lookahead = None if guest is None else [node == guest for node in range(3)]
+def test_matching_goes_on_below_any_node() -> None:
+    tree, choices = TokenTree([-1, 0, 1, 2], [4, 5, 6, 7]), [5, 6, 7, 8]
 
-    verdict = lazy_walk([-1, 0, 1], [4, 5, 6], lambda node: (5 + node, False), is_lookahead)
+    whole, first = (match_tokens(tree, choices.__getitem__, max_tokens=num) for num in (None, 1))
+    rest = match_tokens(tree, choices.__getitem__, start=1)
 
-    assert verdict.path == path
-    assert verdict.num_accepted == len(path) - 1
-    assert verdict.bonus_token == 4 + len(path)
+    assert first + rest == whole
+    assert whole.cut(1) == first
+    assert (whole.num_accepted, whole.bonus_token) == (3, 8)
 
 
 def test_root_alone_yields_the_bonus_token_alone() -> None:
-    assert lazy_walk([-1], [4], lambda _node: (9, False)) == AcceptedPath((0,), (9,))
+    assert match_tokens(TokenTree([-1], [4]), lambda _node: 9) == AcceptedPath((0,), (9,))
 
 
-def test_fillers_are_nobodys_children() -> None:
-    verdict = lazy_walk([-1, 0, -1], [4, 5, 9], lambda node: ([5, 9, 0][node], False))
+def test_nodes_without_a_parent_are_nobodys_children() -> None:
+    tree = TokenTree([-1, 0, -1], [4, 5, 9])
 
-    assert verdict == AcceptedPath((0, 1), (5, 9))
+    accepted = match_tokens(tree, [5, 9, 0].__getitem__)
+
+    assert accepted == AcceptedPath((0, 1), (5, 9))
+    assert tree.depths == [0, 1, 0]
 
 
 def _scores(text: Sequence[int]) -> torch.Tensor:
@@ -86,16 +89,16 @@ def _plain(num_tokens: int, draws: reference.ScriptedDraws) -> tuple[int, ...]:
 def _drafted(num_tokens: int, parents: list[int], ranks: list[int], draws: reference.ScriptedDraws) -> tuple[int, ...]:
     text = [0]
 
-    def commit(_node: int) -> tuple[int, bool]:
+    def target_token(_node: int) -> int:
         text.append(int(choose(_scores(text), True, draws)))
-        return text[-1], len(text) > num_tokens
+        return text[-1]
 
     while len(text) <= num_tokens:
         token_ids = [
             text[-1],
             *((rank + parent) % VOCAB_SIZE for parent, rank in zip(parents[1:], ranks[1:], strict=True)),
         ]
-        lazy_walk(parents, token_ids, commit)
+        match_tokens(TokenTree(parents, token_ids), target_token, max_tokens=num_tokens + 1 - len(text))
     return tuple(text)
 
 

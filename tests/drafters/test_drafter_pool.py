@@ -130,7 +130,7 @@ def test_options_in_common_become_those_of_the_pool() -> None:
 
     options = DrafterPool(drafters).generation_config
 
-    assert (options.deterministic, options.tune, options.verifier) == (False, False, "lazy_walk")
+    assert (options.deterministic, options.tune, options.verifier) == (False, False, "token_matching")
 
 
 def test_options_of_the_pool_decide_how_text_is_judged() -> None:

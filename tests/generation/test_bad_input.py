@@ -62,7 +62,7 @@ def test_a_processor_that_returns_another_shape_is_refused(family: str, start: i
     runs.told(target, RandomDrafter()).assert_equal()
 
 
-@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel"])
+@pytest.mark.parametrize("verifier", ["token_matching", "gumbel"])
 @pytest.mark.parametrize("kind", BROKEN_SCORES)
 def test_scores_that_nothing_can_be_drawn_from_are_refused_where_plain_decoding_fails(
     kind: str, verifier: str
@@ -118,7 +118,7 @@ def test_traversal_refuses_processors_with_a_memory(options: dict[str, Any], nam
     runs.told(target, RandomDrafter()).assert_equal()
 
 
-@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel", "recursive_rejection"])
+@pytest.mark.parametrize("verifier", ["token_matching", "gumbel", "recursive_rejection"])
 def test_all_other_rules_call_processors_once_for_each_token_in_order(verifier: str) -> None:
     target, texts = make_target(), []
 

@@ -24,6 +24,7 @@ from tests.tiny import (
     make_prompt,
     make_target,
 )
+from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 from transformers_falcon_spec.generation import processors
 from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
 
@@ -155,6 +156,12 @@ def test_a_streamer_gets_a_step_when_all_rows_have_taken_it(is_eos: bool) -> Non
     assert streamers[1].num_ends == 1
 
 
+def emit(batch: SequenceBatch, row: int, token: int) -> None:
+    """Let the target choose a token for a row, and make it text."""
+    scores = batch.node_scores([TokenTree([-1], [0])] * 2, torch.eye(VOCAB_SIZE)[token].expand(2, 1, -1))
+    batch.emit({row: match_tokens(scores[row].tree, scores[row].token_after)}, scores)
+
+
 def test_what_waits_for_the_end_of_a_row_is_streamed_at_the_end() -> None:
     config, streamer = GenerationConfig(do_sample=False), ListStreamer()
     config._pad_token_tensor = torch.tensor(0)
@@ -164,7 +171,7 @@ def test_what_waits_for_the_end_of_a_row_is_streamed_at_the_end() -> None:
     )
 
     for row, token in [(0, 5), (0, 6), (0, 7), (1, 9)]:
-        batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])
+        emit(batch, row, token)
     batch.end()
 
     assert streamer.chunks == [[5, 9], [6, 0], [7, 0]]
@@ -182,6 +189,6 @@ def test_without_eos_a_streamer_waits_for_rows_that_are_complete(monkeypatch: py
     )
 
     for row, token in [(0, 9), (1, 5), (1, 6), (0, 7)]:
-        batch.rows[row].commit_token(torch.eye(VOCAB_SIZE)[token][None])
+        emit(batch, row, token)
 
     assert streamer.chunks == [[9, 5], [7, 6]]

@@ -136,7 +136,7 @@ def test_a_processor_of_the_callers_need_not_be_copied() -> None:
     both(make_target().double(), [Stubborn(), Stubborn()]).assert_equal()
 
 
-@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel"])
+@pytest.mark.parametrize("verifier", ["token_matching", "gumbel"])
 def test_sampled_rows_are_those_of_a_batch_without_such_a_criterion(verifier: str) -> None:
     target, prompts = make_target().double(), Prompts.of()
     drafter = make_drafter(target, block_size=2)

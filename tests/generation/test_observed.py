@@ -34,7 +34,7 @@ def watched(target: Any, drafter: Any, **options: Any) -> list[Draft]:
     return drafts
 
 
-@pytest.mark.parametrize("verifier", ["lazy_walk", "recursive_rejection"])
+@pytest.mark.parametrize("verifier", ["token_matching", "recursive_rejection"])
 @pytest.mark.parametrize("options", [{}, SAMPLING], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_the_chances_of_all_tokens_after_a_node_add_up_to_one(
@@ -50,7 +50,7 @@ def test_the_chances_of_all_tokens_after_a_node_add_up_to_one(
 
     whole = [draft for draft in drafts if draft.token_ids.shape[1] == 1 + 2 * VOCAB_SIZE]
     assert whole
-    is_drawn = verifier != "lazy_walk" and bool(options)
+    is_drawn = verifier != "token_matching" and bool(options)
     for draft in whole:
         for children in draft.node_probs[0, 1:].split(VOCAB_SIZE):
             assert float(children.sum()) == pytest.approx(1, abs=1e-4)

@@ -19,6 +19,7 @@ from tests.tiny import (
 from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.drafting import DraftBudget
+from transformers_falcon_spec.generation.sequence_state import NodeScores
 
 
 @pytest.mark.parametrize("family", [*TREE_FAMILIES, *CHAIN_FAMILIES])
@@ -144,7 +145,7 @@ def test_rows_that_ended_get_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(depth > 0 for newest, depth in seen if newest not in ends)
 
 
-@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel"])
+@pytest.mark.parametrize("verifier", ["token_matching", "gumbel"])
 def test_a_sampled_row_is_its_single_row_run_with_its_own_generator(
     verifier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +159,7 @@ def test_a_sampled_row_is_its_single_row_run_with_its_own_generator(
     seeds = row_seeds(len(LENGTHS))
     for row, length in enumerate(LENGTHS):
         generator = torch.Generator().manual_seed(seeds[row])
-        if verifier == "lazy_walk":
+        if verifier == "token_matching":
             draws = GeneratorDraws(generator)
             monkeypatch.setattr(
                 "transformers_falcon_spec.generation.sequence_batch.GeneratorDraws", lambda draws=draws: draws
@@ -205,12 +206,13 @@ def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
     slow = batch_and_drafted(target, **options)
     calls = []
 
-    def on_a_device(self: Any, row: int, logits: Any, depths: Any) -> Any:
-        calls.append(row)
-        commit = self.batch.rows[row].choose_ahead(logits, depths)
-        return lambda node: (commit(node), self.batch.is_closed(row))
+    def choose_all(self: NodeScores) -> None:
+        calls.append(self)
+        original(self)
 
-    monkeypatch.setattr("transformers_falcon_spec.generation.verifier.Judge._committer", on_a_device)
+    original = NodeScores.choose_all
+    monkeypatch.setattr(NodeScores, "choose_all", choose_all)
+    monkeypatch.setattr(NodeScores, "is_on_accelerator", True)
     fast = batch_and_drafted(target, **options)
 
     assert calls
@@ -246,7 +248,7 @@ def test_coverage_is_the_targets_probability_of_what_was_offered() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
-@pytest.mark.parametrize("verifier", ["lazy_walk", "gumbel"])
+@pytest.mark.parametrize("verifier", ["token_matching", "gumbel"])
 def test_every_row_is_promised_the_noise_that_its_own_tokens_are_drawn_with(
     verifier: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,18 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
 from transformers_falcon_spec.core.sampling import CoupledDraws, GeneratorDraws
+from transformers_falcon_spec.core.verification import match_tokens
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
 from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.generation.verifier import (
+    TOKEN_MATCHING,
+    VERIFIERS,
+    Verifier,
+    register_verifier,
+    trees_of,
+    verifier_named,
+)
 
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
 DRAWING = ("recursive_rejection", "traversal")
@@ -34,7 +43,7 @@ def written(target: Any, drafter: Any, seed: int, **options: Any) -> Any:
     return target.generate(prompt, assistant_model=drafter, **{**settings, **options})
 
 
-@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
 def test_every_rule_writes_within_limits_and_with_every_output(verifier: str) -> None:
     target = make_target()
     drafter = drafter_with(verifier, target)
@@ -81,7 +90,7 @@ def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> No
         assert not written(target, falcon, seed + 10, max_new_tokens=24).sequences.equal(text)
 
 
-@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
 def test_a_second_call_without_a_new_seed_writes_another_text(verifier: str) -> None:
     target = make_target()
     drafter, options = drafter_with(verifier, target), {"do_sample": True, "max_new_tokens": 24}
@@ -138,6 +147,39 @@ def test_an_unknown_rule_is_refused() -> None:
         SpeculationConfig(verifier="typical")
 
 
+def test_an_old_name_means_the_same_rule() -> None:
+    assert SpeculationConfig(verifier="lazy_walk").verifier == "token_matching"
+    assert verifier_named("lazy_walk") is TOKEN_MATCHING
+
+
+def test_lookahead_nodes_never_become_text() -> None:
+    ids, parents = torch.tensor([[4, 5, 6], [4, 5, 6]]), torch.tensor([[-1, 0, 1]])
+    drafts = [
+        Draft(ids, parents, is_lookahead=is_lookahead) for is_lookahead in (None, torch.tensor([[0, 0, 1]]).bool())
+    ]
+
+    free, held = (trees_of(draft, TOKEN_MATCHING, [True, True], torch.device("cpu"))[1] for draft in drafts)
+
+    assert match_tokens(free, [5, 6, 7].__getitem__).path == (0, 1, 2)
+    assert match_tokens(held, [5, 6, 7].__getitem__).path == (0, 1)
+    assert drafts[1].is_guest is drafts[1].is_lookahead
+
+
+def test_a_rule_from_outside_writes_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers_falcon_spec.generation.verifier.VERIFIERS", dict(VERIFIERS))
+    rule = Verifier("one_token", lambda scores: match_tokens(scores.tree, scores.token_after, max_tokens=1))
+    register_verifier(rule)
+    target = make_target().double()
+    drafter = drafter_with("one_token", target).double()
+
+    outputs = runs.told(target, drafter, make_prompt(6), do_sample=True, max_new_tokens=12)
+
+    outputs.assert_equal(is_kept=False)
+    assert outputs.drafted.speculation.num_accepted == 0
+    with pytest.raises(OptionError, match="must be new, but 'one_token' is taken"):
+        register_verifier(rule)
+
+
 @functools.cache
 def drawing_pair() -> tuple[Any, FalconSpecDrafter]:
     """A target and its drafter, made once: hundreds of drafts are drawn from them."""
@@ -182,7 +224,7 @@ def test_children_are_drawn_for_each_parent_anew_and_from_their_distribution() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
 def test_texts_of_a_small_model_have_its_distribution(verifier: str) -> None:
     target = make_target(vocab_size=12)
     drafter, count, prompt = drafter_with(verifier, target), 3000, torch.tensor([[3, 7, 5]])

@@ -58,7 +58,7 @@ class Call:
     @property
     def verifier(self) -> str:
         """The rule that decides what becomes text."""
-        return self.speculation.get("verifier", "lazy_walk") if self.is_sampled else "lazy_walk"
+        return self.speculation.get("verifier", "token_matching") if self.is_sampled else "token_matching"
 
     @property
     def is_padded(self) -> bool:

@@ -20,7 +20,7 @@ _EAGER = (
 _INDEXED = ("deepseek_v32", "deepseek_v32_sparse")  # take no cache that was made without a configuration
 _TYPED = ("gpt2", "gptj", "codegen", "gpt_bigcode")  # families with `token_type_ids`
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "olmo", "mistral", "gpt2", "opt", "gemma3", "smollm3")
-_COMPARED = ("lazy_walk", "gumbel")  # rules under which there is one right text
+_COMPARED = ("token_matching", "gumbel")  # rules under which there is one right text
 _WARPERS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.3, 0.7, 1.0, 1.3),
     "top_k": (0, 2, 5, 20),
@@ -66,7 +66,7 @@ def draw(seed: int) -> Call:
     drafter = chance.choice(list(DRAFTERS))
     decoding = _decoding(chance)
     speculation = _speculation(chance, drafter, bool(decoding.get("do_sample")))
-    verifier = speculation.get("verifier", "lazy_walk")
+    verifier = speculation.get("verifier", "token_matching")
     lengths = _lengths(chance, is_likely)
     if family == "deepseek_v32_sparse" and is_likely(0.9):
         lengths = lengths[:1]  # batches are refused where the index must choose
@@ -84,7 +84,7 @@ def draw(seed: int) -> Call:
         speculation=speculation,
         hit_rate=chance.choice([0.6, 0.8, 0.9, 1.0]) if verifier in _COMPARED and is_likely(0.9) else 0.0,
         is_training=is_likely(0.3),
-        is_tuned=verifier == "lazy_walk" and is_likely(0.3),
+        is_tuned=verifier == "token_matching" and is_likely(0.3),
         lengths=lengths,
         padding=padding,
         cache=cache,

@@ -13,38 +13,31 @@ from torch import Tensor
 
 from ..errors import DraftTreeError
 from .sampling import Draws
-from .verification import AcceptedPath
+from .verification import AcceptedPath, TokenTree
 
 TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 
 
 @dataclass(frozen=True)
-class DrawnTree:
+class DrawnTree(TokenTree):
     """A tree whose tokens were drawn.
 
+    Siblings stand in the order of their draws. Where fewer tokens than siblings have probability, the last siblings were not drawn:
+    they and all nodes below them are never accepted.
+
     Args:
-        parents (`Sequence[int]`): Parent of each node; -1 at the root, a parent before its children.
-        token_ids (`Sequence[int]`): The token at each node; siblings differ and stand in the order of their draws. Where fewer
-            tokens than siblings have probability, the last siblings were not drawn: they and all below them are never kept.
+        parents (`Sequence[int]`): The parent of each node; -1 at the root, a parent before its children.
+        token_ids (`Sequence[int]`): The token at each node; siblings differ.
         draft_probs (`torch.Tensor` of shape `(dists, vocab)`): The distributions that were drawn from.
         dist_index (`Sequence[int]`): For each node the distribution of its first child; not read at leaves.
     """
 
-    parents: Sequence[int]
-    token_ids: Sequence[int]
     draft_probs: Float[Tensor, "dists vocab"]
     dist_index: Sequence[int]
 
     def children(self, node: int) -> list[int]:
-        """Children of `node` in the order of their draws."""
+        """The children of `node` in the order of their draws."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
-
-    def path_to(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root to `node`."""
-        path = [node]
-        while path[-1] > 0:
-            path.append(self.parents[path[-1]])
-        return tuple(reversed(path))
 
 
 class _Place:

@@ -1,7 +1,8 @@
-"""What of a draft becomes text. Knows nothing of models: the target's choice after a node is asked for by a function."""
+"""Which nodes of a draft tree become text, by the rule of token matching, and what every rule returns. Knows nothing of models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -10,102 +11,110 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AcceptedPath:
-    """The outcome of one step.
+    """The nodes of a row's tree that are accepted in one step, and the tokens that become text.
 
     Args:
-        path (`tuple[int, ...]`): Kept nodes, root first.
-        token_ids (`tuple[int, ...]`): What became text: one token for each node of the path; the last is the bonus token.
+        path (`tuple[int, ...]`): Accepted nodes, the root first; empty for a row that takes no step.
+        token_ids (`tuple[int, ...]`): One new token after each node of the path. The last one is the bonus token.
     """
 
-    path: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    path: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
     @property
     def num_accepted(self) -> int:
-        """Draft tokens kept, without root and bonus token."""
+        """Accepted draft tokens, without root and bonus token."""
         return len(self.path) - 1
 
     @property
     def bonus_token(self) -> int:
-        """The token that the target added itself."""
+        """The token that the target added at the end."""
         return self.token_ids[-1]
 
+    def cut(self, num_tokens: int) -> "AcceptedPath":
+        """The first `num_tokens` nodes and tokens."""
+        return AcceptedPath(self.path[:num_tokens], self.token_ids[:num_tokens])
 
-class Walk:
-    """The way of one text through a tree: from the root on to the child that holds the token after it, as long as there is one.
+    def __add__(self, other: "AcceptedPath") -> "AcceptedPath":
+        """This path, continued by another one of the same row."""
+        return AcceptedPath(self.path + other.path, self.token_ids + other.token_ids)
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """The draft of one row as plain lists.
 
     Args:
-        parents (`Sequence[int]`): Parent of each node.
-        token_ids (`Sequence[int]`): The token at each node.
-        is_lookahead (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
+        parents (`Sequence[int]`): The parent of each node; -1 at the root and at nodes that must not become text.
+        token_ids (`Sequence[int]`): The token at each node; siblings differ.
     """
 
-    def __init__(
-        self, parents: Sequence[int], token_ids: Sequence[int], is_lookahead: Sequence[bool] | None = None
-    ) -> None:
-        self._children = {
-            (parent, token): node
-            for node, (parent, token) in enumerate(zip(parents, token_ids, strict=True))
-            if parent >= 0 and not (is_lookahead and is_lookahead[node])
-        }
-        self._path: list[int] = [0]
-        self._committed: list[int] = []
+    parents: Sequence[int]
+    token_ids: Sequence[int]
 
     @property
-    def node(self) -> int:
-        """Where it stands: the token after this node is asked for next."""
-        return self._path[-1]
+    def is_root_alone(self) -> bool:
+        """Whether nothing was drafted."""
+        return max(self.parents) < 0
 
-    def take(self, token: int) -> bool:
-        """Commit the token after the node; returns whether the walk can go on from there."""
-        self._committed.append(token)
-        child = self._children.get((self.node, token))
-        if child is not None:
-            self._path.append(child)
-        return child is not None
+    @cached_property
+    def depths(self) -> list[int]:
+        """The distance of each node from the root; 0 at nodes that must not become text."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
 
-    @property
-    def verdict(self) -> AcceptedPath:
-        """What became text so far."""
-        return AcceptedPath(tuple(self._path[: len(self._committed)]), tuple(self._committed))
+    @cached_property
+    def _children(self) -> dict[tuple[int, int], int]:
+        pairs = zip(self.parents, self.token_ids, strict=True)
+        return {pair: node for node, pair in enumerate(pairs) if pair[0] >= 0}
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that holds `token`; None if there is none."""
+        return self._children.get((node, token))
+
+    def path_to(self, node: int) -> tuple[int, ...]:
+        """The nodes from the root to `node`."""
+        path = [node]
+        while path[-1] > 0:
+            path.append(self.parents[path[-1]])
+        return tuple(reversed(path))
 
 
-def lazy_walk(
-    parents: Sequence[int],
-    token_ids: Sequence[int],
-    commit: Callable[[int], tuple[int, bool]],
-    is_lookahead: Sequence[bool] | None = None,
+def match_tokens(
+    tree: TokenTree, target_token: Callable[[int], int], start: int = 0, max_tokens: int | None = None
 ) -> AcceptedPath:
-    """Follow the target through the tree: commit its token after the root, go to the child that holds it, and so on.
+    """Follow the target through the tree: take its token after a node, go to the child that holds this token, and repeat.
 
-    Nothing is drawn or processed for nodes off the path, so `commit` sees what it would see in decoding without a
-    drafter, call by call: the text is the same for the same seed, whatever the tree.
+    The target is asked about nodes of the path only, in their order. So its answers can be those of decoding without a drafter, draw by
+    draw, and then the text is the same for the same seed, whatever the tree.
 
     Args:
-        parents (`Sequence[int]`): Parent of each node.
-        token_ids (`Sequence[int]`): The token at each node.
-        commit (`Callable`): Given a node, commits the target's token after it; returns it and whether the text is complete.
-        is_lookahead (`Sequence[bool]`, *optional*): Nodes that are read but never become text.
+        tree ([`TokenTree`]): The draft of one row.
+        target_token (`Callable`): Given a node, the token that the target writes after it.
+        start (`int`): The node after which the first token is written.
+        max_tokens (`int`, *optional*): Stop after this many tokens.
 
     Returns:
-        [`AcceptedPath`]: the kept path and the committed tokens.
+        [`AcceptedPath`]: the accepted nodes and the new tokens.
 
     Example:
 
-    The target wants 7 after the root and 9 after the 7, so the path 0 -> 1 -> 3 is kept:
+    The target wants 7 after the root and 9 after the 7, so the path 0 -> 1 -> 3 is accepted:
 
     ```python
-    >>> wanted = {0: 7, 1: 9, 2: 1, 3: 4}
-    >>> lazy_walk([-1, 0, 0, 1], [5, 7, 8, 9], lambda node: (wanted[node], False))
+    >>> target_tokens = [7, 9, 1, 4]
+    >>> match_tokens(TokenTree([-1, 0, 0, 1], [5, 7, 8, 9]), target_tokens.__getitem__)
     AcceptedPath(path=(0, 1, 3), token_ids=(7, 9, 4))
 
     ```
     """
-    walk = Walk(parents, token_ids, is_lookahead)
-    while True:
-        token, is_complete = commit(walk.node)
-        if not walk.take(token) or is_complete:
-            return walk.verdict
+    path, token_ids = [start], [target_token(start)]
+    while len(token_ids) != max_tokens and (child := tree.child(path[-1], token_ids[-1])) is not None:
+        path.append(child)
+        token_ids.append(target_token(child))
+    return AcceptedPath(tuple(path), tuple(token_ids))
 
 
 def coverage(

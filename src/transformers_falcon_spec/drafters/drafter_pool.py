@@ -13,7 +13,7 @@ from ..generation.adapters import check_drafter_adapter, unwrapped
 from ..generation.distributed import SINGLE_PROCESS, JoiningDrafter, Processes
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
-from ..generation.verifier import REJECTION_RULES
+from ..generation.verifier import verifier_named
 from .base import DrafterModel, LoopOnly
 
 TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
@@ -119,7 +119,7 @@ class DrafterPool(LoopOnly, nn.Module):
                 f"Trees must be asked of each drafter of a `DrafterPool`, but its own options have {asked}. Set "
                 "`pool.members[0].generation_config` and so on."
             )
-        if options.verifier in REJECTION_RULES and not options.deterministic:
+        if verifier_named(options.verifier).needs_draft_probs and not options.deterministic:
             raise OptionError(
                 f'A `DrafterPool` asks a drafter by the clock, so with `verifier="{options.verifier}"`, which judges what was drawn, '
                 "`deterministic` must be True, but it is False."

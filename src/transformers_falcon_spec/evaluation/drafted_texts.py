@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.sampling import private_generator
-from ..core.verification import lazy_walk
+from ..core.verification import TokenTree, match_tokens
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
@@ -97,12 +97,5 @@ def replayed(
 
 def _num_kept(draft: Draft, rest: Sequence[int]) -> int:
     """How many drafted tokens are accepted, if the text goes on with `rest`."""
-    coming = iter(rest)
-    num_left = len(rest)
-
-    def commit(_node: int) -> tuple[int, bool]:
-        nonlocal num_left
-        num_left -= 1
-        return next(coming), num_left == 0
-
-    return lazy_walk(draft.parents[0].tolist(), draft.token_ids[0].tolist(), commit).num_accepted
+    tree = TokenTree(draft.parents[0].tolist(), draft.token_ids[0].tolist())
+    return match_tokens(tree, lambda node: rest[tree.depths[node]], max_tokens=len(rest)).num_accepted

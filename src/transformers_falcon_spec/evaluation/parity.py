@@ -12,6 +12,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
 from ..generation.timed import Options
+from ..generation.verifier import verifier_named
 from .evidence import Check, Evidence, gather
 from .prompts import Prompt
 from .replay import Step, Text, replay_drafted, replay_plain
@@ -103,10 +104,10 @@ class ParityCheck:
             [`OptionError`]: the drafter's verifier keeps the distribution but not the text.
         """
         verifier = self.drafter.generation_config.verifier
-        if options.get("do_sample") and verifier != "lazy_walk":
+        if options.get("do_sample") and not verifier_named(verifier).keeps_seeded_text:
             raise OptionError(
                 f'Parity needs a verifier that gives the same text for the same seed, but the drafter\'s is "{verifier}". '
-                'Check greedy decoding alone, or set `drafter.generation_config.verifier = "lazy_walk"`.'
+                'Check greedy decoding alone, or set `drafter.generation_config.verifier = "token_matching"`.'
             )
         text = Text(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
         alone, together = (text.write(drafter) for drafter in (None, self.drafter))

@@ -8,13 +8,14 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from ..errors import GenerationError, OptionError
 from .adapters import row_adapters_gone_on_error
+from .drafting import Drafter
 from .inputs import check_can_be_repeated, text_length
-from .loop import Drafter, SpeculativeDecoding, verifier_of
+from .loop import SpeculativeDecoding
 from .modes import in_eval_mode
 from .output import SpeculativeOutput
 from .processors import check_memoryless, of_batches
 from .sequence_batch import SequenceBatch
-from .verifier import REJECTION_RULES
+from .verifier import Verifier, verifier_of
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -39,8 +40,8 @@ def speculative_decoding(
         _check_call(input_ids, model_kwargs)
         _check_context(text_length(input_ids, model_kwargs, generation_config), model)
         verifier = verifier_of(drafter, generation_config)
-        if verifier == "traversal":  # the others ask once for each committed token, in order
-            check_memoryless(logits_processor, f'verifier="{verifier}"')
+        if not verifier.asks_in_order:
+            check_memoryless(logits_processor, f'verifier="{verifier.name}"')
         if len(input_ids) > 1:
             _check_in_step(logits_processor, stopping_criteria, generation_config, verifier)
         batch = SequenceBatch(
@@ -49,7 +50,7 @@ def speculative_decoding(
             logits_processor,
             stopping_criteria,
             generation_config,
-            is_coupled=verifier == "gumbel",
+            is_coupled=verifier.couples_draws,
             streamer=streamer,
         )
         with in_eval_mode(drafter):
@@ -82,17 +83,17 @@ def _check_in_step(
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
-    verifier: str,
+    verifier: Verifier,
 ) -> None:
     """Refuse what can only be shown all rows of a batch together, where it cannot be."""
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
     if not shown:
         return
-    if verifier in REJECTION_RULES:
+    if not verifier.takes_target_tokens:
         raise OptionError(
             f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be judged token by token, but "
-            f"`verifier={verifier!r}` judges each row by itself. Set `drafter.generation_config.verifier` to "
-            '"lazy_walk", or call `generate` once for each prompt.'
+            f"`verifier={verifier.name!r}` judges each row by itself. Set `drafter.generation_config.verifier` to "
+            '"token_matching", or call `generate` once for each prompt.'
         )
     is_shown_scores = (
         config.output_scores and config.return_dict_in_generate and of_batches(LogitsProcessorList(), criteria)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -177,9 +177,9 @@ SINGLE_PROCESS = Processes()
 class Decision:
     """What the first rank decided in a step."""
 
-    verdicts: list[AcceptedPath]
-    is_complete: list[bool]  # of each row
-    draws: list[Any]  # where each row's draws go on; empty where nothing is drawn
+    paths: list[AcceptedPath] = field(default_factory=list)  # that became text, of each row
+    is_complete: list[bool] = field(default_factory=list)  # of each row
+    draws: list[Any] = field(default_factory=list)  # the state of each row's draws; empty where nothing is drawn
 
 
 @runtime_checkable

@@ -12,9 +12,9 @@ Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] fol
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..errors import OptionError
 from .modes import in_eval_mode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .options import SpeculationConfig
 
 
 @runtime_checkable
@@ -72,6 +77,9 @@ class DraftBudget:
     )
     prices: Prices | None = None  # whoever can draft less than allowed does so where it is worth it
     drafter: int = 0  # which one drafts, where there are several
+    allows_grown_trees: bool = (
+        True  # False: the verifier needs a tree whose shape was settled before anything was drawn
+    )
     wants_node_probs: bool = False  # somebody looks at the trees: say how likely each node seems
 
     def __post_init__(self) -> None:
@@ -176,3 +184,19 @@ class TreeCandidateGenerator(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Nothing: `commit` learns the same from `num_new`."""
+
+
+class Drafter(Protocol):
+    """What the loop needs of a drafter model."""
+
+    feature_layers: tuple[int, ...]
+    generation_config: "SpeculationConfig"
+    members: Sequence["Drafter"]  # of which each step asks one; itself alone unless it is a pool
+
+    def check_target(self, model: "PreTrainedModel") -> None:
+        """Refuse a target that the drafter was not made for."""
+        ...
+
+    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
+        """A generator for one call."""
+        ...

@@ -1,9 +1,9 @@
-"""The decoding loop: prefill, then propose, verify, commit, record until the text is complete. There is no other one."""
+"""The decoding loop: prefill, then propose, read, accept, emit, trim and record until the text is complete. There is no other loop."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,36 +13,21 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
-from ..core.verification import AcceptedPath, coverage
-from .distributed import named_options, processes_of
-from .drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ..core.verification import AcceptedPath, TokenTree
+from .distributed import Decision, named_options, processes_of
+from .drafting import Committed, Draft, DraftBudget, Drafter
 from .layers import sliding_windows
-from .options import SpeculationConfig
 from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
 from .sequence_batch import SequenceBatch
+from .sequence_state import NodeScores
 from .sparse_index import longest_draftable, note_of
 from .target import Form, Target, TargetOutput
+from .tuning.cost_model import TuningKey
 from .tuning.tuner import Tuner, tuner_of
-from .verifier import REJECTION_RULES, Judge
+from .verifier import AcceptedStep, accepted_path, trees_of, verifier_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
-
-
-class Drafter(Protocol):
-    """What the loop needs of a drafter model."""
-
-    feature_layers: tuple[int, ...]
-    generation_config: SpeculationConfig
-    members: Sequence["Drafter"]  # of which each step asks one; itself alone unless it is a pool
-
-    def check_target(self, model: PreTrainedModel) -> None:
-        """Refuse a target that the drafter was not made for."""
-        ...
-
-    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
-        """A generator for one call."""
-        ...
 
 
 class SpeculativeDecoding:
@@ -67,45 +52,56 @@ class SpeculativeDecoding:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.batch, self.config, self.model_kwargs, self.clock = batch, config, model_kwargs, clock
-        self.ranks = processes_of(drafter, model)
-        self.capability = self.ranks.broadcast(probe(model))
+        self.processes = processes_of(drafter, model)
+        self.capability = self.processes.broadcast(probe(model))
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
-        self.max_length: int = config.max_length
-        self.generator = drafter.candidate_generator(self.target, self.max_length, self._draft_draws())
+        self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_draws())
         self.generator.clock = clock
-        self.judge = Judge(batch, verifier_of(drafter, config), self.ranks)
+        self.verifier = verifier_of(drafter, config)
         self.stats = GenerationStats.of_rows(len(batch))
+        self.stats.notes += self._notes()
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
-        self.form: Form = self.capability.form
-        if self.form == "paths" and (len(batch) > 1 or config.output_attentions):
-            self.form = "chain"  # rows are taken, and weights stand in other slots
-        where = (model.device, model.dtype, torch.get_num_threads())
-        how = (self.form, self.judge.verifier, config.do_sample, config.temperature)
-        circumstances = (*where, len(batch), *how)
-        self.tuner = (
-            tuner_of(drafter, model, self.judge.verifier, circumstances)
-            if self.ranks.is_first
-            else Tuner((), model.device)
-        )
-        if self.ranks.num > 1:
-            self.stats.notes.append(
-                f"{self.ranks.num} ranks write this text together: the first one decides for all of them."
+        self.tuner = self._tuner(drafter)
+
+    def _draft_draws(self) -> torch.Generator:
+        """The generator that drafts are drawn from, in the same state on all processes, which must write the same texts."""
+        rng = private_generator()
+        if self.processes.num > 1:
+            self.processes.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
+            rng.set_state(self.processes.broadcast(rng.get_state()))
+        return rng
+
+    @property
+    def form(self) -> Form:
+        """How the target reads drafts in this call."""
+        form = self.capability.form
+        if form == "paths" and (len(self.batch) > 1 or self.config.output_attentions):
+            return "chain"  # paths take the place of rows, and their attention weights stand in other slots
+        return form
+
+    def _notes(self) -> list[str]:
+        """What is unusual in this call."""
+        notes = []
+        if self.processes.num > 1:
+            notes.append(
+                f"{self.processes.num} ranks write this text together: the first one decides for all of them."
             )
         if self.form != "tree":
             what = "chains only" if self.form == "chain" else "one row for each path of a draft"
-            self.stats.notes.append(f"The target verifies {what}: {self.capability.reason}.")
-        if self.max_length > longest_draftable(self.target.config):
-            self.stats.notes.append(note_of(self.target.config))
+            notes.append(f"The target verifies {what}: {self.capability.reason}.")
+        if self.config.max_length > longest_draftable(self.target.config):
+            notes.append(note_of(self.target.config))
         if not self.capability.has_hooks:
-            self.stats.notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
+            notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
+        return notes
 
-    def _draft_draws(self) -> torch.Generator:
-        """What drafts are drawn from, the same on all ranks, which must write the same texts."""
-        rng = private_generator()
-        if self.ranks.num > 1:
-            self.ranks.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
-            rng.set_state(self.ranks.broadcast(rng.get_state()))
-        return rng
+    def _tuner(self, drafter: Drafter) -> Tuner:
+        """The tuner of the call; only the first process measures and chooses."""
+        model = self.target.model
+        if not self.processes.is_first:
+            return Tuner((), model.device)
+        key = TuningKey.of(model, len(self.batch), self.form, self.verifier.name, self.config)
+        return tuner_of(drafter, model, self.verifier.keeps_seeded_text, key)
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
@@ -113,9 +109,10 @@ class SpeculativeDecoding:
             self.prefill()
             while not self.batch.is_complete:
                 draft = self.propose()
-                tree, verdicts, reading = self.verify(draft)
-                self.commit(verdicts, reading)
-                self.record(draft, tree, verdicts)
+                trees, output = self.read(draft)
+                step = self.accept_and_emit(trees, output.logits)
+                self.trim(step.paths, output)
+                self.record(draft, step)
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
         self.stats.tuning = self.tuner.to_json()
@@ -123,114 +120,142 @@ class SpeculativeDecoding:
         return self._output()
 
     def prefill(self) -> None:
-        """Read the prompts; the logits of each one's last token give its first new token."""
+        """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
         prompt_len = self.batch.prompt_len
         with self._seconds("prefill"):
-            reading = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
-            self.judge.begin(reading.logits[:, -1:])
-            self.states.add_prompt(reading.outputs)
-        num_read = prompt_len if reading.features is None else reading.features.shape[1]
+            output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
+            roots = [TokenTree([-1], [int(root)]) for root in self.batch.roots]
+            self.accept_and_emit(roots, output.logits[:, -1:])
+            self.states.add_prompt(output.outputs)
+        num_read = prompt_len if output.features is None else output.features.shape[1]
         columns = [held[held >= prompt_len - num_read] - (prompt_len - num_read) for held in self.batch.held_columns]
-        self._hand_over(columns, reading.features)
+        self._tell_drafter(columns, output.features)
 
     def propose(self) -> Draft:
-        """Drafts within what fits, or the roots alone: a plain step."""
-        rooms = self._rooms()
+        """A draft of what may follow each row. In a plain step it holds the roots alone."""
+        depths = self._max_draft_depths()
         budget = None
-        if any(rooms):
-            full = self._budget(rooms)
-            budget = self.ranks.limited(self.tuner.limited(full), full)
+        if any(depths):
+            full = self._budget(depths)
+            budget = self.processes.limited(self.tuner.limited(full), full)
         draft = None
         if budget is not None:
             with self._seconds("draft"):
-                draft = self.ranks.broadcast_draft(self.generator.propose(budget), self.batch.prompt_ids.device)
+                draft = self.processes.broadcast_draft(self.generator.propose(budget), self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
         roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft
 
-    def _rooms(self) -> tuple[int, ...]:
-        """How deep each row's draft may be: to the end of text, context, or of what the other rows still ask for."""
-        rooms = []
+    def _max_draft_depths(self) -> tuple[int, ...]:
+        """How deep each row's draft may be: to the end of the text, of the context, or of what other rows still ask for."""
+        depths = []
         for row, context in enumerate(self.target.room_to_context):
-            room = self.batch.end_of(row, self.max_length) - len(self.batch.rows[row]) - 1
-            rooms.append(0 if self.batch.is_closed(row) else max(min(room, context), 0))
-        return tuple(rooms)
+            num_left = self.batch.end_of(row, self.config.max_length) - len(self.batch.rows[row]) - 1
+            depths.append(0 if self.batch.is_closed(row) else max(min(num_left, context), 0))
+        return tuple(depths)
 
-    def _budget(self, rooms: tuple[int, ...]) -> DraftBudget:
+    def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
-        is_foreseen = self.config.do_sample and self.judge.verifier not in REJECTION_RULES
-        noise, is_chain = self._noise_ahead() if is_foreseen else None, self.form == "chain"
-        return DraftBudget(rooms, MAX_NODES, None, is_chain, temperature, noise, wants_node_probs=is_observed())
+        return DraftBudget(
+            depths,
+            MAX_NODES,
+            is_chain=self.form == "chain",
+            temperature=temperature,
+            noise=self.batch.noise_ahead(self.target.vocab_size)
+            if self.config.do_sample and not self.verifier.needs_draft_probs
+            else None,
+            allows_grown_trees=self.verifier.allows_grown_trees,
+            wants_node_probs=is_observed(),
+        )
 
-    def _noise_ahead(self) -> Callable[[int, int], Tensor]:
-        """The noise of each row's coming draws: a guess that shares it meets the target's token more often."""
-        device, ahead = self.batch.prompt_ids.device, dict[int, Callable[[int], Tensor]]()
-
-        def noise(row: int, depth: int) -> Tensor:
-            if row not in ahead:  # not before it is asked for: most drafts of a pause never are
-                ahead[row] = self.batch.rows[row].draws.noise_ahead(self.target.vocab_size, device)
-            return ahead[row](depth)
-
-        return noise
-
-    def verify(self, draft: Draft) -> tuple[DraftTree, list[AcceptedPath], TargetOutput]:
-        """Read the trees, then judge each row's: its tokens become text one by one."""
+    def read(self, draft: Draft) -> tuple[list[TokenTree], TargetOutput]:
+        """Let the target read all nodes of a draft in one forward; returns each row's tree as well, as the verifier takes it."""
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
-        tree = DraftTree(parents, torch.zeros_like(parents))
         with self._seconds("verify"):
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
             form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
             with self._seconds("read"):
-                reading = self.target.read(token_ids, tree, form, is_open)
+                output = self.target.read(token_ids, DraftTree(parents, torch.zeros_like(parents)), form, is_open)
                 self.tuner.wait()
-            trees = list(zip(parents.tolist(), token_ids.tolist(), strict=True))  # waits for the device once
-        return tree, self.judge(draft, trees, tree.depths, reading), reading
+            trees = trees_of(draft, self.verifier, is_open, self.batch.probs_device)
+        return trees, output
 
-    def commit(self, verdicts: list[AcceptedPath], reading: TargetOutput) -> None:
-        """Keep each row's path in the target's cache and tell the drafter what became text."""
-        paths = [verdict.path for verdict in verdicts]
-        self.states.add_paths(reading.outputs, paths, self.target.slots.places)
-        self.target.keep(reading.logits.shape[1], paths)
-        choices = reading.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
-        self._hand_over([torch.tensor(path, dtype=torch.long) for path in paths], reading.features, choices)
+    def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
+        """What rows accept, given the node at which each stands. No text changes, only draws are taken."""
+        if self.batch.is_in_step:
+            self.batch.score_together(nodes, scores)
+        in_step = self.batch.is_in_step
+        return {row: accepted_path(self.verifier, scores[row], node, in_step) for row, node in nodes.items()}
 
-    def record(self, draft: Draft, tree: DraftTree, verdicts: list[AcceptedPath]) -> None:
+    def accept_and_emit(self, trees: Sequence[TokenTree], logits: Tensor) -> AcceptedStep:
+        """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen.
+
+        The first process decides for all of them. Rows that are closed keep nothing.
+
+        Args:
+            trees (`Sequence[TokenTree]`): The draft of each row.
+            logits (`torch.Tensor` of shape `(rows, nodes, vocab)`): The target's raw logits after each node.
+        """
+        batch, paths = self.batch, [AcceptedPath()] * len(self.batch)
+        scores = batch.node_scores(trees, logits)
+        if not self.processes.is_first:
+            return AcceptedStep(trees, batch.follow(self.processes.broadcast(Decision()), scores), scores)
+        # settled before any row grows: a row that had ended when the trees were read was not read for
+        rows = [row for row in range(len(batch)) if not batch.is_closed(row)]
+        for together in [rows] if batch.is_in_step else [[row] for row in rows]:
+            nodes = dict.fromkeys(together, 0)
+            while nodes:
+                for row, path in batch.emit(self.accept(nodes, scores), scores).items():
+                    paths[row] += path
+                nodes = self._next_nodes(nodes, trees, paths)
+        if self.processes.num > 1:
+            self.processes.broadcast(batch.decision(paths))
+        return AcceptedStep(trees, paths, scores)
+
+    def _next_nodes(
+        self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]
+    ) -> dict[int, int]:
+        """The nodes at which rows go on that are written token by token; none where one of them finds its token in no child."""
+        going = [row for row in nodes if not self.batch.is_closed(row)]
+        found = {row: trees[row].child(paths[row].path[-1], paths[row].token_ids[-1]) for row in going}
+        children = {row: child for row, child in found.items() if child is not None}
+        return children if self.verifier.takes_target_tokens and len(children) == len(going) else {}
+
+    def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
+        """Cut the target's cache down to each row's accepted path, and give the drafter the new text with its features."""
+        nodes = [path.path for path in paths]
+        self.states.add_paths(output.outputs, nodes, self.target.slots.places)
+        self.target.keep(output.logits.shape[1], nodes)
+        choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
+        self._tell_drafter([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
+
+    def record(self, draft: Draft, step: AcceptedStep) -> None:
         """Count the step of every row that took one."""
-        parents, depths = tree.parents, tree.depths
-        parent_lists = parents.tolist()
-        num_drafted = [len(row) - row.count(-1) for row in parent_lists]
-        if draft.is_lookahead is not None:  # nobody offers them
-            is_lookahead = draft.is_lookahead.to(parents.device)
-            parents, depths = parents.masked_fill(is_lookahead, -1), depths.masked_fill(is_lookahead, 0)
-            parent_lists = parents.tolist()
-        depth_lists = depths.tolist()
-        for row, verdict in enumerate(verdicts):
-            if not verdict.path:
+        all_parents = draft.parents.expand_as(draft.token_ids).tolist()
+        for row, (tree, path) in enumerate(zip(step.trees, step.paths, strict=True)):
+            if not path.path:
                 continue
-            max_depth = max(depth_lists[row])
+            num_drafted = len(tree.parents) - all_parents[row].count(-1)  # lookahead nodes included
+            max_depth = max(tree.depths)
             if self.batch.is_closed(row):  # what lies below the last token was never asked for
-                max_depth = min(max_depth, verdict.num_accepted)
+                max_depth = min(max_depth, path.num_accepted)
             self.stats.record(
                 row=row,
-                num_nodes=num_drafted[row] + 1,
+                num_nodes=num_drafted + 1,
                 max_depth=max_depth,
-                num_accepted=verdict.num_accepted,
-                coverage=self._coverage(row, parent_lists[row], draft, verdict) if num_drafted[row] else (),
+                num_accepted=path.num_accepted,
+                coverage=step.coverage(row) if num_drafted else (),
             )
-        num_kept = [verdict.num_accepted for verdict in verdicts if verdict.path]
+        num_kept = [path.num_accepted for path in step.paths if path.path]
         self.tuner.learn(draft, num_kept, self.stats.draft_seconds, self.stats.read_seconds)
         self.stats.num_passes += draft.num_passes
-        show(draft, verdicts)
+        show(draft, step.paths)
 
-    def _coverage(self, row: int, parents: list[int], draft: Draft, verdict: AcceptedPath) -> list[float]:
-        probs = torch.softmax(torch.cat(self.batch.rows[row].step_scores), dim=-1)
-        return coverage(probs, parents, draft.token_ids[row].tolist(), verdict.path)
-
-    def _hand_over(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
+    def _tell_drafter(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Tell the drafter the newest tokens; their features stand in these columns of each row."""
         ids, lengths = self.batch.token_ids, self.batch.num_token_ids
         if features is not None:
@@ -260,8 +285,3 @@ class SpeculativeDecoding:
             past_key_values=self.target.cache,
             speculation=self.stats,
         )
-
-
-def verifier_of(drafter: Drafter, config: GenerationConfig) -> str:
-    """The rule that decides what of a draft becomes text; greedy decoding has one right answer, so it always walks."""
-    return drafter.generation_config.verifier if config.do_sample else "lazy_walk"

@@ -6,6 +6,7 @@ from transformers import GenerationConfig
 
 from ..core.tree import DraftTree
 from ..errors import OptionError
+from .verifier import TOKEN_MATCHING, verifier_named
 
 OWN = (
     "draft_tree",
@@ -17,7 +18,6 @@ OWN = (
     "deterministic",
     "verifier",
 )
-VERIFIERS = ("lazy_walk", "recursive_rejection", "traversal", "gumbel")
 
 
 class SpeculationConfig(GenerationConfig):
@@ -38,10 +38,11 @@ class SpeculationConfig(GenerationConfig):
             bring more than they cost, and where drafting costs more than it brings it pauses.
         deterministic (`bool`, *optional*, defaults to `True`):
             Where what is drafted can change the text of a seed, as it can with rules that judge drawn tokens, nothing is tuned.
-        verifier (`str`, *optional*, defaults to `"lazy_walk"`):
-            What of a draft becomes text when sampling: `"lazy_walk"` gives the text of the target alone for the same seed;
+        verifier (`str`, *optional*, defaults to `"token_matching"`):
+            What of a draft becomes text when sampling: `"token_matching"` gives the text of the target alone for the same seed;
             `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"` gives one
-            text for a seed whatever the drafter. Greedy decoding always walks.
+            text for a seed whatever the drafter. Greedy decoding always matches
+            tokens. `register_verifier` adds rules of your own.
 
     Raises:
         [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or no longer.
@@ -64,7 +65,7 @@ class SpeculationConfig(GenerationConfig):
         tree_top_k: int = 4,
         tune: bool = True,
         deterministic: bool = True,
-        verifier: str = "lazy_walk",
+        verifier: str = TOKEN_MATCHING.name,
         **kwargs: Any,
     ) -> None:
         if kwargs.pop("strict", False):  # False stands in files of older versions and asks for nothing
@@ -87,9 +88,7 @@ class SpeculationConfig(GenerationConfig):
         ):
             if value is not None and value < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
-        if verifier not in VERIFIERS:
-            raise OptionError(f"`verifier` must be one of {VERIFIERS}, but it is {verifier!r}.")
-        self.draft_tree, self.verifier = draft_tree, verifier
+        self.draft_tree, self.verifier = draft_tree, verifier_named(verifier).name
         self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
         self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
         self.tune, self.deterministic = tune, deterministic

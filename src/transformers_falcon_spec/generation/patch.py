@@ -28,7 +28,7 @@ from .adapters import (
     unwrapped,
 )
 from .call import speculative_decoding
-from .loop import Drafter
+from .drafting import Drafter
 from .modes import check_target_mode
 from .options import check_options
 from .pipelines import wrap_loader

@@ -63,7 +63,7 @@ def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
                 f"`{option}` asks for scores that may not become text, so every logits processor must be a function of the "
                 f"text alone, but `{kind.__module__}.{kind.__qualname__}` "
                 f"{'remembers' if isinstance(processor, _WITH_MEMORY) else 'may remember'} its calls. "
-                'Set `drafter.generation_config.verifier = "lazy_walk"`.'
+                'Set `drafter.generation_config.verifier = "token_matching"`.'
             )
 
 

@@ -1,6 +1,6 @@
-"""The texts of all rows: which may still grow, what the caller's streamer gets, and how they are returned as one batch."""
+"""The texts of all rows of a call: how tokens become text, which rows may still grow, and how the rows are returned as one batch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,9 +8,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, choose, row_seeds
+from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, row_seeds
+from ..core.verification import AcceptedPath, TokenTree
 from . import processors as row_processors
-from .sequence_state import SequenceState, answers, processed
+from .distributed import Decision
+from .sequence_state import NodeScores, SequenceState, TokenScores, answers, processed
 
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
@@ -52,8 +54,7 @@ class SequenceBatch:
             of_row = [row_processors.of_row(processors, row) for row in range(num_rows)]
         own = StoppingCriteriaList() if self.is_in_step else criteria  # in step nobody asks for a row alone
         self.rows = [
-            SequenceState(input_ids[row : row + 1], of_row[row], own, config, draws[row], self._stream)
-            for row in range(num_rows)
+            SequenceState(input_ids[row : row + 1], of_row[row], own, config, draws[row]) for row in range(num_rows)
         ]
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
@@ -74,37 +75,112 @@ class SequenceBatch:
 
     def is_closed(self, row: int) -> bool:
         """Whether a row gets no more tokens. Without a token that ends rows, complete ones grow with the others."""
-        transcript = self.rows[row]
-        if not transcript.is_complete or self._pad is not None:
-            return transcript.is_complete
+        sequence = self.rows[row]
+        if not sequence.is_complete or self._pad is not None:
+            return sequence.is_complete
         if self.is_in_step:
             return all(other.is_complete for other in self.rows)
-        return len(transcript) >= self.longest
+        return len(sequence) >= self.longest
 
     def end_of(self, row: int, max_length: int) -> int:
         """How long a row may get: complete ones as long as the others, which in step nobody knows yet."""
         return self.longest if self.rows[row].is_complete and not self.is_in_step else max_length
 
-    def commit_in_step(self, logits: Mapping[int, Tensor], chosen: Mapping[int, int] | None = None) -> dict[int, int]:
-        """The next token of rows that stand at one length, with the calls of decoding without a drafter; returns it by row.
+    @property
+    def probs_device(self) -> torch.device:
+        """Where drawn tokens are judged: of several rows each has a generator where its text is."""
+        return torch.device("cpu") if len(self) == 1 else self.prompt_ids.device
+
+    def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
+        """The noise of coming draws by row and depth. A guess that shares it meets the target's token more often."""
+        device, found = self.prompt_ids.device, dict[int, Callable[[int], Tensor]]()
+
+        def noise(row: int, depth: int) -> Tensor:
+            if row not in found:  # not before it is asked for: most drafts of a pause never are
+                found[row] = self.rows[row].draws.noise_ahead(vocab_size, device)
+            return found[row](depth)
+
+        return noise
+
+    def node_scores(self, trees: Sequence[TokenTree], logits: Tensor) -> list[NodeScores]:
+        """For each row what the target says after the nodes of its tree, given its logits `[rows, nodes, vocab]`."""
+        return [NodeScores(*parts, self.probs_device) for parts in zip(self.rows, trees, logits, strict=True)]
+
+    def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
+        """Process the logits after one node of each of some rows, all of one length, in the call that plain decoding makes.
 
         Args:
-            logits (`Mapping[int, torch.Tensor]`): The target's raw logits `[1, vocab]` of the rows that go on. Ended ones count 0.
-            chosen (`Mapping[int, int]`, *optional*): Tokens that another process chose.
+            nodes (`Mapping[int, int]`): The rows that go on, and where each stands. Rows that ended count 0.
+            scores (`Sequence[NodeScores]`): Of all rows; they receive what was computed.
         """
         ids = self.sequences
-        blank = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
-        raw = torch.cat([logits.get(row, blank).to(blank) for row in range(len(self))])
-        scores = processed(self._processors, ids, raw.clone(), self.is_drawn)
-        for row in logits:
-            transcript, own = self.rows[row], scores[row : row + 1]
-            token = choose(own, self.is_drawn, transcript.draws) if chosen is None else ids.new_tensor([chosen[row]])
-            transcript.append(token, raw[row : row + 1], own)
-        self._shown_scores += () if self.rows[0].scores is None else (scores,)
-        is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
-        for transcript, is_complete in zip(self.rows, is_done.tolist(), strict=True):
-            transcript.is_complete |= is_complete
-        return {row: int(self.rows[row].input_ids[0, -1]) for row in logits}
+        found = {row: scores[row].logits_after(node) for row, node in nodes.items()}
+        blank = torch.zeros_like(next(iter(found.values())), dtype=torch.float32, device=ids.device)
+        raw = torch.cat([found.get(row, blank).to(blank) for row in range(len(self))])
+        together = processed(self._processors, ids, raw.clone(), self.is_drawn)
+        for row, node in nodes.items():
+            scores[row].set_after(node, TokenScores(raw[row : row + 1], together[row : row + 1]))
+        self._shown_scores += () if self.rows[0].scores is None else (together,)
+
+    def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
+        """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow.
+
+        Only this method changes the texts; streamer and stopping criteria see every token as plain decoding shows it.
+
+        Args:
+            accepted (`Mapping[int, AcceptedPath]`): For each row that goes on what it accepted; one token of each where rows grow in step.
+            scores (`Sequence[NodeScores]`): Of all rows.
+
+        Returns:
+            For each of these rows the part of its path that became text.
+        """
+        if self.is_in_step:
+            self._emit_tokens({row: (path.path[0], path.token_ids[0]) for row, path in accepted.items()}, scores)
+            return dict(accepted)
+        emitted = {}
+        for row, path in accepted.items():
+            for num_tokens, token in enumerate(zip(path.path, path.token_ids, strict=True), start=1):
+                scores[row].settle_draws(num_tokens)
+                self._emit_tokens({row: token}, scores)
+                if self.is_closed(row):
+                    break
+            emitted[row] = path.cut(num_tokens)
+        return emitted
+
+    def decision(self, paths: list[AcceptedPath]) -> Decision:
+        """What other processes must know of the texts after a step in which these paths became text."""
+        draws = [row.draws.get_state(self.prompt_ids.device) for row in self.rows] if self.is_drawn else []
+        return Decision(paths, [row.is_complete for row in self.rows], draws)
+
+    def follow(self, decision: Decision, scores: Sequence[NodeScores]) -> list[AcceptedPath]:
+        """Make the paths text that another process emitted, one for each row, with the calls that it made; returns them."""
+        paths = [list(zip(path.path, path.token_ids, strict=True)) for path in decision.paths]
+        if self.is_in_step:
+            for number in range(max(map(len, paths))):
+                tokens = {row: path[number] for row, path in enumerate(paths) if number < len(path)}
+                self.score_together({row: node for row, (node, _) in tokens.items()}, scores)
+                self._emit_tokens(tokens, scores)
+        else:
+            for row, token in [(row, token) for row, path in enumerate(paths) for token in path]:
+                self._emit_tokens({row: token}, scores)
+        for row, sequence in enumerate(self.rows):
+            sequence.is_complete = decision.is_complete[row]
+            if decision.draws:
+                sequence.draws.set_state(decision.draws[row], self.prompt_ids.device)
+        return decision.paths
+
+    def _emit_tokens(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence[NodeScores]) -> None:
+        """Add a token to each of some rows, given with the node that it follows; then tell the streamer and ask the criteria."""
+        for row, (node, token_id) in tokens.items():
+            self.rows[row].append(token_id, scores[row].after(node))
+        self._stream()
+        if self.is_in_step:
+            is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
+            for sequence, is_complete in zip(self.rows, is_done.tolist(), strict=True):
+                sequence.is_complete |= is_complete
+        else:
+            for row in tokens:
+                self.rows[row].check_criteria()
 
     @property
     def is_complete(self) -> bool:
@@ -114,12 +190,12 @@ class SequenceBatch:
     @property
     def roots(self) -> Tensor:
         """The newest token of each row, `[rows, 1]`."""
-        return torch.cat([transcript.input_ids[:, -1:] for transcript in self.rows])
+        return torch.cat([sequence.input_ids[:, -1:] for sequence in self.rows])
 
     @property
     def sequences(self) -> Tensor:
         """All texts, `[rows, tokens]`; rows that ended early are padded."""
-        return torch.cat([self._padded(transcript.input_ids) for transcript in self.rows])
+        return torch.cat([self._padded(sequence.input_ids) for sequence in self.rows])
 
     @property
     def token_ids(self) -> Tensor:
@@ -140,7 +216,7 @@ class SequenceBatch:
 
     def outputs(self, name: str) -> tuple[Tensor, ...] | None:
         """`scores` or `logits` of each step, `[rows, vocab]`; zeros where a row had ended."""
-        rows = [getattr(transcript, name) for transcript in self.rows]
+        rows = [getattr(sequence, name) for sequence in self.rows]
         if rows[0] is None or len(rows) == 1:
             return rows[0]
         blank = torch.zeros_like(rows[0][0])

@@ -1,26 +1,33 @@
-"""The text of one row while it is written: each token through processors, choice, streamer and stopping criteria, in that order."""
+"""The text of one row while it is written, and the target's scores from which its next tokens are chosen."""
 
-from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from ..core.sampling import ForeseeableDraws, GeneratorDraws, choose
+from ..core.verification import TokenTree
 from ..errors import GenerationError
 from .processors import read_scores_alone
 
 
+class TokenScores(NamedTuple):
+    """The target's scores of one next token, both `[1, vocab]`."""
+
+    raw: Tensor  # as the target gave them, in float32
+    processed: Tensor  # after the logits processors
+
+
 class SequenceState:
-    """Commits tokens in the order, and with the calls, of decoding without a drafter.
+    """The text of one row, with what decoding without a drafter would use to write it.
 
     Args:
         input_ids (`torch.Tensor` of shape `(1, prompt)`): The prompt, padding included.
-        processors ([`~transformers.LogitsProcessorList`]): Called once for each committed token.
-        criteria ([`~transformers.StoppingCriteriaList`]): Likewise.
-        config ([`~transformers.GenerationConfig`]): `do_sample` and which outputs to keep.
-        draws ([`ForeseeableDraws`]): Where samples come from.
-        announce (`Callable`): Called when a token was appended, before the criteria see it.
+        processors ([`~transformers.LogitsProcessorList`]): They process the logits of every token.
+        criteria ([`~transformers.StoppingCriteriaList`]): They are asked after every token.
+        config ([`~transformers.GenerationConfig`]): `do_sample`, and which outputs to keep.
+        draws ([`ForeseeableDraws`]): The source of samples.
     """
 
     def __init__(
@@ -30,105 +37,130 @@ class SequenceState:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         draws: ForeseeableDraws,
-        announce: Callable[[], None],
     ) -> None:
         self.input_ids = input_ids
         self.prompt_len = input_ids.shape[1]
         self.is_complete = False
         self.scores: tuple[Tensor, ...] | None = _if(config, "output_scores")
         self.logits: tuple[Tensor, ...] | None = _if(config, "output_logits")
-        self.step_scores: list[Tensor] = []  # [1, vocab] processed, of each token of this step
         self.draws = draws
-        self._processors, self._criteria, self._announce = processors, criteria, announce
-        self._do_sample = bool(config.do_sample)
-        self._foreseen: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # raw logits and scores after drafted tokens
+        self.do_sample = bool(config.do_sample)
+        self._processors, self._criteria = processors, criteria
 
     def __len__(self) -> int:
-        """Tokens, the prompt's included."""
+        """The number of tokens, those of the prompt included."""
         return self.input_ids.shape[1]
-
-    def commit_token(self, logits: Tensor) -> int:
-        """Choose the token that follows the text, given the target's raw logits `[1, vocab]`, and append it."""
-        raw, scores = self._processed(self.input_ids, logits)
-        token = choose(scores, self._do_sample, self.draws)
-        self.append(token, raw, scores)
-        return int(token)
 
     @property
     def can_choose_ahead(self) -> bool:
-        """Whether the choice after every node of a tree can be made at once."""
-        is_plain = not self._do_sample or isinstance(self.draws, GeneratorDraws)
-        return is_plain and read_scores_alone(self._processors)
+        """Whether tokens can be chosen before the ones in front of them are part of the text.
 
-    def choose_ahead(self, logits: Tensor, depths: Tensor) -> Callable[[int], int]:
-        """The choices after all nodes in one go, which a device makes faster than one by one; given a node, the result commits.
-
-        The random state ends where choosing one by one would have left it. Source: `torch.multinomial` with one sample is the
-        argmax of probabilities over exponential noise.
-
-        Args:
-            logits (`torch.Tensor` of shape `(nodes, vocab)`): The target's raw logits after each node.
-            depths (`torch.Tensor` of shape `(nodes,)`): Depth of each node.
+        That needs processors that do not look at the text, and draws that can be taken back.
         """
-        raw, scores = self._processed(self.input_ids, logits)
-        states: list[Tensor] = []
-        if self._do_sample:
-            assert isinstance(self.draws, GeneratorDraws)  # `can_choose_ahead` says so
-            chosen, states = self.draws.categorical_by_depth(torch.softmax(scores, dim=-1), depths)
-        else:
-            chosen = scores.argmax(dim=-1)
-        tokens = chosen.tolist()  # waits for the device once
-        num_committed = 0
+        can_take_back = not self.do_sample or isinstance(self.draws, GeneratorDraws)
+        return can_take_back and read_scores_alone(self._processors)
 
-        def commit(node: int) -> int:
-            nonlocal num_committed
-            if states:
-                self.draws.set_state(states[num_committed], scores.device)
-            num_committed += 1
-            self.append(chosen[node : node + 1], raw[node : node + 1], scores[node : node + 1])
-            return tokens[node]
-
-        return commit
-
-    def probs_after(self, drafted: tuple[int, ...], logits: Tensor) -> Tensor:
-        """The distribution `[vocab]` after the text and `drafted` tokens; commits nothing, but calls the processors."""
-        ids = torch.cat(
-            [self.input_ids, torch.tensor([drafted], dtype=torch.long, device=self.input_ids.device)], dim=-1
-        )
-        self._foreseen[drafted] = self._processed(ids, logits)
-        return torch.softmax(self._foreseen[drafted][1], dim=-1)[0]
-
-    def commit_foreseen(self, token_ids: tuple[int, ...], is_closed: Callable[[], bool]) -> int:
-        """Append tokens for whose places `probs_after` was asked; returns how many there were until the text was closed."""
-        foreseen, self._foreseen = self._foreseen, {}
-        for place, token in enumerate(token_ids):
-            self.append(torch.tensor([token], device=self.input_ids.device), *foreseen[token_ids[:place]])
-            if is_closed():
-                return place + 1
-        return len(token_ids)
-
-    def follow(self, token_ids: Sequence[int], logits: Sequence[Tensor]) -> None:
-        """Append tokens that another process chose; `logits` are the raw ones `[1, vocab]` before each."""
-        self.step_scores = []
-        for token, said in zip(token_ids, logits, strict=True):
-            raw, scores = self._processed(self.input_ids, said)
-            self.append(torch.tensor([token], device=self.input_ids.device), raw, scores)
-
-    def append(self, token: Tensor, raw: Tensor, scores: Tensor) -> None:
-        """Append a token `[1]` that was chosen by `scores`, all of `[1, vocab]`, made of the `raw` logits."""
-        if self.logits is not None:
-            self.logits += (raw,)
-        if self.scores is not None:
-            self.scores += (scores,)
-        self.step_scores.append(scores)
-        self.input_ids = torch.cat([self.input_ids, token[:, None]], dim=-1)
-        self._announce()
-        self.is_complete = bool(answers(self._criteria, self.input_ids, self.scores)) or self.is_complete
-
-    def _processed(self, ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def process(self, ids: Tensor, logits: Tensor) -> TokenScores:
+        """The scores of the tokens that follow `ids` `[rows, tokens]`, from the target's logits `[rows, vocab]`."""
         raw = logits.to(dtype=torch.float32, copy=True, device=ids.device)
         kept = raw if self.logits is None else raw.clone()  # processors may write in place
-        return kept, processed(self._processors, ids, raw, self._do_sample)
+        return TokenScores(kept, processed(self._processors, ids, raw, self.do_sample))
+
+    def append(self, token_id: int, scores: TokenScores) -> None:
+        """Add a token to the text, and the scores that it was chosen by to the outputs."""
+        if self.logits is not None:
+            self.logits += (scores.raw,)
+        if self.scores is not None:
+            self.scores += (scores.processed,)
+        self.input_ids = torch.cat([self.input_ids, self.input_ids.new_tensor([[token_id]])], dim=-1)
+
+    def check_criteria(self) -> None:
+        """Ask the stopping criteria whether the text is complete."""
+        self.is_complete = bool(answers(self._criteria, self.input_ids, self.scores)) or self.is_complete
+
+
+class NodeScores:
+    """The target's scores and choices after the nodes of one row's tree, computed when a verifier asks for them.
+
+    Args:
+        sequence ([`SequenceState`]): The text, whose newest token is the root.
+        tree ([`TokenTree`]): The draft of the row.
+        logits (`torch.Tensor` of shape `(nodes, vocab)`): The target's raw logits after each node.
+        probs_device (`torch.device`): Where rules that judge drawn tokens compute.
+    """
+
+    def __init__(self, sequence: SequenceState, tree: TokenTree, logits: Tensor, probs_device: torch.device) -> None:
+        self.sequence, self.tree = sequence, tree
+        self._logits, self._probs_device = logits, probs_device
+        self._text_ids = sequence.input_ids
+        self._scores: dict[int, TokenScores] = {}
+        self._chosen: list[int] = []  # the target's token after every node, where all were chosen at once
+        self._draw_states: list[
+            Any
+        ] = []  # of the draws after 1, 2, .. tokens of a path, where they were drawn at once
+
+    @property
+    def draws(self) -> ForeseeableDraws:
+        """The source of the row's samples."""
+        return self.sequence.draws
+
+    @property
+    def is_on_accelerator(self) -> bool:
+        """Whether choosing after all nodes at once is faster than one by one."""
+        return self._logits.device.type != "cpu"
+
+    def logits_after(self, node: int) -> Tensor:
+        """The target's raw logits `[1, vocab]` after a node."""
+        return self._logits[node : node + 1]
+
+    def after(self, node: int) -> TokenScores:
+        """The scores after a node; the processors see the text up to it."""
+        if node not in self._scores:
+            self._scores[node] = self.sequence.process(self._ids_to(node), self.logits_after(node))
+        return self._scores[node]
+
+    def set_after(self, node: int, scores: TokenScores) -> None:
+        """Take scores that were computed for all rows of a batch together."""
+        self._scores[node] = scores
+
+    def token_after(self, node: int) -> int:
+        """The target's own token after a node: the best one, or the next draw."""
+        if self._chosen:
+            return self._chosen[node]
+        return int(choose(self.after(node).processed, self.sequence.do_sample, self.draws))
+
+    def probs_after(self, node: int) -> Tensor:
+        """The target's distribution `[vocab]` after a node."""
+        return torch.softmax(self.after(node).processed, dim=-1)[0].to(self._probs_device)
+
+    def choose_all(self) -> None:
+        """Choose the token after every node at once; nothing of it may depend on the text.
+
+        `torch.multinomial` with one sample takes the argmax of probabilities over exponential noise, so nodes of one depth, of which only
+        one can be reached, share their noise.
+        """
+        raw, scores = self.sequence.process(self.sequence.input_ids, self._logits)
+        if self.sequence.do_sample:
+            assert isinstance(self.draws, GeneratorDraws)  # `can_choose_ahead` says so
+            probs, depths = torch.softmax(scores, dim=-1), torch.tensor(self.tree.depths)
+            chosen, self._draw_states = self.draws.categorical_by_depth(probs, depths)
+        else:
+            chosen = scores.argmax(dim=-1)
+        self._chosen = chosen.tolist()  # waits for the device once
+        pairs = zip(raw.split(1), scores.split(1), strict=True)
+        self._scores = {node: TokenScores(*pair) for node, pair in enumerate(pairs)}
+
+    def settle_draws(self, num_tokens: int) -> None:
+        """Put the draws where they are after the first `num_tokens` tokens of the path, if more were drawn ahead."""
+        if self._draw_states:
+            self.draws.set_state(self._draw_states[num_tokens - 1], self._logits.device)
+
+    def _ids_to(self, node: int) -> Tensor:
+        """The text `[1, tokens]` that ends with a node; the root is part of the text already."""
+        drafted = [self.tree.token_ids[above] for above in self.tree.path_to(node)[1:]]
+        if not drafted:
+            return self._text_ids
+        return torch.cat([self._text_ids, self._text_ids.new_tensor([drafted])], dim=-1)
 
 
 def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_sample: bool) -> Tensor:

@@ -1,147 +1,188 @@
-"""Verdicts over the trees of a step: each row's is judged by the rule of the call, and what it keeps becomes text at once."""
+"""The rules that decide which part of a draft becomes text, one `Verifier` object each, and the registry that knows them by name."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
-from ..core.verification import AcceptedPath, Walk, lazy_walk
+from ..core.verification import AcceptedPath, TokenTree, coverage, match_tokens
 from ..errors import OptionError
-from .distributed import SINGLE_PROCESS, Decision, Processes
 from .drafting import Draft
-from .sequence_batch import SequenceBatch
-from .target import TargetOutput
-
-REJECTION_RULES = {"recursive_rejection": recursive_rejection, "traversal": traversal_verification}
-Tree = tuple[list[int], list[int]]  # parents and tokens of a row's nodes
+from .sequence_state import NodeScores
 
 
-class Judge:
-    """The verifier of one call.
+@dataclass(frozen=True)
+class Verifier:
+    """One rule of verification, and what the decoding loop must know of it.
+
+    A rule is a function of a row's tree and of the target's scores after its nodes: `accept(scores)` returns an [`AcceptedPath`]. It asks
+    `scores` for `token_after(node)` or `probs_after(node)`, draws from `scores.draws` alone, and changes nothing else.
 
     Args:
-        batch ([`SequenceBatch`]): The texts, which it writes.
-        verifier (`str`): The rule, as `SpeculationConfig` names it.
-        ranks ([`Processes`], *optional*): Processes that write the same texts; the first one judges, the others write what it kept.
+        name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
+        accept (`Callable`): The rule, given the [`NodeScores`] of a row, whose `tree` is the draft.
+        needs_draft_probs (`bool`): It judges tokens that were drawn, and needs the distributions they were drawn from.
+        allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
+        runs_on_device (`bool`): Where processors allow it, the target's tokens after all nodes may be chosen at once on the device.
+        takes_target_tokens (`bool`):
+            It accepts exactly the target's own next tokens, so that a row can be written token by token, as processors and criteria need
+            it that remember their calls or look at all rows of a batch.
+        asks_in_order (`bool`): It asks for scores of accepted nodes only, once each and in their order.
+        keeps_seeded_text (`bool`): With a seed it writes the text that the target alone writes with that seed.
+        couples_draws (`bool`): Draws come from a stream that drafters can foresee.
+
+    Example:
+
+    ```python
+    >>> from transformers_falcon_spec.core.verification import match_tokens
+    >>> rule = Verifier("first_token_only", lambda scores: match_tokens(scores.tree, scores.token_after, max_tokens=1))
+    >>> rule.needs_draft_probs
+    False
+
+    ```
     """
 
-    def __init__(self, batch: SequenceBatch, verifier: str, ranks: Processes = SINGLE_PROCESS) -> None:
-        self.batch, self.verifier, self.ranks = batch, verifier, ranks
-
-    def begin(self, logits: Tensor) -> None:
-        """The first token of every row, of the logits `[rows, 1, vocab]` after its prompt."""
-
-        def choose() -> list[AcceptedPath]:
-            if self.batch.is_in_step:
-                chosen = self.batch.commit_in_step(dict(enumerate(logits)))
-                return [AcceptedPath((0,), (token,)) for token in chosen.values()]
-            tokens = [row.commit_token(logits[number]) for number, row in enumerate(self.batch.rows)]
-            return [AcceptedPath((0,), (token,)) for token in tokens]
-
-        self._decided(choose, logits)
-
-    def __call__(
-        self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: TargetOutput
-    ) -> list[AcceptedPath]:
-        """Judge every row's tree; `depths` `[rows, nodes]` are those of the nodes. Rows that are closed keep nothing."""
-        return self._decided(lambda: self._judged(draft, trees, depths, reading), reading.logits)
-
-    def _decided(self, decide: Callable[[], list[AcceptedPath]], logits: Tensor) -> list[AcceptedPath]:
-        """What the first rank decides; the others' texts follow it, from their own logits `[rows, nodes, vocab]` after each node."""
-        rows = self.batch.rows
-        if self.ranks.num == 1:
-            return decide()
-        if self.ranks.is_first:
-            verdicts = decide()
-            where = [row.draws.get_state(logits.device) for row in rows] if self.batch.is_drawn else []
-            self.ranks.broadcast(Decision(verdicts, [row.is_complete for row in rows], where))
-            return verdicts
-        decision = self.ranks.broadcast(Decision([], [], []))
-        if self.batch.is_in_step:
-            self._follow_in_step(decision.verdicts, logits)
-        for number, (row, verdict) in enumerate(zip(rows, decision.verdicts, strict=True)):
-            if not self.batch.is_in_step:
-                row.follow(verdict.token_ids, [logits[number, node][None] for node in verdict.path])
-            row.is_complete = decision.is_complete[number]
-            if decision.draws:
-                row.draws.set_state(decision.draws[number], logits.device)
-        return decision.verdicts
-
-    def _follow_in_step(self, verdicts: list[AcceptedPath], logits: Tensor) -> None:
-        """The same calls, in the same order, as the first rank makes."""
-        for row in self.batch.rows:
-            row.step_scores = []
-        for place in range(max(len(verdict.token_ids) for verdict in verdicts)):
-            going = {row: verdict for row, verdict in enumerate(verdicts) if place < len(verdict.token_ids)}
-            said = {row: logits[row, verdict.path[place]][None] for row, verdict in going.items()}
-            self.batch.commit_in_step(said, {row: verdict.token_ids[place] for row, verdict in going.items()})
-
-    def _judged_in_step(self, draft: Draft, trees: Sequence[Tree], logits: Tensor) -> list[AcceptedPath]:
-        """All rows walk together, and as far as each of them finds its token in its tree."""
-        walks = {}
-        for row, (parents, token_ids) in enumerate(trees):
-            self.batch.rows[row].step_scores = []
-            if not self.batch.is_closed(row):
-                walks[row] = Walk(parents, token_ids, _guests(draft, row))
-        going, can_go_on = dict(walks), True
-        while going and can_go_on:
-            tokens = self.batch.commit_in_step({row: logits[row, walk.node][None] for row, walk in going.items()})
-            finds = {row: walk.take(tokens[row]) for row, walk in going.items()}
-            going = {row: walk for row, walk in going.items() if not self.batch.is_closed(row)}
-            can_go_on = all(finds[row] for row in going)
-        return [walks[row].verdict if row in walks else AcceptedPath((), ()) for row in range(len(trees))]
-
-    def _judged(
-        self, draft: Draft, trees: Sequence[Tree], depths: Tensor, reading: TargetOutput
-    ) -> list[AcceptedPath]:
-        if self.batch.is_in_step:
-            return self._judged_in_step(draft, trees, reading.logits)
-        # settled before any row grows: one that had ended when the trees were read was not read for, even if others outgrow it now
-        is_closed = [self.batch.is_closed(row) for row in range(len(trees))]
-        verdicts = []
-        for row, (parents, token_ids) in enumerate(trees):
-            self.batch.rows[row].step_scores = []
-            if is_closed[row]:
-                verdicts.append(AcceptedPath((), ()))
-            elif self.verifier in REJECTION_RULES and max(parents) >= 0:
-                verdicts.append(self._by_rejection(row, draft, parents, token_ids, reading))
-            else:
-                commit = self._committer(row, reading.logits[row], depths[row])
-                verdicts.append(lazy_walk(parents, token_ids, commit, _guests(draft, row)))
-        return verdicts
-
-    def _committer(self, row: int, logits: Tensor, depths: Tensor) -> Callable[[int], tuple[int, bool]]:
-        """Given a node, commits the target's token after it; returns it and whether the row is closed."""
-        transcript = self.batch.rows[row]
-        if logits.device.type != "cpu" and transcript.can_choose_ahead:
-            commit = transcript.choose_ahead(logits, depths)
-        else:
-            commit = lambda node: transcript.commit_token(logits[node : node + 1])  # noqa: E731
-        return lambda node: (commit(node), self.batch.is_closed(row))
-
-    def _by_rejection(
-        self, row: int, draft: Draft, parents: list[int], token_ids: list[int], reading: TargetOutput
-    ) -> AcceptedPath:
-        """What a rejection rule keeps of drawn tokens; it becomes text afterwards."""
-        if draft.draft_probs is None or draft.dist_index is None or draft.is_lookahead is not None:
-            raise OptionError(
-                f'`verifier="{self.verifier}"` needs a draft that was drawn, with its distributions and without guests, but this '
-                'drafter gives none. Set `drafter.generation_config.verifier = "lazy_walk"`.'
-            )
-        transcript = self.batch.rows[row]
-        dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
-        place = "cpu" if len(self.batch) == 1 else transcript.input_ids.device  # where generators of rows are
-        tree = DrawnTree(parents, token_ids, draft.draft_probs[row].to(place), dist_index)
-
-        def target_probs(node: int) -> Tensor:
-            drafted = tuple(token_ids[above] for above in tree.path_to(node)[1:])
-            return transcript.probs_after(drafted, reading.logits[row, node][None]).to(place)
-
-        verdict = REJECTION_RULES[self.verifier](tree, target_probs, transcript.draws)
-        num_committed = transcript.commit_foreseen(verdict.token_ids, lambda: self.batch.is_closed(row))
-        return AcceptedPath(verdict.path[:num_committed], verdict.token_ids[:num_committed])
+    name: str
+    accept: Callable[[NodeScores], AcceptedPath]
+    needs_draft_probs: bool = False
+    allows_grown_trees: bool = True
+    runs_on_device: bool = False
+    takes_target_tokens: bool = False
+    asks_in_order: bool = False
+    keeps_seeded_text: bool = False
+    couples_draws: bool = False
 
 
-def _guests(draft: Draft, row: int) -> list[bool] | None:
-    """Which nodes of a row are read but never become text; None where all may."""
-    return None if draft.is_lookahead is None else draft.is_lookahead[min(row, len(draft.is_lookahead) - 1)].tolist()
+@dataclass(frozen=True)
+class AcceptedStep:
+    """What a step made of the drafts; every list has one entry for each row."""
+
+    trees: Sequence[TokenTree]
+    paths: Sequence[AcceptedPath]  # that became text
+    scores: Sequence[NodeScores]
+
+    def coverage(self, row: int) -> list[float]:
+        """How much of the target's distribution after each accepted node the drafted tokens there hold."""
+        tree, path = self.trees[row], self.paths[row].path
+        scores = torch.cat([self.scores[row].after(node).processed for node in path])
+        return coverage(torch.softmax(scores, dim=-1), tree.parents, tree.token_ids, path)
+
+
+VERIFIERS: dict[str, Verifier] = {}
+_OLD_NAMES = {"lazy_walk": "token_matching"}  # in files of earlier versions
+
+
+def register_verifier(verifier: Verifier) -> Verifier:
+    """Make a rule known by its name, so that `SpeculationConfig(verifier=name)` takes it.
+
+    Raises:
+        [`OptionError`]: the name is taken.
+    """
+    if verifier.name in {**VERIFIERS, **_OLD_NAMES}:
+        raise OptionError(f"The name of a verifier must be new, but {verifier.name!r} is taken. Choose another one.")
+    VERIFIERS[verifier.name] = verifier
+    return verifier
+
+
+def verifier_named(name: str) -> Verifier:
+    """The rule of this name, old names included.
+
+    Raises:
+        [`OptionError`]: there is none.
+    """
+    verifier = VERIFIERS.get(_OLD_NAMES.get(name, name))
+    if verifier is None:
+        raise OptionError(f"`verifier` must be one of {tuple(VERIFIERS)}, but it is {name!r}.")
+    return verifier
+
+
+def _match(scores: NodeScores) -> AcceptedPath:
+    return match_tokens(scores.tree, scores.token_after)
+
+
+def _recursive(scores: NodeScores) -> AcceptedPath:
+    assert isinstance(scores.tree, DrawnTree)  # the rule needs probabilities
+    return recursive_rejection(scores.tree, scores.probs_after, scores.draws)
+
+
+def _traversal(scores: NodeScores) -> AcceptedPath:
+    assert isinstance(scores.tree, DrawnTree)
+    return traversal_verification(scores.tree, scores.probs_after, scores.draws)
+
+
+_IN_ORDER: dict[str, Any] = {"takes_target_tokens": True, "asks_in_order": True}
+_DRAWN: dict[str, Any] = {"needs_draft_probs": True, "allows_grown_trees": False}
+TOKEN_MATCHING = register_verifier(
+    Verifier("token_matching", _match, runs_on_device=True, keeps_seeded_text=True, **_IN_ORDER)
+)
+register_verifier(Verifier("recursive_rejection", _recursive, asks_in_order=True, **_DRAWN))
+register_verifier(Verifier("traversal", _traversal, **_DRAWN))
+register_verifier(Verifier("gumbel", _match, couples_draws=True, **_IN_ORDER))
+
+
+def verifier_of(drafter: Any, config: GenerationConfig) -> Verifier:
+    """The rule of a call. Greedy decoding has one right answer, so the target's tokens are matched there under every rule."""
+    return verifier_named(drafter.generation_config.verifier) if config.do_sample else TOKEN_MATCHING
+
+
+def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: torch.device) -> list[TokenTree]:
+    """The draft of each row, as the rule reads it.
+
+    Args:
+        draft ([`Draft`]): What was drafted.
+        verifier ([`Verifier`]): The rule.
+        is_open (`Sequence[bool]`): For each row whether it takes a step.
+        device (`torch.device`): Where drawn tokens are judged.
+
+    Raises:
+        [`OptionError`]: the rule needs a draft that was drawn, and this one was not.
+    """
+    parents = draft.parents.expand_as(draft.token_ids)
+    if draft.is_lookahead is not None:  # nodes that are read, but never become text
+        parents = parents.masked_fill(draft.is_lookahead.to(parents.device), -1)
+    pairs = zip(parents.tolist(), draft.token_ids.tolist(), strict=True)  # waits for the device once
+    trees = [TokenTree(*pair) for pair in pairs]
+    if not verifier.needs_draft_probs:
+        return trees
+    return [
+        _drawn(tree, row, draft, verifier, device) if is_open[row] and not tree.is_root_alone else tree
+        for row, tree in enumerate(trees)
+    ]
+
+
+def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: torch.device) -> DrawnTree:
+    if draft.draft_probs is None or draft.dist_index is None or draft.is_lookahead is not None:
+        raise OptionError(
+            f'`verifier="{verifier.name}"` needs a draft that was drawn, with its distributions and without lookahead nodes, but this '
+            f'drafter gives none. Set `drafter.generation_config.verifier = "{TOKEN_MATCHING.name}"`.'
+        )
+    probs: Tensor = draft.draft_probs[row].to(device)
+    dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
+    return DrawnTree(tree.parents, tree.token_ids, probs, dist_index)
+
+
+def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_in_step: bool) -> AcceptedPath:
+    """What a row accepts from a node on. Nothing changes but the draws.
+
+    It is the whole path that the rule finds, or only the next token: where that must be text before the one after it can be chosen.
+
+    Args:
+        verifier ([`Verifier`]): The rule. Where nothing was drafted the target's own token is taken under every rule.
+        scores ([`NodeScores`]): The row's draft, and what the target says of it.
+        node (`int`): The node after which the next token stands.
+        is_in_step (`bool`): All rows are written together, token by token.
+    """
+    if not verifier.takes_target_tokens:
+        if not scores.tree.is_root_alone:
+            return verifier.accept(scores)
+        verifier = TOKEN_MATCHING
+    can_choose_ahead = scores.sequence.can_choose_ahead and not is_in_step
+    if can_choose_ahead and verifier.runs_on_device and scores.is_on_accelerator:
+        scores.choose_all()
+    elif not can_choose_ahead or scores.sequence.do_sample:
+        return match_tokens(scores.tree, scores.token_after, node, max_tokens=1)
+    return verifier.accept(scores)

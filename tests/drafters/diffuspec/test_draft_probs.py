@@ -13,7 +13,7 @@ from tests.core.test_rejection import RULES, Context, Language, context_of, larg
 from tests.reference import distribution
 from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
-from transformers_falcon_spec.core.verification import lazy_walk
+from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 from transformers_falcon_spec.drafters.diffuspec.lattice import prune
 from transformers_falcon_spec.drafters.diffuspec.path_search import draw_marginals, mixed_scores, search_path
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
@@ -53,10 +53,10 @@ def _walked(logits: torch.Tensor, target: Language) -> Mapping[Context, float]:
     path = _path(logits)
 
     def run(draws: Draws) -> Context:
-        def commit(node: int) -> tuple[int, bool]:
-            return int(draws.categorical(target(context_of(CHAIN, path, node))[None])), False
+        def target_token(node: int) -> int:
+            return int(draws.categorical(target(context_of(CHAIN, path, node))[None]))
 
-        text: Any = lazy_walk(CHAIN[: len(path)], path, commit).token_ids
+        text: Any = match_tokens(TokenTree(CHAIN[: len(path)], path), target_token).token_ids
         while len(text) < len(CHAIN):
             text = (*text, int(draws.categorical(target(text)[None])))
         return text

@@ -88,7 +88,7 @@ def test_sampled_rows_are_those_of_single_runs() -> None:
         assert rows[number].tolist() == alone[0].tolist()
 
 
-@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal", "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal", "gumbel", "token_matching"])
 @pytest.mark.parametrize("num_rows", [1, 2])
 def test_every_verifier_takes_drawn_marginals(verifier: str, num_rows: int) -> None:
     target = make_target().double()

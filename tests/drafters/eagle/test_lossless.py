@@ -64,7 +64,7 @@ def test_sampled_rows_are_those_of_single_runs(kind: str) -> None:
     assert_sampled_rows_are_single_runs(target, make_eagle(target, kind), prompts)
 
 
-@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
 @pytest.mark.parametrize("kind", ["eagle-1", "eagle-3"])
 def test_every_rule_writes_and_a_batch_is_no_exception(kind: str, verifier: str) -> None:
     target = make_target().double()
@@ -99,7 +99,7 @@ def test_transformers_own_loop_takes_the_generator() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
 @pytest.mark.parametrize("kind", ["eagle-1", "eagle-3"])
 def test_texts_of_a_small_model_have_its_distribution(kind: str, verifier: str) -> None:
     target = make_target(vocab_size=5)

@@ -77,7 +77,7 @@ def test_sampled_rows_are_those_of_single_runs() -> None:
     assert_sampled_rows_are_single_runs(target, make_drafter(target), prompts)
 
 
-@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
 def test_every_rule_writes_and_a_batch_is_no_exception(verifier: str) -> None:
     target = make_target().double()
     drafter = make_drafter(target, draft_tree=TREE.to_json())
@@ -118,7 +118,7 @@ def test_a_cached_prefix_of_the_users_keeps_the_text() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "lazy_walk"])
+@pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
 def test_texts_of_a_small_model_have_its_distribution(verifier: str) -> None:
     target = make_target(vocab_size=5)
     drafter = make_drafter(target, draft_tree=TREE.to_json(), changes={"vocab_size": 5}, tree_top_k=3)

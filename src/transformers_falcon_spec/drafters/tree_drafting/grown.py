@@ -67,7 +67,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """A tree within the budget and `depths` of each row; `features` `[rows, 1, k, hidden]` are those of the first pass."""
         is_judged = budget.temperature is not None and budget.noise is None
-        if self.drafter.is_tree_dynamic and not is_judged:
+        if self.drafter.is_tree_dynamic and budget.allows_grown_trees and not is_judged:
             return self._grow(depths, budget, features)
         return self.draft_static(self.tree, depths, budget, features)
 

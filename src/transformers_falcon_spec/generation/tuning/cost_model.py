@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from transformers import GenerationConfig
 
 from ...core.costs import MEMORY, CostCurve
 from ..drafting import Draft, Prices
@@ -68,6 +69,26 @@ class Mean:
         """Standard error of the mean."""
         variance = max(self._squares / self._weight - self.value**2, 0.0) if self._weight else 0.0
         return float((variance / max(self._weight, 1.0)) ** 0.5)
+
+
+@dataclass(frozen=True)
+class TuningKey:
+    """What costs depend on, besides the two models and their options."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_threads: int
+    num_rows: int
+    form: str  # in which the target reads drafts
+    verifier: str
+    do_sample: bool
+    temperature: float | None
+
+    @classmethod
+    def of(cls, model: Any, num_rows: int, form: str, verifier: str, config: GenerationConfig) -> "TuningKey":
+        """The key of a call."""
+        place = (model.device, model.dtype, torch.get_num_threads())
+        return cls(*place, num_rows, form, verifier, bool(config.do_sample), config.temperature)
 
 
 @dataclass
@@ -185,14 +206,14 @@ _KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, CostModel]]] = W
 _LOCK = threading.Lock()
 
 
-def cost_models_of(drafters: Iterable[Any], target: Any, circumstances: Any) -> tuple[CostModel, ...]:
-    """What calls with the same models and options under the same circumstances have learned so far, of each drafter."""
+def cost_models_of(drafters: Iterable[Any], target: Any, key: Any) -> tuple[CostModel, ...]:
+    """What calls with the same models and options under the same key have learned so far, of each drafter."""
     found = []
     with _LOCK:
         for drafter in drafters:
             own = repr([getattr(drafter.generation_config, name) for name in OWN])
             of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
-            found.append(of_drafter.setdefault(target, {}).setdefault((circumstances, own), CostModel()))
+            found.append(of_drafter.setdefault(target, {}).setdefault((key, own), CostModel()))
     return tuple(found)
 
 

@@ -108,13 +108,13 @@ class Tuner:
         }
 
 
-def tuner_of(drafter: Any, target: PreTrainedModel, verifier: str, circumstances: Any) -> Tuner:
+def tuner_of(drafter: Any, target: PreTrainedModel, keeps_seeded_text: bool, key: Any) -> Tuner:
     """A tuner that goes on from earlier calls; one that tunes nothing where the options or the rule say so."""
     options = drafter.generation_config
-    is_text_safe = verifier == "lazy_walk" or not options.deterministic
+    is_text_safe = keeps_seeded_text or not options.deterministic
     if not options.tune or not is_text_safe:
         return Tuner((), target.device)
-    return Tuner(cost_models_of(drafter.members, target, circumstances), target.device)
+    return Tuner(cost_models_of(drafter.members, target, key), target.device)
 
 
 def select_drafter(drafters: Sequence[CostModel], current: int | None) -> int:
