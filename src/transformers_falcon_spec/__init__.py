@@ -38,6 +38,7 @@ from .generation.drafting import Draft, TreeCandidateGenerator
 from .generation.options import SpeculationConfig
 from .generation.output import collect_speculation
 from .generation.patch import attach, disable, enable
+from .generation.verifier import Verifier, register_verifier
 from .hub import let_drafters_publish
 
 __version__ = "0.1.0"
@@ -79,11 +80,13 @@ __all__ = [
     "TargetError",
     "TrainingError",
     "TreeCandidateGenerator",
+    "Verifier",
     "attach",
     "collect_speculation",
     "disable",
     "enable",
     "register_drafter",
+    "register_verifier",
 ]
 
 enable()

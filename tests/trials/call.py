@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from transformers_falcon_spec.generation.verifier import TOKEN_MATCHING, Verifier, verifier_named
+
 
 @dataclass(frozen=True)
 class Call:
@@ -56,9 +58,15 @@ class Call:
         return bool(self.decoding.get("do_sample"))
 
     @property
-    def verifier(self) -> str:
+    def rule(self) -> Verifier:
         """The rule that decides what becomes text."""
-        return self.speculation.get("verifier", "token_matching") if self.is_sampled else "token_matching"
+        name = self.speculation.get("verifier") if self.is_sampled else None
+        return TOKEN_MATCHING if name is None else verifier_named(name)
+
+    @property
+    def verifier(self) -> str:
+        """Its name."""
+        return self.rule.name
 
     @property
     def is_padded(self) -> bool:
@@ -72,9 +80,11 @@ class Call:
         `"plain"` decoding; `"rows"`, each written alone, for in a batch each draws from a seed of its own; the same call with a drafter
         that is `"silent"`, where any drafter must give one text; or, where only the distribution is promised, the call once `"again"`.
         """
-        rules = {"recursive_rejection": "again", "traversal": "again", "gumbel": "silent"}
-        by_row = "rows" if self.is_sampled and len(self.lengths) > 1 else "plain"
-        return rules.get(self.verifier, by_row)
+        if self.rule.needs_draft_probs:
+            return "again"
+        if self.rule.couples_draws:
+            return "silent"
+        return "rows" if self.is_sampled and len(self.lengths) > 1 else "plain"
 
     def __repr__(self) -> str:
         """The code that makes it, without the fields that are as usual."""

@@ -6,6 +6,7 @@ from typing import Any
 from tests.trials.call import Call
 from tests.trials.extras import CRITERIA, MAY_REMEMBER, PROCESSORS
 from tests.trials.parts import DRAFTERS, DRAWING, GROWING, VERIFIED
+from transformers_falcon_spec.generation.verifier import verifier_named
 
 _EAGER = (
     "gptj",
@@ -20,7 +21,6 @@ _EAGER = (
 _INDEXED = ("deepseek_v32", "deepseek_v32_sparse")  # take no cache that was made without a configuration
 _TYPED = ("gpt2", "gptj", "codegen", "gpt_bigcode")  # families with `token_type_ids`
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "olmo", "mistral", "gpt2", "opt", "gemma3", "smollm3")
-_COMPARED = ("token_matching", "gumbel")  # rules under which there is one right text
 _WARPERS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.3, 0.7, 1.0, 1.3),
     "top_k": (0, 2, 5, 20),
@@ -66,7 +66,7 @@ def draw(seed: int) -> Call:
     drafter = chance.choice(list(DRAFTERS))
     decoding = _decoding(chance)
     speculation = _speculation(chance, drafter, bool(decoding.get("do_sample")))
-    verifier = speculation.get("verifier", "token_matching")
+    rule = verifier_named(speculation.get("verifier", "token_matching"))
     lengths = _lengths(chance, is_likely)
     if family == "deepseek_v32_sparse" and is_likely(0.9):
         lengths = lengths[:1]  # batches are refused where the index must choose
@@ -82,9 +82,9 @@ def draw(seed: int) -> Call:
         dtype=dtype,
         drafter=drafter,
         speculation=speculation,
-        hit_rate=chance.choice([0.6, 0.8, 0.9, 1.0]) if verifier in _COMPARED and is_likely(0.9) else 0.0,
+        hit_rate=chance.choice([0.6, 0.8, 0.9, 1.0]) if not rule.needs_draft_probs and is_likely(0.9) else 0.0,
         is_training=is_likely(0.3),
-        is_tuned=verifier == "token_matching" and is_likely(0.3),
+        is_tuned=rule.keeps_seeded_text and is_likely(0.3),
         lengths=lengths,
         padding=padding,
         cache=cache,
@@ -144,7 +144,7 @@ def _cache(chance: random.Random, family: str, lengths: tuple[int, ...]) -> tupl
 def _extras(
     chance: random.Random, family: str, cache: str | None, is_padded: bool, speculation: dict[str, Any]
 ) -> tuple[str, ...]:
-    judges_ahead = speculation.get("verifier") in {"recursive_rejection", "traversal"}
+    judges_ahead = verifier_named(speculation.get("verifier", "token_matching")).needs_draft_probs
     names = []
     if chance.random() < 0.25:
         processors = [name for name in PROCESSORS if not (judges_ahead and name in MAY_REMEMBER)]

@@ -68,12 +68,12 @@ REFUSALS = (
     Refusal(
         "the rule judges draws, and the drafter draws nothing",
         "needs a draft that was drawn",
-        lambda call: call.verifier in {"recursive_rejection", "traversal"} and call.drafter not in DRAWING,
+        lambda call: call.rule.needs_draft_probs and call.drafter not in DRAWING,
     ),
     Refusal(
         "guidance remembers what it read",
         "asks for scores that may not become text",
-        lambda call: "guidance_scale" in call.decoding and call.verifier in {"recursive_rejection", "traversal"},
+        lambda call: "guidance_scale" in call.decoding and call.rule.needs_draft_probs,
     ),
 )
 

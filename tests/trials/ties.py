@@ -50,7 +50,7 @@ def _is_close_choice(call: Call, one: Written, other: Written, place: tuple[int,
 
 def _noise(call: Call, seed: int, row: int, step: int) -> Tensor:
     """What sampling adds to the scores of a step, see `GeneratorDraws` and `CoupledDraws`."""
-    if call.verifier == "gumbel":
+    if call.rule.couples_draws:
         torch.manual_seed(seed)
         coupled = CoupledDraws(seeds_of(call)[row]) if len(call.lengths) > 1 else CoupledDraws.from_global_stream()
         return -coupled.noise(step, VOCAB_SIZE).double().log()
