@@ -1,4 +1,4 @@
-"""Starts `falcon-spec`: shows the commands and the version without loading torch, and hands everything else to the package.
+"""Starts `falcon-spec`: shows commands and version without loading torch, and hands all else to the package.
 
 It lies beside the package because importing the package lets `generate` take drafters, which takes torch and seconds.
 """

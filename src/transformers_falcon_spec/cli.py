@@ -1,4 +1,4 @@
-"""Runs one command of `falcon-spec`: parses its options, hands them to its module in `commands/`, and says what went wrong."""
+"""Runs one command of `falcon-spec`: parses its options, hands them to its module, and says what went wrong."""
 
 import importlib
 import logging

@@ -23,7 +23,7 @@ _HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # of the Hub's cache: the na
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
-    """Command, commit, versions and machine, and the `settings` that a reader needs to run it again; paths as [`portable`] says them.
+    """Command, commit, versions, machine, and the `settings` needed to run it again; paths are [`portable`].
 
     `device` among them is where it was computed, the CPU if left out; the record names that machine instead.
     """
@@ -39,10 +39,10 @@ def provenance(**settings: Any) -> dict[str, Any]:
 
 
 def portable(value: Any) -> Any:
-    """The same with every absolute path of this machine in a form that can be read on another one; all else stays as it is.
+    """The same value, with every absolute path of this machine in a form that can be read on another one.
 
-    What lies in the project, or in the current folder, is named from there, and so is what lies beside either, with `..`. Of other
-    places the last two names are left, or the Hub's name and what follows, behind `...`.
+    What lies in the project, or in the current folder, is named from there, and so is what lies beside either, with
+    `..`. Of other places the last two names are left, or the Hub's name and what follows, behind `...`.
 
     Args:
         value (`Any`): A path, a text that may hold some, or lists and dictionaries of such.
@@ -95,7 +95,7 @@ def _machine(device: str) -> str:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """Tells models apart by names, shapes, types and the first values of their weights, and by which adapters act; quick for any size."""
+    """Tells models apart by names, shapes, types and first values of their weights, and by which adapters act."""
     digest = hashlib.blake2b(digest_size=8)
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())

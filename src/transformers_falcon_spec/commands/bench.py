@@ -5,9 +5,10 @@ A method is a drafter of this package, stock generation with a small model or a 
   NAME=FOLDER                      the same under a name of its own
   NAME@TARGET=FOLDER               for the target of that name only
   prompt-lookup, prompt-lookup:N   Transformers' prompt lookup of 10 or N tokens
-Stock methods and the target alone run with no code of this package in their path. A method that raises is left out from there on,
-the others finish, and the exit status is 1; the same command goes on where it stopped and tries again. A method whose memory
-process is killed by a signal (a crash, no memory left) is left out altogether. docs/benchmarks.md explains every number.
+Stock methods and the target alone run with no code of this package in their path. A method that raises is left out
+from there on, the others finish, and the exit status is 1; the same command goes on where it stopped and tries again.
+A method whose memory process is killed by a signal (a crash, no memory left) is left out altogether.
+docs/benchmarks.md explains every number.
 
 Example, on the embedded pair:
   falcon-spec bench --targets models/reference-target --methods falcon=models/falcon-reference prompt-lookup
@@ -52,7 +53,8 @@ class BenchCommand(ModelOptions, TextOptions, ResultOptions):
     repeats: int = option("Runs of each prompt, method and decoding.", 1)
     baseline: bool = option("Also run the target alone; without it there is no speed-up.", True)
     memory_texts: int = option(
-        "Texts of each prompt file that a fresh process of each method writes before its peak memory is read; 0 measures no memory.",
+        "Texts of each prompt file that a fresh process of each method writes before its peak memory is read; 0 "
+        "measures no memory.",
         2,
     )
     seed: int = option("Of sampling, order and intervals.", 0)
@@ -144,8 +146,8 @@ def _measure(
     described = {entry["arm"]: entry for entry in benchmark.describe(outcome)}
     failed = {failure.arm: failure.to_json() for failure in outcome.failures}
     entries = [
-        {"target": name, "arm": arm, **described.get(arm, {}), "source": portable(source or folder), **peaks.get(arm, {}),
-         "failure": failed.get(arm)}
+        {"target": name, "arm": arm, **described.get(arm, {}), "source": portable(source or folder),
+         **peaks.get(arm, {}), "failure": failed.get(arm)}
         for arm, source in sources.items()
     ]  # fmt: skip
     return outcome, entries, str(target.dtype).removeprefix("torch.")
@@ -167,7 +169,7 @@ def _load(
 def _memory(
     command: BenchCommand, name: str, folder: str, sources: dict[str, str | None]
 ) -> tuple[dict[str, Entry], list[Failure], set[str]]:
-    """Peak memory of each method, what failed, and the methods that a signal killed: those must not run in this process.
+    """Peak memory of each method, what failed, and the methods that a signal killed, which must not run here.
 
     One process after the other, before this one takes room.
     """

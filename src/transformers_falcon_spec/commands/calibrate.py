@@ -1,9 +1,9 @@
 """`falcon-spec calibrate`: fit the temperatures at which a drafter's chances come true, and store them in its config.
 
-Trees that grow keep the nodes with the highest chances, and what a node is worth is its chance. So of nodes drafted with chance c whose
-parent was kept, a share c should be kept. The drafter writes texts with its target, greedy and at two temperatures, and the
-temperatures are fitted to what the target chose. The text never depends on them. Take held-out prompts, not those of a benchmark.
-A run that was interrupted goes on where it stopped.
+Trees that grow keep the nodes with the highest chances, and what a node is worth is its chance. So of nodes drafted
+with chance c whose parent was kept, a share c should be kept. The drafter writes texts with its target, greedy and at
+two temperatures, and the temperatures are fitted to what the target chose. The text never depends on them. Take
+held-out prompts, not those of a benchmark. A run that was interrupted goes on where it stopped.
 
 Example, on the embedded pair:
   falcon-spec calibrate --target models/reference-target --drafter models/falcon-reference
@@ -155,6 +155,6 @@ def _show(result: dict[str, Any]) -> None:
         before, after = (row[side]["best_nodes"]["error"] for side in ("before", "after"))
         low, high = row["loss_saved_interval"]
         print(
-            f"{row['decoding']}: calibration error of the best nodes {before:.3f} before and {after:.3f} after, loss lower by "
-            f"{row['loss_saved']:.3f} ({low:.3f} to {high:.3f}); {row['num_lists']} lists"
+            f"{row['decoding']}: calibration error of the best nodes {before:.3f} before and {after:.3f} after, loss "
+            f"lower by {row['loss_saved']:.3f} ({low:.3f} to {high:.3f}); {row['num_lists']} lists"
         )

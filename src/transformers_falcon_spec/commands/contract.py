@@ -1,7 +1,7 @@
-"""`falcon-spec contract`: write into a drafter's config which target it is for, so that another one is told when it is used.
+"""`falcon-spec contract`: write into a drafter's config which target it is for, so that another is noticed.
 
-Training does this by itself; this command is for drafters that were converted, or made before contracts. It believes you that
-`--target` is the right one. Only `config.json` of the drafter's folder changes.
+Training does this by itself; this command is for drafters that were converted, or made before contracts. It believes
+you that `--target` is the right one. Only `config.json` of the drafter's folder changes.
 
 Example:
   falcon-spec contract --target models/reference-target --drafter models/falcon-reference
@@ -39,7 +39,8 @@ def run(command: ContractCommand) -> None:
     drafter = load_drafter(command.drafter, target)
     if not hasattr(drafter.config, FIELD):
         raise OptionError(
-            f"A contract is for drafters that learned from one target, but a `{type(drafter).__name__}` works with any. It needs none."
+            f"A contract is for drafters that learned from one target, but a `{type(drafter).__name__}` works with "
+            "any. It needs none."
         )
     setattr(drafter.config, FIELD, None)  # the old one does not matter any more
     drafter.check_target(target)

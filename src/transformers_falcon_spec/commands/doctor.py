@@ -1,11 +1,12 @@
 """`falcon-spec doctor`: say why drafts are not kept, or why it is not faster, and what to do.
 
-It looks at the machine, at what the drafter's config says of its target, at how the target reads trees, and at the chat template; then it
-writes a few texts with and without the drafter, compares what is kept with what results or training promise, and what steps cost with what
-they bring. Each verdict has a section in docs/troubleshooting.md.
+It looks at the machine, at what the drafter's config says of its target, at how the target reads trees, and at the
+chat template; then it writes a few texts with and without the drafter, compares what is kept with what results or
+training promise, and what steps cost with what they bring. Each verdict has a section in docs/troubleshooting.md.
 
 Example, on the embedded pair:
-  falcon-spec doctor --target models/reference-target --drafter models/falcon-reference --results benchmarks/results/speed.json
+  falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
+                     --results benchmarks/results/speed.json
 """
 
 import json

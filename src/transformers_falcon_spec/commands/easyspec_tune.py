@@ -1,8 +1,9 @@
-"""`falcon-spec easyspec tune`: which layers of an EasySpec drafter should attend at once, and what several devices would gain.
+"""`falcon-spec easyspec tune`: find which layers of an EasySpec drafter should attend at once.
 
-Acceptance is measured for every group alone, at every place and size, then for the divisions of all layers that lose least. Parts of a pass are
-timed on this device; links between devices are measured under `torchrun`, or given. The rest is arithmetic: what drafting would take
-on 1 to 8 devices, all else as measured here. A run that was interrupted goes on where it stopped.
+Acceptance is measured for every group alone, at every place and size, then for the divisions of all layers that lose
+least. Parts of a pass are timed on this device; links between devices are measured under `torchrun`, or given. The
+rest is arithmetic: what drafting would take on 1 to 8 devices, all else as measured here. A run that was interrupted
+goes on where it stopped.
 
 Example:
   falcon-spec easyspec tune --target BIG --drafter layer-parallel:4:SMALL --prompts benchmarks/prompts/held_out.jsonl
@@ -63,7 +64,8 @@ class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
         given = (self.link_latency_us, self.link_gb_per_second)
         if (given[0] is None) != (given[1] is None) or not all(value is None or value > 0 for value in given):
             raise OptionError(
-                f"`link_latency_us` and `link_gb_per_second` describe a link together and must be above 0, but they are {given}."
+                "`link_latency_us` and `link_gb_per_second` describe a link together and must be above 0, but they "
+                f"are {given}."
             )
 
 
@@ -144,8 +146,8 @@ def _loaded(command: TuneGroupsCommand) -> _Models:
     drafter = load_drafter(command.drafter, target)
     if not isinstance(drafter, LayerParallelDrafter) or len(drafter.layered.layers) < LEAST_LAYERS:
         raise OptionError(
-            f"`drafter` must be an EasySpec drafter of at least {LEAST_LAYERS} layers, or `layer-parallel:N:FOLDER` of such a language model, for the first "
-            f"and the last layer stand alone, but it is `{command.drafter}`."
+            f"`drafter` must be an EasySpec drafter of at least {LEAST_LAYERS} layers, or `layer-parallel:N:FOLDER` "
+            f"of such a language model, for the first and the last layer stand alone, but it is `{command.drafter}`."
         )
     drafter.check_target(target)
     drafter.config.backend = "sequential"

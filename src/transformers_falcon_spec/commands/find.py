@@ -1,8 +1,8 @@
 """`falcon-spec find`: list the drafters that people published on the Hub for a target.
 
-A card names its target as `base_model`; acceptance lengths are what the card says, from the lowest to the highest set of prompts, each
-way of decoding for itself.
-Whether a drafter fits the target at hand is told when it is used, and by `falcon-spec doctor`.
+A card names its target as `base_model`; acceptance lengths are what the card says, from the lowest to the highest set
+of prompts, each way of decoding for itself. Whether a drafter fits the target at hand is told when it is used, and by
+`falcon-spec doctor`.
 
 Example:
   falcon-spec find --target Qwen/Qwen3-0.6B

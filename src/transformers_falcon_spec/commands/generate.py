@@ -1,7 +1,8 @@
 """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
 
-The comparison checks token for token that both texts are the same and shows where the time went. `--show_tree` prints the tree of
-each step instead of the text as it grows, and `--tree_html` writes these trees to a page; docs/trees.md explains both.
+The comparison checks token for token that both texts are the same and shows where the time went. `--show_tree` prints
+the tree of each step instead of the text as it grows, and `--tree_html` writes these trees to a page; docs/trees.md
+explains both.
 """
 
 from dataclasses import dataclass, field
@@ -53,7 +54,8 @@ class GenerateCommand(TargetOptions, TextOptions):
         """A prompt must come from somewhere, and what is timed must not be watched."""
         if self.compare and self.watches_steps:
             raise OptionError(
-                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without `compare`."
+                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without "
+                "`compare`."
             )
         if not self.prompt and not self.prompts:
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")

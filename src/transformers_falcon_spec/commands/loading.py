@@ -65,7 +65,7 @@ def config_of(name: str) -> PreTrainedConfig:
 
 
 def _tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; that of an adapter lies beside it or, where nothing changed it, beside the model it was made for."""
+    """The tokenizer of a model; that of an adapter lies beside it, or beside the model it was made for."""
     base = base_of_adapter(name)
     has_own = base is None or cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
     return AutoTokenizer.from_pretrained(name if has_own else base)
@@ -79,14 +79,17 @@ def load_drafter(
 ) -> DrafterModel:
     """A drafter of the kind that its config names, maybe by its adapter, in the target's type and on its device.
 
-    `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` it drafts the tree of that file.
+    `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` it drafts the
+    tree of that file.
 
-    What differs from the target it was made for is told in the log when it is used; with `tokenizer` the chat template, too.
+    What differs from the target it was made for is told in the log when it is used; with `tokenizer` the chat
+    template, too.
 
     Raises:
         [`CheckpointError`]: the config names no drafter of this package.
         [`DraftTreeError`]: there is no tree in the file, or drafters of this kind draft no static trees.
-        [`OptionError`]: N is no number above 0, the language model cannot draft so, or the tree is too large or too deep.
+        [`OptionError`]: N is no number above 0, the language model cannot draft so, or the tree is too large or too
+            deep.
     """
     is_wrapped = name.partition(":")[0] == LAYER_PARALLEL
     drafter = _layer_parallel(name, target) if is_wrapped else _stored_drafter(name, target)
@@ -110,8 +113,8 @@ def _take_tree(drafter: DrafterModel, name: str, file: str) -> None:
     tree = load_tree(file)
     if drafter.draft_tree is None:
         raise DraftTreeError(
-            f"`--draft_tree` must be given to drafters that draft static trees, but `{name}` is a `{type(drafter).__name__}`, which "
-            "makes its own. Leave it out."
+            f"`--draft_tree` must be given to drafters that draft static trees, but `{name}` is a "
+            f"`{type(drafter).__name__}`, which makes its own. Leave it out."
         )
     drafter.generation_config.draft_tree = tree.to_json()
     drafter.generation_config.dynamic_tree = None
@@ -121,13 +124,14 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
     group_size, _, folder = name.partition(":")[2].partition(":")
     if not group_size.isdecimal() or int(group_size) < 1 or not folder:
         raise OptionError(
-            f"`{LAYER_PARALLEL}:N:FOLDER` needs a whole number above 0 and the folder of a language model, but it is {name!r}."
+            f"`{LAYER_PARALLEL}:N:FOLDER` needs a whole number above 0 and the folder of a language model, but it is "
+            f"{name!r}."
         )
     return LayerParallelDrafter.from_pretrained(folder, target=target, group_size=int(group_size))
 
 
 def load_trainable(name: str) -> PreTrainedModel:
-    """A drafter, or a model that drafts in stock `generate`, in float32; what a fresh one trains of it is to be trained.
+    """A drafter, or a model that drafts in stock `generate`, in float32, with the weights free that training changes.
 
     Raises:
         [`OptionError`]: it is an adapter.
@@ -136,8 +140,8 @@ def load_trainable(name: str) -> PreTrainedModel:
     base = base_of_adapter(name)
     if base is not None:
         raise OptionError(
-            f"`--drafter` must be a whole drafter, but `{name}` is an adapter of `{base}`. Train from that one, or load the adapter, "
-            "`merge_and_unload()` it and save the drafter that comes out."
+            f"`--drafter` must be a whole drafter, but `{name}` is an adapter of `{base}`. Train from that one, or "
+            "load the adapter, `merge_and_unload()` it and save the drafter that comes out."
         )
     with readable(name):
         kind = config_of(name).model_type
@@ -169,7 +173,7 @@ def load_assistant(
 
 
 def load_tree(name: str) -> DraftTree:
-    """A static tree from a JSON file that is one or holds one as `draft_tree`, or from a drafter's folder: the one it drafts.
+    """A static tree from a JSON file that is one or holds one as `draft_tree`, or from a drafter's folder.
 
     Raises:
         [`DraftTreeError`]: there is no such file, it is no JSON, it holds no tree, or the tree is not well formed.
@@ -190,8 +194,8 @@ def load_tree(name: str) -> DraftTree:
         if value is not None:
             return DraftTree.from_json(value)
     raise DraftTreeError(
-        f"`{name}` must be a JSON file with `parents` and `ranks`, or with a `draft_tree` that has them, or the folder of a drafter "
-        "that stores such a tree, but none was found. `falcon-spec trees fit` writes one."
+        f"`{name}` must be a JSON file with `parents` and `ranks`, or with a `draft_tree` that has them, or the "
+        "folder of a drafter that stores such a tree, but none was found. `falcon-spec trees fit` writes one."
     )
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of one method, measured in a process of its own: in one process the peaks of several could not be told apart."""
+"""Peak memory of one method, in a process of its own: peaks of several in one could not be told apart."""
 
 import json
 import resource
@@ -76,8 +76,9 @@ class MemoryRun:
             last = (result.stderr.strip() or "it said nothing").split("\n")[-1]
             kind = ProcessKilledError if result.returncode < 0 else BenchmarkError
             raise kind(
-                f"The process that measures the memory of `{self.source or 'the target alone'}` must end with 0, but it ended "
-                f"with {_ending(result.returncode)}: {last}. Run `{' '.join(command[:3])} '{command[3]}'` to see all of it."
+                f"The process that measures the memory of `{self.source or 'the target alone'}` must end with 0, but "
+                f"it ended with {_ending(result.returncode)}: {last}. Run `{' '.join(command[:3])} '{command[3]}'` to "
+                "see all of it."
             )
         return Peak(**json.loads(result.stdout.strip().split("\n")[-1]))
 
@@ -103,8 +104,8 @@ def _ending(status: int) -> str:
 def peak_resident_bytes() -> int:
     """The largest resident size that this process had.
 
-    Linux hands `ru_maxrss` of a parent down to the program that its child starts, so a small child of a large parent would report
-    the parent's peak; `VmHWM` is the program's own.
+    Linux hands `ru_maxrss` of a parent down to the program that its child starts, so a small child of a large parent
+    would report the parent's peak; `VmHWM` is the program's own.
     """
     if _STATUS.is_file():
         line = next(line for line in _STATUS.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))

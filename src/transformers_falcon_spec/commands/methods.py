@@ -1,4 +1,4 @@
-"""The methods and targets of a benchmark as the command line names them, and loading a method by what its folder holds."""
+"""The methods and targets of a benchmark as the command line names them, and how methods are loaded."""
 
 from dataclasses import dataclass
 
@@ -25,8 +25,9 @@ PROMPT_LOOKUP = "prompt-lookup"
 class MethodEntry:
     """One entry of `--methods`: `SOURCE`, `NAME=SOURCE`, or `NAME@TARGET=SOURCE` for one target only.
 
-    `SOURCE` is the folder or Hub name of a drafter of this package or of a causal language model, or `prompt-lookup`, or
-    `prompt-lookup:N` for N tokens, or `layer-parallel:N:FOLDER` for a causal language model that drafts with groups of N layers.
+    `SOURCE` is the folder or Hub name of a drafter of this package or of a causal language model, or `prompt-lookup`,
+    or `prompt-lookup:N` for N tokens, or `layer-parallel:N:FOLDER` for a causal language model that drafts with groups
+    of N layers.
 
     Example:
 
@@ -63,7 +64,8 @@ class MethodEntry:
         Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
 
         Raises:
-            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source, or it cannot draft so.
+            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source, or it cannot
+                draft so.
             [`DraftTreeError`]: `draft_tree` holds no tree, or the drafter drafts no static trees.
             [`DrafterMismatchError`]: the drafter was made for another target.
         """
@@ -87,8 +89,8 @@ class MethodEntry:
                 config = config_of(self.source)
         except OSError as error:
             raise OptionError(
-                f"A method must be the folder or Hub name of a drafter or of a causal language model, or `{PROMPT_LOOKUP}`, but "
-                f"`{self.source}` is none: {str(error).split(chr(10))[0]}"
+                "A method must be the folder or Hub name of a drafter or of a causal language model, or "
+                f"`{PROMPT_LOOKUP}`, but `{self.source}` is none: {str(error).split(chr(10))[0]}"
             ) from error
         return config.model_type
 
@@ -125,8 +127,8 @@ def parse_methods(entries: list[str], targets: dict[str, str]) -> list[MethodEnt
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise OptionError(
-                f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but several are called "
-                f"{twice}. Name them: `--methods one=FOLDER other=FOLDER`."
+                f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but several are "
+                f"called {twice}. Name them: `--methods one=FOLDER other=FOLDER`."
             )
     return methods
 

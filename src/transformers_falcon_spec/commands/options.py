@@ -14,12 +14,15 @@ from ..training.conversations import ConversationSet, read_conversations
 from ..training.overlap import Forbidden, OverlapIndex, refuse_overlaps
 from .loading import load_target
 
-TREE_HELP = "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own trees."
+TREE_HELP = (
+    "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
+    "trees."
+)
 DTYPE_HELP = "auto, float32, bfloat16 or float16."
 
 
 def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """A field of a command's options: its help, its default, and what else argparse is told; without a default it must be given."""
+    """A field of a command's options: its help, its default, without which it must be given, and more for argparse."""
     defaults = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(metadata={"help": text, **metadata}, **defaults)
 
@@ -65,8 +68,8 @@ class PairOptions(TargetOptions):
         """
         if not (Path(self.drafter) / "config.json").is_file():
             raise OptionError(
-                f"This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is `{self.drafter}`. "
-                "Download it; an adapter is merged and saved first."
+                "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
+                f"`{self.drafter}`. Download it; an adapter is merged and saved first."
             )
 
 
@@ -124,7 +127,8 @@ class DataOptions:
     )
     limit: int | None = option("Read this many conversations only.", None)
     forbid: list[str] = option(
-        "Prompt files, as `bench` takes them, that the data must not hold: rows that share a run of words are refused.",
+        "Prompt files, as `bench` takes them, that the data must not hold: rows that share a run of words are "
+        "refused.",
         [],
     )
 

@@ -1,9 +1,11 @@
 """`falcon-spec parity`: check over prompt files that the text with the drafter is the target's own; JSON and HTML out.
 
-Every prompt is written twice under every decoding, by the target alone and with the drafter, from the same seed. Two texts are
+Every prompt is written twice under every decoding, by the target alone and with the drafter, from the same seed. Two
+texts are
   identical  if they hold the same tokens;
-  a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and the best two
-             tokens are at most 4 times that difference apart: reading a tree adds the same numbers in another order;
+  a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and
+             the best two tokens are at most 4 times that difference apart: reading a tree adds the same numbers in
+             another order;
   a bug      otherwise.
 The exit status is 0 if no bug was found, else 1. A check that was interrupted goes on where it stopped.
 
@@ -45,9 +47,9 @@ class ParityCommand(PairOptions, TextOptions, ResultOptions):
         False,
     )
     reread_in_float32: bool = option(
-        "For a bfloat16 or float16 target: at a difference a float32 copy of the target reads the text again and says which token it "
-        "prefers, and how far off both readings are. The copy is made at the first difference, on the target's device, and takes 4 "
-        "bytes a parameter beside the target's 2.",
+        "For a bfloat16 or float16 target: at a difference a float32 copy of the target reads the text again and says "
+        "which token it prefers, and how far off both readings are. The copy is made at the first difference, on the "
+        "target's device, and takes 4 bytes a parameter beside the target's 2.",
         True,
     )
 

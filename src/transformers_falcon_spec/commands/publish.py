@@ -1,7 +1,8 @@
 """`falcon-spec publish`: put a drafter on the Hub with its recipe, its card and its figures.
 
-Whoever has Transformers alone can then write with it: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`. The access token is
-that of `hf auth login` or `HF_TOKEN`; it is no option, so that it stays out of logs. docs/publish.md says what is sent.
+Whoever has Transformers alone can then write with it: `target.generate(..., custom_generate=REPO,
+trust_remote_code=True)`. The access token is that of `hf auth login` or `HF_TOKEN`; it is no option, so that it stays
+out of logs. docs/publish.md says what is sent.
 
 Example:
   falcon-spec publish my-drafter someone/falcon-qwen3-8b --target Qwen/Qwen3-8B --results speed.json --about about.json

@@ -1,7 +1,7 @@
 """`falcon-spec report`: render results files into documents, between their markers, and into HTML pages.
 
-A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced by the tables of
-`bench`, `parity` and `calibrate`.
+A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced
+by the tables of `bench`, `parity` and `calibrate`.
 
 Example:
   falcon-spec report --results speed.json parity.json --documents README.md
@@ -23,13 +23,14 @@ class ReportCommand:
     """What to render, and where."""
 
     results: list[str] = option(
-        "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed over.",
+        "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed "
+        "over.",
         [],
     )
     documents: list[str] = option("Markdown files with the markers; each gets all tables of `results`.", [])
     pages: list[str] = option(
-        "Results files of `bench` and `calibrate`; each becomes an HTML page with plots beside it, of its name with .html. "
-        "Needs matplotlib, the extra `report`.",
+        "Results files of `bench` and `calibrate`; each becomes an HTML page with plots beside it, of its name with "
+        ".html. Needs matplotlib, the extra `report`.",
         [],
     )
 

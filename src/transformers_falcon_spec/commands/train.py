@@ -1,8 +1,9 @@
 """`falcon-spec train`: distil a drafter from a target, on conversations that the target answered.
 
 Example: a drafter in 20 steps, on a single conversation (docs/train_your_own.md has the whole way):
-  echo '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, how are you?"}]}' > talk.jsonl
-  falcon-spec train --target models/reference-target --data talk.jsonl --output_dir my-drafter --max_steps 20 --report_to none
+  echo '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}' > talk.jsonl
+  falcon-spec train --target models/reference-target --data talk.jsonl --output_dir my-drafter --max_steps 20
+                    --report_to none
   falcon-spec generate --target models/reference-target --drafter my-drafter --prompt "What is 3 plus 4?" --compare
 """
 
@@ -50,7 +51,7 @@ help_notes = recipe_notes  # defaults of options as they are in the end
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
-    """Train, fit the draft tree, and save the drafter with its record to `output_dir`; or only show what would be trained.
+    """Train, fit the draft tree, and save the drafter with its record; or only show what would be trained.
 
     Args:
         command ([`TrainCommand`]): What to train.
@@ -174,8 +175,9 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
     is_evaluated = bool(command.eval_data) and args.eval_strategy != IntervalStrategy.NO
     if not is_evaluated or args.metric_for_best_model is None:
         raise OptionError(
-            "`--early_stopping_patience` needs `--eval_data`, an `--eval_strategy` and a `--metric_for_best_model` such as "
-            "`acceptance_length`. Give all of them, and `--load_best_model_at_end true` to end with the best weights."
+            "`--early_stopping_patience` needs `--eval_data`, an `--eval_strategy` and a `--metric_for_best_model` "
+            "such as `acceptance_length`. Give all of them, and `--load_best_model_at_end true` to end with the best "
+            "weights."
         )
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
 
@@ -210,7 +212,7 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
 
 
 def _judge(trainer: DrafterTrainer) -> None:
-    """Measure what the drafter has learnt on the evaluation data, and fit its draft tree, where it has one, to that."""
+    """Measure the drafter on the evaluation data, and fit its draft tree, where it has one, to that."""
     if trainer.objective.has_draft_tree:
         logger.info("Draft tree, by the evaluation data unless it was given: %s", trainer.fit_draft_tree().to_json())
     else:
@@ -221,7 +223,8 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
     """The checkpoint to go on from: the newest whole one for `true`, the given one, or none.
 
     Raises:
-        [`OptionError`]: the output folder holds checkpoints and nothing says whether to go on, or the given one is not whole.
+        [`OptionError`]: the output folder holds checkpoints and nothing says whether to go on, or the given one is not
+            whole.
     """
     newest = newest_whole_checkpoint(args.output_dir)
     wish = args.resume_from_checkpoint

@@ -21,19 +21,21 @@ def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
     """Refuse, before anything is loaded, options that do not go together.
 
     Raises:
-        [`OptionError`]: an adapter without a drafter, a drafter that is there and options of a fresh one, or a recipe that says
+        [`OptionError`]: an adapter without a drafter, a drafter that is there and options of a fresh one, or a recipe
+            that says
             nothing of the method.
     """
     if command.drafter is None:
         recipe_of(command.recipe, command.method or DEFAULT_METHOD)
         if lora.use_peft:
             raise OptionError(
-                "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train a fresh one "
-                "without `--use_peft`."
+                "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train "
+                "a fresh one without `--use_peft`."
             )
     elif command.method is not None or command.drafter_config:
         raise OptionError(
-            "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be left out."
+            "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be "
+            "left out."
         )
 
 
@@ -46,8 +48,8 @@ def check_packing(command: TrainCommand, drafter: PreTrainedModel) -> None:
     bare = unwrap_peft_model(drafter)
     if command.packing and not objective_of(bare).reads_packed:
         raise OptionError(
-            f"`--packing` needs a drafter that learns from rows of several conversations, but a `{type(bare).__name__}` does not. "
-            "Leave out `--packing`."
+            "`--packing` needs a drafter that learns from rows of several conversations, but a "
+            f"`{type(bare).__name__}` does not. Leave out `--packing`."
         )
 
 
@@ -58,7 +60,7 @@ def drafter_to_train(
     if command.drafter is None:
         return fresh_drafter(command, target, data)
     drafter = load_trainable(command.drafter)
-    return with_lora(drafter, lora) if lora.use_peft else drafter  # type: ignore[return-value]  # it forwards to the drafter
+    return with_lora(drafter, lora) if lora.use_peft else drafter  # type: ignore[return-value]  # it forwards
 
 
 def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:

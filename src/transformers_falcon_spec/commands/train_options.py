@@ -33,8 +33,8 @@ class TrainCommand(DataOptions):
         choices=sorted(METHODS),
     )
     recipe: str = option(
-        "Options that go together; each that is given as well wins over it. The rate of `default` is for a drafter of width "
-        f"{MEASURED_WIDTH} and falls with the root of the width. {recipe_help()}",
+        "Options that go together; each that is given as well wins over it. The rate of `default` is for a drafter of "
+        f"width {MEASURED_WIDTH} and falls with the root of the width. {recipe_help()}",
         "default",
         choices=sorted(RECIPES),
     )
@@ -50,8 +50,8 @@ class TrainCommand(DataOptions):
     )
     target_dtype: str = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(
-        "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a JSON "
-        "object names a place for each part. Left out, the target is where the drafter is trained.",
+        "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a "
+        "JSON object names a place for each part. Left out, the target is where the drafter is trained.",
         None,
     )
     cache_features: str | None = option(
@@ -78,7 +78,8 @@ class TrainCommand(DataOptions):
             return json.loads(asked) if asked.startswith("{") else asked
         except json.JSONDecodeError as error:
             raise OptionError(
-                f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got `{asked}`: {error}.'
+                f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got '
+                f"`{asked}`: {error}."
             ) from error
 
     @property
@@ -88,7 +89,7 @@ class TrainCommand(DataOptions):
 
 
 def config_fields(entries: list[str]) -> dict[str, Any]:
-    """Fields of a config from `NAME=VALUE`; a value is JSON (`3`, `true`, `[0, -1]`) where it can be read so, else a string.
+    """Fields of a config from `NAME=VALUE`; a value is JSON (`3`, `true`, `[0, -1]`) if it can be, else a string.
 
     Raises:
         [`OptionError`]: an entry without `=`.

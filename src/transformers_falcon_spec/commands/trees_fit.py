@@ -1,10 +1,12 @@
-"""`falcon-spec trees fit`: measure how often each rank at each depth is accepted, and write the best static tree of a size.
+"""`falcon-spec trees fit`: measure what is accepted at each depth, and write the best static tree of a size.
 
-The drafter drafts a wide tree in the decoding loop itself, on prompts that nothing was trained on and that no benchmark measures.
-The best tree of N nodes holds the N likeliest ones; docs/trees.md says why. A fit that was interrupted goes on where it stopped.
+The drafter drafts a wide tree in the decoding loop itself, on prompts that nothing was trained on and that no
+benchmark measures. The best tree of N nodes holds the N likeliest ones; docs/trees.md says why. A fit that was
+interrupted goes on where it stopped.
 
 Example, on the embedded pair:
-  falcon-spec trees fit --target models/reference-target --drafter models/falcon-reference --nodes 12 --output tree.json
+  falcon-spec trees fit --target models/reference-target --drafter models/falcon-reference --nodes 12
+                        --output tree.json
 """
 
 from dataclasses import dataclass
@@ -35,8 +37,8 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
     drafter: str = option("Folder or Hub name of a Falcon, Eagle or Medusa drafter.")
     nodes: int = option("Nodes of the tree, root included.")
     prompts: list[str] = option(
-        "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked with the tree "
-        "later: this repository's test sets are refused.",
+        "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "
+        "with the tree later: this repository's test sets are refused.",
         ["benchmarks/prompts/held_out.jsonl"],
     )
     passes: int | None = option("Drafter passes of a draft; None takes those of the drafter's present tree.", None)
@@ -47,8 +49,8 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
         ["greedy", "temperature-0.7"],
     )
     output: str = option(
-        "JSON file for the tree and the numbers behind it; each text's go to the same name with .jsonl, where a later run goes on. "
-        "None with `save`: draft_tree.json beside the drafter's weights.",
+        "JSON file for the tree and the numbers behind it; each text's go to the same name with .jsonl, where a later "
+        "run goes on. None with `save`: draft_tree.json beside the drafter's weights.",
         None,
     )
     save: bool = option("Put the tree into the drafter's config.json.", False)
@@ -96,8 +98,8 @@ def _checked_prompts(command: FitTreeCommand) -> list[Prompt]:
     for path in map(Path, command.prompts):
         if path.resolve().parts[-3:-1] == ("benchmarks", "prompts") and path.stem != "held_out":
             raise OptionError(
-                f"`prompts` must not be what benchmarks measure with the tree later, but one is the test set `{path}`. Take "
-                "benchmarks/prompts/held_out.jsonl, or prompts of your own."
+                "`prompts` must not be what benchmarks measure with the tree later, but one is the test set "
+                f"`{path}`. Take benchmarks/prompts/held_out.jsonl, or prompts of your own."
             )
     return command.read_prompts()
 
@@ -129,5 +131,6 @@ def _show(result: dict[str, Any], is_grown: bool, output: str) -> None:
     plain.print(f"{expected}. `{output}` holds the tree.")
     if is_grown:
         plain.print(
-            "This drafter grows its trees; the static one serves rules that judge drawn tokens, and `dynamic_tree=False`."
+            "This drafter grows its trees; the static one serves rules that judge drawn tokens, and "
+            "`dynamic_tree=False`."
         )

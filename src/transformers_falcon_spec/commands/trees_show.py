@@ -1,4 +1,4 @@
-"""`falcon-spec trees show`: print a static tree, from a JSON file or as a drafter drafts it: how many nodes each depth has, and who follows whom.
+"""`falcon-spec trees show`: print a static tree, from a JSON file or as a drafter drafts it.
 
 Examples:
   falcon-spec trees show models/falcon-reference

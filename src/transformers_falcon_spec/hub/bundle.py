@@ -1,8 +1,9 @@
-"""The recipe that travels: one drafter and all that it imports of this package, as flat modules beside a `generate.py`.
+"""One drafter and all that it imports of this package, as flat modules beside a `generate.py`.
 
-Transformers follows relative imports of remote code within one folder only, and asks for every package that a module imports. So
-`core/tree.py` becomes `core_tree.py`, imports are spelled anew, and the names of jaxtyping, which say shapes to readers and tests, come
-from a stand-in. All other lines stay as they are, so that they can be read and compared with the source.
+Transformers follows relative imports of remote code within one folder only, and asks for every package that a module
+imports. So `core/tree.py` becomes `core_tree.py`, imports are spelled anew, and the names of jaxtyping, which say
+shapes to readers and tests, come from a stand-in. All other lines stay as they are, so that they can be read and
+compared with the source.
 """
 
 import ast
@@ -21,7 +22,7 @@ _SOURCE = Path(__file__).parents[1]
 _SHAPES = "shapes"
 _REQUIRED = ("huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions")
 
-_SHAPES_MODULE = '''"""Names of jaxtyping for readers: `Float[Tensor, "rows tokens"]` is a tensor here, and nothing is checked."""
+_SHAPES_MODULE = '''"""Names of jaxtyping for readers: `Float[Tensor, "rows tokens"]` is a tensor; nothing is checked."""
 
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Shaped(_Shaped):
     """Any values."""
 '''
 
-_GENERATE_MODULE = '''"""Writes a target's own text in fewer of its passes: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`."""
+_GENERATE_MODULE = '''"""Writes faster: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`."""
 
 from .{drafter} import {name}
 from .{recipe} import CustomGenerate
@@ -96,8 +97,8 @@ def module_of(kind: type) -> str:
     package, _, name = kind.__module__.partition(".")
     if package != _PACKAGE:
         raise CheckpointError(
-            f"A recipe is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from `{kind.__module__}`. Load the drafter "
-            "with a class of the package."
+            f"A recipe is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
+            f"`{kind.__module__}`. Load the drafter with a class of the package."
         )
     return name
 
@@ -126,7 +127,7 @@ def closure(modules: set[str]) -> set[str]:
 
 
 def flattened(module: str) -> str:
-    """The source of a module with its relative imports as they must be in the recipe's folder, and a line that says whence it came."""
+    """The source of a module, its imports as they must be in the recipe's folder, and a line with its origin."""
     lines = _path(module).read_text(encoding="utf-8").splitlines()
     for node, names in _relative_imports(module):
         lines[node.lineno - 1] = _respelled(lines[node.lineno - 1], node, names)
@@ -146,7 +147,7 @@ def _respelled(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
 
 
 def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, str]]]:
-    """Imports inside the package, each with the modules it needs, by the name they are imported by; '' where the import names it."""
+    """Imports inside the package, each with its modules by the name they get; '' where the import names it."""
     path = _path(module)
     parts = module.split(".")
     parents = parts if path.name == "__init__.py" else parts[:-1]

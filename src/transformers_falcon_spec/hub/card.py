@@ -116,7 +116,8 @@ def render_card(
         text = environment.from_string(template.read_text(encoding="utf-8")).render(facts)
     except (TemplateError, TypeError, ValueError, OSError) as error:
         raise PublishError(
-            f"`{template}` must be a template that needs only what it is given, but {type(error).__name__}: {error}. Cards run no code."
+            f"`{template}` must be a template that needs only what it is given, but {type(error).__name__}: {error}. "
+            "Cards run no code."
         ) from error
     return str(ModelCard(text).content)  # metadata that is no YAML is refused here
 
@@ -134,8 +135,8 @@ def check_target_name(name: str | None) -> str:
         is_name = False
     if name is None or not is_name:
         raise PublishError(
-            f"The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's config says {name!r}. "
-            "Name it: `--target OWNER/NAME`."
+            "The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's "
+            f"config says {name!r}. Name it: `--target OWNER/NAME`."
         )
     return name
 
@@ -174,8 +175,8 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     missing = [name for name in (*_TRAINING, "curve") if name not in training]
     if missing:
         raise PublishError(
-            f"`training.json` must be that of `falcon-spec train`, but it lacks {', '.join(f'`{name}`' for name in missing)}. Take the "
-            "file out, or train again."
+            "`training.json` must be that of `falcon-spec train`, but it lacks "
+            f"{', '.join(f'`{name}`' for name in missing)}. Take the file out, or train again."
         )
     curve = training["curve"]
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
@@ -199,13 +200,15 @@ def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> lis
     )
     decodings = sorted({row["decoding"] for each in figures for row in each.rows})
     gaps.append(
-        f"Ways of decoding other than {' and '.join(decodings)}, batches, other types and fine-tuned targets were not measured here."
+        f"Ways of decoding other than {' and '.join(decodings)}, batches, other types and fine-tuned targets were not "
+        "measured here."
     )
     if training is not None:
         gaps.append("It is one training run with one seed: how much another would differ is not known.")
     if any(row.get("num_compared") for each in figures for row in each.rows):
         gaps.append(
-            "That texts are the target's own follows from how they are written; the comparison is a check of as many texts as stated."
+            "That texts are the target's own follows from how they are written; the comparison is a check of as many "
+            "texts as stated."
         )
     return gaps
 

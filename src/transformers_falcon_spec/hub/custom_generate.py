@@ -1,6 +1,7 @@
-"""What a published drafter's `custom_generate/generate.py` runs: the target's own `generate`, with the drafter beside it.
+"""What a published drafter's `custom_generate/generate.py` runs: the target's `generate`, with the drafter.
 
-It travels to the Hub with the modules it imports (`bundle.py`), and works where Transformers is installed and this package is not.
+It travels to the Hub with the modules it imports (`bundle.py`), and works where Transformers is installed and this
+package is not.
 """
 
 import re
@@ -35,8 +36,9 @@ class CustomGenerate:
     def generate(self, inputs: Any = None, *, model: PreTrainedModel, **arguments: Any) -> Any:
         """The text of `model`, written with the drafter; the arguments are those of its `generate`.
 
-        `assistant_model` may be a drafter to take instead of the one beside the recipe. `revision`, `token`, `cache_dir`,
-        `local_files_only`, `force_download` and `proxies` say how the Hub is asked, as in `from_pretrained`.
+        `assistant_model` may be a drafter to take instead of the one beside the recipe. `revision`, `token`,
+        `cache_dir`, `local_files_only`, `force_download` and `proxies` say how the Hub is asked, as in
+        `from_pretrained`.
 
         Raises:
             [`GenerationError`]: `assistant_model` is no drafter; a recipe in a local folder, and no `assistant_model`.
@@ -47,8 +49,8 @@ class CustomGenerate:
             drafter = self._drafter_for(model, hub)
         elif drafter_of(drafter) is None:
             raise GenerationError(
-                f"This recipe decodes with a drafter, but `assistant_model` is a `{type(drafter).__name__}`. Leave it out to take "
-                "the drafter of the recipe, or leave out `custom_generate`."
+                f"This recipe decodes with a drafter, but `assistant_model` is a `{type(drafter).__name__}`. Leave it "
+                "out to take the drafter of the recipe, or leave out `custom_generate`."
             )
         with attached(model):
             return model.generate(inputs, assistant_model=drafter, **arguments)  # type: ignore[operator]  # of a mixin
@@ -72,8 +74,8 @@ def origin(file: str) -> tuple[str, str]:
     owner, name, commit = Path(file).parts[-5:-2]
     if _COMMIT.fullmatch(commit) is None:
         raise GenerationError(
-            "A recipe takes its drafter from the Hub repository that it came from, but this one came from a local folder. Pass the "
-            "drafter: `assistant_model=AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`."
+            "A recipe takes its drafter from the Hub repository that it came from, but this one came from a local "
+            "folder. Pass the drafter: `assistant_model=AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`."
         )
     return f"{_hub_name(owner)}/{_hub_name(name)}", commit
 

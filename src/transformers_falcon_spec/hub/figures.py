@@ -1,6 +1,7 @@
 """Figures of a drafter, from results files of `falcon-spec bench`: only those that its own weights and settings gave.
 
-They become the table of a card, the `model-index` of its metadata, and `.eval_results/*.yaml`, the form the Hub reads today.
+They become the table of a card, the `model-index` of its metadata, and `.eval_results/*.yaml`, the form the Hub reads
+today.
 """
 
 from collections.abc import Iterable
@@ -34,7 +35,8 @@ class Figures:
         name (`str`): The file's name.
         origin (`dict`): Its provenance.
         dtype (`str`): The type that the target computed in.
-        conditions (`dict[str, str | None]`): Revision of the target, digest of its chat template, and whether it was thinking; empty
+        conditions (`dict[str, str | None]`): Revision of the target, digest of its chat template, and whether it was
+            thinking; empty
             where the file does not say.
         rows (`tuple[Row, ...]`): One for each set of prompts and way of decoding.
     """
@@ -69,8 +71,8 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
     rows = tuple(row for row in result["rows"] if (row["target"], row["arm"]) in arms)
     if len(arms) != 1 or not rows:
         raise PublishError(
-            f"`{path}` must hold the figures of this drafter, once, but {len(arms)} of its {len(result['methods'])} methods have its "
-            "weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
+            f"`{path}` must hold the figures of this drafter, once, but {len(arms)} of its {len(result['methods'])} "
+            "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
     if not all(map(is_whole, rows)):
         raise PublishError(
@@ -108,7 +110,7 @@ def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
 
 
 def eval_entries(figures: Iterable[Figures]) -> list[EvalResultEntry]:
-    """The figures as `.eval_results/*.yaml` has them: those on sets that the Hub has, each metric and way of decoding a task.
+    """The figures as `.eval_results/*.yaml` has them, on sets of the Hub: each metric and way of decoding is a task.
 
     No benchmark of the Hub defines such tasks, so no leaderboard shows them beside accuracies on the same set.
     """
@@ -118,7 +120,8 @@ def eval_entries(figures: Iterable[Figures]) -> list[EvalResultEntry]:
             task_id=f"{key}/{row['decoding']}",
             value=row[key],
             date=each.origin["date"],
-            notes=f"{name}, {row['decoding']}, {row['num_prompts']} prompts, {each.origin['device']}, {each.dtype}; {each.name}",
+            notes=f"{name}, {row['decoding']}, {row['num_prompts']} prompts, "
+            f"{each.origin['device']}, {each.dtype}; {each.name}",
         )
         for each in figures
         for row in each.rows

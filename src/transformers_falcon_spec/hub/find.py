@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # `HTTPError` is that of `httpx` or `httpx2`, by version
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of `httpx` or `httpx2`, by version
     HFValidationError,
     HTTPError,
     OfflineModeIsEnabled,
@@ -26,7 +26,8 @@ class PublishedDrafter:
         repo_id (`str`): Its name, for `from_pretrained`.
         method (`str`): What kind of drafter it is.
         downloads (`int`): In the last 30 days.
-        acceptance (`dict[str, list[float]]`): The acceptance lengths on its card by way of decoding, `"greedy"` for one, as the card
+        acceptance (`dict[str, list[float]]`): The acceptance lengths on its card by way of decoding, `"greedy"` for
+            one, as the card
             calls it, and `""` where it does not say; one for each set of prompts.
     """
 
@@ -58,12 +59,14 @@ def find_drafters(target: str, endpoint: str | None = None) -> list[PublishedDra
         found = list(_drafters(api.list_models(filter=f"base_model:{target}", cardData=True, fetch_config=True)))
     except OfflineModeIsEnabled as error:
         raise HubError(
-            "Finding drafters needs the Hub, but `HF_HUB_OFFLINE` is set. Unset it for this command: `HF_HUB_OFFLINE=0`."
+            "Finding drafters needs the Hub, but `HF_HUB_OFFLINE` is set. Unset it for this command: "
+            "`HF_HUB_OFFLINE=0`."
         ) from error
     except HTTPError as error:
         raise HubError(
-            f"Finding drafters needs the Hub at {api.endpoint}, but it does not answer as it should: {type(error).__name__}: {error}. "
-            "Look at the network and at `HF_ENDPOINT`; drafters that are on this machine work without it."
+            f"Finding drafters needs the Hub at {api.endpoint}, but it does not answer as it should: "
+            f"{type(error).__name__}: {error}. Look at the network and at `HF_ENDPOINT`; drafters that are on this "
+            "machine work without it."
         ) from error
     return sorted(found, key=lambda drafter: (-drafter.downloads, drafter.repo_id))
 

@@ -1,4 +1,4 @@
-"""Publishing a drafter on the Hub: staged whole, then sent in one commit. What the Hub already has is not sent again."""
+"""Publishes a drafter on the Hub: gathers its files, then sends what the Hub lacks in one commit."""
 
 import shutil
 import tempfile
@@ -60,8 +60,9 @@ def publish(
         except (*NETWORK_ERRORS, HFValidationError) as error:
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
             raise PublishError(
-                f"The Hub must take `{repo_id}` whole, but {' '.join(str(cause).split())[:300] or type(cause).__name__}. Nothing of it "
-                "is visible there. Run the same again: what already arrived is not sent twice."
+                f"The Hub must take `{repo_id}` whole, but "
+                f"{' '.join(str(cause).split())[:300] or type(cause).__name__}. Nothing of it is visible there. Run "
+                "the same again: what already arrived is not sent twice."
             ) from error
     return str(commit.oid)
 

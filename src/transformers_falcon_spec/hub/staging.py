@@ -1,4 +1,4 @@
-"""The files of a publication, gathered in one folder: weights as safetensors, config, options, provenance, recipe, card and figures.
+"""The files of a publication in one folder: weights, config, options, provenance, recipe, card and figures.
 
 Only files of known names travel. Pickles do not, and nothing that holds an access token does.
 """
@@ -109,8 +109,8 @@ def load_whole(folder: Path) -> DrafterModel:
     )
     if pickles and not list(folder.glob(_WEIGHTS[0])):
         raise CheckpointError(
-            f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can run code where they "
-            "are read. Convert them: `falcon-spec convert`."
+            f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can "
+            "run code where they are read. Convert them: `falcon-spec convert`."
         )
     with readable(folder):
         try:
@@ -127,7 +127,7 @@ def load_whole(folder: Path) -> DrafterModel:
 
 
 def check_no_tokens(folder: Path, token: str | None = None) -> None:
-    """Refuse files with what looks like an access token, or is `token` or that of `hf auth login`; the message names the file alone.
+    """Refuse files that hold an access token, or what looks like one; the message names the file alone.
 
     Raises:
         [`PublishError`]: one holds one.
@@ -137,6 +137,6 @@ def check_no_tokens(folder: Path, token: str | None = None) -> None:
         text = path.read_text(encoding="utf-8")
         if any(each in text for each in in_use) or any(pattern.search(text) for pattern in _TOKENS):
             raise PublishError(
-                f"What is published must hold no access token, but `{path.relative_to(folder)}` would hold one. Take it out of the file "
-                "that it came from, and revoke it: whoever could read that file has it."
+                f"What is published must hold no access token, but `{path.relative_to(folder)}` would hold one. Take "
+                "it out of the file that it came from, and revoke it: whoever could read that file has it."
             )

@@ -38,16 +38,16 @@ class DrafterTrainingArguments(TrainingArguments):
     draft_tree_nodes: int = field(
         default=16,
         metadata={
-            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of the drafter's "
-            "config."
+            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree "
+            "of the drafter's config."
         },
     )
     draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
     eval_decode_prompts: int = field(
         default=8,
         metadata={
-            "help": "Prompts of the evaluation data that each evaluation writes on with the real loop, for `eval_acceptance_length`, "
-            "`eval_acceptance_at_depth_*` and `eval_speedup`; 0 leaves these out."
+            "help": "Prompts of the evaluation data that each evaluation writes on with the real loop, for "
+            "`eval_acceptance_length`, `eval_acceptance_at_depth_*` and `eval_speedup`; 0 leaves these out."
         },
     )
     eval_decode_tokens: int = field(default=64, metadata={"help": "Most new tokens of each of these texts."})
@@ -60,7 +60,7 @@ class DrafterTrainingArguments(TrainingArguments):
 
     @property
     def n_gpu(self) -> int:
-        """At most one: a process trains on one device, and several processes, not `nn.DataParallel`, share the rows out."""
+        """At most one: each process trains on one device, and several processes share the rows out."""
         return min(super().n_gpu, 1)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,8 @@ class DrafterTrainingArguments(TrainingArguments):
         self._check_decoding()
         if self.deepspeed and not is_deepspeed_available():
             raise OptionError(
-                f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or leave the option out."
+                f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or "
+                "leave the option out."
             )
         super().__post_init__()
 
@@ -92,13 +93,14 @@ class DrafterTrainingArguments(TrainingArguments):
         """
         if (self.draft_tree_nodes < MIN_TREE_NODES and self.draft_tree_nodes != 0) or self.draft_tree_passes < 1:
             raise OptionError(
-                f"`draft_tree_nodes` must be 0 or at least {MIN_TREE_NODES} and `draft_tree_passes` at least 1, but they are "
-                f"{self.draft_tree_nodes} and {self.draft_tree_passes}."
+                f"`draft_tree_nodes` must be 0 or at least {MIN_TREE_NODES} and `draft_tree_passes` at least 1, but "
+                f"they are {self.draft_tree_nodes} and {self.draft_tree_passes}."
             )
         if self.draft_tree_nodes == 0 and self.draft_tree_passes != 1:
             raise OptionError(
-                f"`draft_tree_passes` is for a tree that is fitted, but it is {self.draft_tree_passes} and `draft_tree_nodes` is 0, which "
-                "keeps the tree that the drafter has. Set `draft_tree_nodes`, too, or leave `draft_tree_passes` out."
+                f"`draft_tree_passes` is for a tree that is fitted, but it is {self.draft_tree_passes} and "
+                "`draft_tree_nodes` is 0, which keeps the tree that the drafter has. Set `draft_tree_nodes`, too, or "
+                "leave `draft_tree_passes` out."
             )
 
     def _check_decoding(self) -> None:
@@ -110,6 +112,6 @@ class DrafterTrainingArguments(TrainingArguments):
             )
         if not self.eval_decode_prompts and (self.metric_for_best_model or "").endswith(DECODED_METRICS):
             raise OptionError(
-                f"`metric_for_best_model` is `{self.metric_for_best_model}`, which comes from decoding in evaluation, but "
-                "`eval_decode_prompts` is 0. Decode some prompts, or choose another metric."
+                f"`metric_for_best_model` is `{self.metric_for_best_model}`, which comes from decoding in evaluation, "
+                "but `eval_decode_prompts` is 0. Decode some prompts, or choose another metric."
             )

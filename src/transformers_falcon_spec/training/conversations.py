@@ -1,6 +1,7 @@
 """Conversations from JSON lines files or a `datasets` name: `{"messages": [{"role": ..., "content": ...}]}` a row.
 
-Knows nothing of tokens. A row that cannot be used becomes a `ConversationError` beside the good rows, never instead of them.
+Knows nothing of tokens. A row that cannot be used becomes a `ConversationError` beside the good rows, never instead of
+them.
 """
 
 import gzip

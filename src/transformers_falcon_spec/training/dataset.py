@@ -48,8 +48,8 @@ class ConversationDataset(Dataset[Example]):
     ) -> None:
         if tokenizer.chat_template is None:
             raise TrainingError(
-                f"The tokenizer `{tokenizer.name_or_path}` needs a chat template to tell what the assistant said, but it "
-                "has none. Set `tokenizer.chat_template` and save it with the target."
+                f"The tokenizer `{tokenizer.name_or_path}` needs a chat template to tell what the assistant said, but "
+                "it has none. Set `tokenizer.chat_template` and save it with the target."
             )
         has_marks = "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template
         encoded = [_encode(row, tokenizer, has_marks) for row in tqdm(rows, desc="tokenize", unit="row")]
@@ -93,13 +93,14 @@ def _nothing_counts(num_rows: int, masks: list[list[int]], tokenizer: PreTrained
     """Why the mask covers 0 %, in words."""
     if any(map(any, masks)):
         return (
-            f"Not one of {num_rows} conversations has an assistant token in {max_length} tokens. Raise `max_length`, or "
-            "shorten what stands before the first answer."
+            f"Not one of {num_rows} conversations has an assistant token in {max_length} tokens. Raise `max_length`, "
+            "or shorten what stands before the first answer."
         )
     if masks:
         return (
-            f"The mask of what the assistant says must cover something, but it covers 0 % of {num_rows} conversations. Put "
-            f"`{{% generation %}}` marks around the assistant's words in the chat template of `{tokenizer.name_or_path}`."
+            f"The mask of what the assistant says must cover something, but it covers 0 % of {num_rows} "
+            f"conversations. Put `{{% generation %}}` marks around the assistant's words in the chat template of "
+            f"`{tokenizer.name_or_path}`."
         )
     return (
         f"The chat template of `{tokenizer.name_or_path}` must take at least one conversation, but it refuses all "
@@ -130,8 +131,8 @@ def _encode_by_turns(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> 
             after = _render(row[: place + 1], tokenizer)
             if ids[: len(after)] != after or after[: len(before)] != before:
                 raise TrainingError(
-                    f"The chat template of `{tokenizer.name_or_path}` rewrites earlier turns, so the assistant's tokens "
-                    "cannot be told apart. Add `{% generation %}` marks around them in the template."
+                    f"The chat template of `{tokenizer.name_or_path}` rewrites earlier turns, so the assistant's "
+                    "tokens cannot be told apart. Add `{% generation %}` marks around them in the template."
                 )
             mask[len(before) : len(after)] = [1] * (len(after) - len(before))
     return {"input_ids": ids, "assistant_mask": mask}
@@ -146,7 +147,7 @@ def _templated(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options
 
 
 class ConversationCollator:
-    """Pads examples on the right: `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`, and tensors.
+    """Pads examples on the right: ids, attention mask and assistant mask, each `[rows, tokens]`, and tensors.
 
     Rows of several conversations bring `position_ids`, which count on through the padding behind the last one.
     """
@@ -177,7 +178,7 @@ class ConversationCollator:
 
 
 class SeededLengthGroups(LengthGroupedSampler):
-    """Rows of like length together. A resumed run reads them in the same order, and so do several processes with smaller batches.
+    """Rows of like length together, in an order that lengths and a seed decide, whatever the number of processes.
 
     Args:
         batch_size (`int`): Rows of one step, of all processes.

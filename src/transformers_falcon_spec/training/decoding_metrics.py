@@ -1,4 +1,4 @@
-"""Acceptance and speed-up as users get them: evaluation prompts, written with the drafter by the real loop and by the target alone."""
+"""Acceptance and speed-up as users get them: evaluation prompts are answered with the drafter and without."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -54,8 +54,8 @@ class DecodingMetrics:
     def metrics(self) -> dict[str, float]:
         """`acceptance_length`, `acceptance_at_depth_<d>` and `speedup`; nothing where no step was taken.
 
-        Length and shares are those of [`GenerationStats`]: the bonus token counts in the length, and the share of a depth is
-        of the steps that kept the depth before it.
+        Length and shares are those of [`GenerationStats`]: the bonus token counts in the length, and the share of a
+        depth is of the steps that kept the depth before it.
         """
         if not self.stats.num_steps:
             return {}
@@ -101,7 +101,7 @@ def measure_decoding(
 
 
 class _Arms:
-    """A target with and without a drafter. Stock loops may write into the drafter's options: each run starts from the given ones."""
+    """A target with and without a drafter. Stock loops may change the drafter's options; each run starts afresh."""
 
     def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel, options: Mapping[str, Any]) -> None:
         self.target, self.drafter = target, drafter
@@ -115,7 +115,7 @@ class _Arms:
         return run
 
     def counts(self, ids: Tensor, num_tokens: int, run: Run) -> GenerationStats:
-        """What the drafter brought to this text: as the package's loop counted it, or as seen from outside in a second run."""
+        """What the drafter brought to this text: as the package's loop counted, or as a second run shows."""
         if isinstance(run.output, SpeculativeOutput):
             return run.output.speculation or GenerationStats()
         stats = watched_stats(self.target, ids, num_tokens, GREEDY, 0, self.arguments)
@@ -145,8 +145,8 @@ def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -
 def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree: DraftTree | None) -> PreTrainedModel:
     """The drafter as it would be loaded for this target now: a copy in evaluation mode, weights in the target's dtype.
 
-    The copy drafts what its options say, but untuned, so that no clock and no earlier text changes what is drafted. A drafter
-    whose options name no tree and whose kind does not grow them drafts `draft_tree`.
+    The copy drafts what its options say, but untuned, so that no clock and no earlier text changes what is drafted. A
+    drafter whose options name no tree and whose kind does not grow them drafts `draft_tree`.
 
     Args:
         drafter ([`~transformers.PreTrainedModel`]): The drafter in training; stays as it is.

@@ -1,6 +1,7 @@
-"""What a training run would take, from a few steps of the real Trainer: the longest one, and a sample from short to long ones.
+"""What a training run would take, from the longest step of the real Trainer and a sample of others.
 
-Nothing is kept: what the steps write goes to a folder that is deleted, and the drafter that took them should be thrown away.
+Nothing is kept: what the steps write goes to a folder that is deleted, and the drafter that took them should be thrown
+away.
 """
 
 import copy
@@ -159,8 +160,8 @@ def _take_steps(trainer: DrafterTrainer, num_steps: int) -> None:
         trainer.train()
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"The longest batch must fit into the device's memory, but {error} Lower `--per_device_train_batch_size` (and raise "
-            "`--gradient_accumulation_steps`) or `--max_length`."
+            f"The longest batch must fit into the device's memory, but {error} Lower `--per_device_train_batch_size` "
+            "(and raise `--gradient_accumulation_steps`) or `--max_length`."
         ) from error
 
 
@@ -176,8 +177,9 @@ def _epoch(
 def sample_rows(steps: list[list[int]], data: ConversationDataset | PackedConversations, batch_size: int) -> list[int]:
     """Rows of `NUM_LONGEST` steps on the longest rows, then of `NUM_TIMED` steps of an epoch.
 
-    These are the ones in the middle of equal parts of the epoch, sorted by size. So their mean time is that of the epoch
-    however time grows with size, also where batches of like length make some steps many times longer than others.
+    These are the ones in the middle of equal parts of the epoch, sorted by size. So their mean time is that of the
+    epoch however time grows with size, also where batches of like length make some steps many times longer than
+    others.
 
     Args:
         steps (`list[list[int]]`): Rows of each step of an epoch.

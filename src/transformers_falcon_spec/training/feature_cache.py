@@ -32,8 +32,8 @@ BATCH_SIZE = 8  # examples that the target reads together
 class FeatureCache(Dataset[Example]):
     """The examples of a [`ConversationDataset`], each with its `features` (and `head_inputs`, where they differ).
 
-    Shards are safetensors files that are mapped, not loaded: memory is shared between processes. What each holds is told by
-    a fingerprint of target, layers and token ids.
+    Shards are safetensors files that are mapped, not loaded: memory is shared between processes. What each holds is
+    told by a fingerprint of target, layers and token ids.
 
     Args:
         dataset ([`ConversationDataset`]): The examples.
@@ -41,7 +41,8 @@ class FeatureCache(Dataset[Example]):
         folder (`str` or `Path`): Where the shards are, or will be.
 
     Raises:
-        [`TrainingError`]: a shard of another target or other data, one that is cut short, or too little room on the disk.
+        [`TrainingError`]: a shard of another target or other data, one that is cut short, or too little room on the
+            disk.
     """
 
     def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
@@ -66,7 +67,8 @@ class FeatureCache(Dataset[Example]):
         index = range(len(self))[index]
         shard, start = self._shard(index // SHARD_SIZE), self._starts[index]
         stop = start + self._length(index)
-        return {**self.dataset[index], **{name: shard.get_slice(name)[start:stop] for name in shard.keys()}}  # noqa: SIM118
+        stored = {name: shard.get_slice(name)[start:stop] for name in shard.keys()}  # noqa: SIM118
+        return {**self.dataset[index], **stored}
 
     def _length(self, index: int) -> int:
         return len(self.dataset[index]["input_ids"])
@@ -90,8 +92,8 @@ class FeatureCache(Dataset[Example]):
             found = (shard.metadata() or {}).get("fingerprint")
             if found != self._fingerprint:
                 raise TrainingError(
-                    f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it holds "
-                    f"others ({found}). Give another folder, or delete this one."
+                    f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
+                    f"holds others ({found}). Give another folder, or delete this one."
                 )
             self._open[number] = shard
         return self._open[number]
@@ -124,8 +126,8 @@ class FeatureCache(Dataset[Example]):
                     num_tokens, self.folder, needed / 1e9, free / 1e9)  # fmt: skip
         if needed > free:
             raise TrainingError(
-                f"`{self.folder}` must have room for {needed / 1e9:.2f} GB of features, but {free / 1e9:.2f} GB are free. "
-                "Choose another folder or a narrower dtype of the target, or train without a cache."
+                f"`{self.folder}` must have room for {needed / 1e9:.2f} GB of features, but {free / 1e9:.2f} GB are "
+                "free. Choose another folder or a narrower dtype of the target, or train without a cache."
             )
 
     def _read(self, features: TargetFeatures, number: int) -> dict[str, Tensor]:

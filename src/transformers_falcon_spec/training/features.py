@@ -1,4 +1,4 @@
-"""The target's side of training: features of a batch, read from the frozen target, paired as the drafter reads them."""
+"""The target's side of training: features of a batch from the frozen target, paired as the drafter reads them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +22,18 @@ class PairBatch:
 
     Args:
         input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The tokens themselves.
-        positions (`torch.Tensor` of shape `(rows, pairs + 1)` or `(1, pairs + 1)`): Place of each token in its conversation; see
+        positions (`torch.Tensor` of shape `(rows, pairs + 1)` or `(1, pairs + 1)`): Place of each token in its
+            conversation; see
             `core/packing.py`.
         token_embeds (`torch.Tensor` of shape `(rows, pairs, embed)`): Embedding of token p + 1.
         features (`torch.Tensor` of shape `(rows, pairs, feature)`): Feature of token p.
-        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + distance; zeros past the end of
+        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + distance; zeros past
+            the end of
             the conversation.
-        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding, and where token p is the last of its conversation.
-        is_counted (`torch.Tensor` of shape `(rows, pairs)`): The token that this label speaks of, p + distance + 1, is the
+        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding, and where token p is the last of its
+            conversation.
+        is_counted (`torch.Tensor` of shape `(rows, pairs)`): The token that this label speaks of, p + distance + 1, is
+            the
             assistant's.
     """
 
@@ -62,7 +66,8 @@ class TargetFeatures:
         Args:
             input_ids (`torch.Tensor` of shape `(rows, tokens)`): The tokens.
             attention_mask (`torch.Tensor` of shape `(rows, tokens)`): 0 at padding, on the right.
-            position_ids (`torch.Tensor` of shape `(rows, tokens)`, *optional*): Place of each token in its conversation, where
+            position_ids (`torch.Tensor` of shape `(rows, tokens)`, *optional*): Place of each token in its
+                conversation, where
                 rows hold several.
 
         Raises:
@@ -81,7 +86,7 @@ class TargetFeatures:
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
-        """The pairs of one collated batch; `features` in the batch, as a [`FeatureCache`] adds them, are not read again."""
+        """The pairs of one collated batch; `features` that a [`FeatureCache`] added are not read again."""
         input_ids, mask = batch["input_ids"], batch["attention_mask"]
         packed = batch.get("position_ids")
         positions = one_text(input_ids.shape[1], input_ids.device) if packed is None else packed
@@ -99,12 +104,12 @@ class TargetFeatures:
         )
 
     def head(self, features: Tensor) -> Tensor:
-        """The target's logits of head inputs, in float32 and on their device; gradients pass through to the features."""
+        """The target's logits of head inputs, in float32, on their device; gradients pass through to the features."""
         return apply_head(self.target, features).to(features.device)
 
 
 def place(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
-    """Put the target where the drafter is trained; one that is spread out stays, for its parts move what they are given.
+    """Put the target where the drafter is trained; one that is spread over devices stays.
 
     Raises:
         [`OptionError`]: it is spread out, and there are several processes.
@@ -113,6 +118,6 @@ def place(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
         target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
     elif args.world_size > 1:
         raise OptionError(
-            f"A target spread over devices serves one process, but there are {args.world_size}. Start one process, or load the target "
-            "without `device_map`, whole for each."
+            f"A target spread over devices serves one process, but there are {args.world_size}. Start one process, or "
+            "load the target without `device_map`, whole for each."
         )

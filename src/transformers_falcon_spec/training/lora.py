@@ -1,4 +1,4 @@
-"""LoRA on a drafter (arXiv 2106.09685) by PEFT: a published drafter is adapted to a target that was fine-tuned, and only the adapter is saved."""
+"""LoRA on a drafter by PEFT (arXiv 2106.09685), to adapt it to a fine-tuned target; only the adapter is saved."""
 
 import copy
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -63,10 +63,11 @@ def _default(each: "Field[Any]") -> Any:
 
 
 def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
-    """The drafter with a fresh adapter, which is all that is trained; what the drafter itself never trains stays as it is.
+    """The drafter with a fresh adapter, which is all that is trained.
 
     Args:
-        drafter ([`~transformers.PreTrainedModel`]): Loaded from a folder or the Hub, so that the adapter can name it. Changed in place.
+        drafter ([`~transformers.PreTrainedModel`]): Loaded from a folder or the Hub, so that the adapter can name it.
+            Changed in place.
         options ([`LoraOptions`]): Where the adapter goes, and how large it is.
 
     Raises:
@@ -85,14 +86,16 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
     """
     if not drafter.name_or_path:
         raise OptionError(
-            "An adapter must name the drafter that it changes, but this one was never saved. Save it and load it again."
+            "An adapter must name the drafter that it changes, but this one was never saved. Save it and load it "
+            "again."
         )
     parts = [name for name, _ in drafter.named_modules()]
     unknown = [name for name in options.lora_modules_to_save if not any(_ends_in(part, name) for part in parts)]
     if unknown:
         children = [name for name, _ in drafter.named_children()]
         raise OptionError(
-            f"`lora_modules_to_save` must name parts of a `{type(drafter).__name__}`, such as {children}, but they are {unknown}."
+            f"`lora_modules_to_save` must name parts of a `{type(drafter).__name__}`, such as {children}, but they "
+            f"are {unknown}."
         )
     never_trained = {name for name, weight in drafter.named_parameters() if not weight.requires_grad}
     try:
@@ -118,7 +121,8 @@ def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool)
     Args:
         model (`PeftModel`): A drafter with its adapter.
         folder (`Path`): Where to.
-        with_tree (`bool`): The tree was fitted together with the adapter, so that the one in the drafter's folder is another.
+        with_tree (`bool`): The tree was fitted together with the adapter, so that the one in the drafter's folder is
+            another.
         in_bf16 (`bool`): Half the bytes; it loads in the drafter's type all the same.
     """
     model = model.bfloat16() if in_bf16 else model

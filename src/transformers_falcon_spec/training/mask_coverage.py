@@ -63,8 +63,8 @@ class MaskCoverage:
         """Say in the log what looks like a fault."""
         if self.share < LOW_SHARE:
             logger.warning(
-                "Only %.1f%% of the tokens count in the loss. Look at them with `falcon-spec train --show_masks`: the chat "
-                "template may mark too little, or prompts may be long and answers cut by `max_length`.",
+                "Only %.1f%% of the tokens count in the loss. Look at them with `falcon-spec train --show_masks`: the "
+                "chat template may mark too little, or prompts may be long and answers cut by `max_length`.",
                 100 * self.share,
             )
         if self.num_runs < self.num_turns:

@@ -20,7 +20,8 @@ def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
 
     Args:
         data (a dataset, a mapping of names to datasets, or None): What the batch was made of.
-        batch (`dict[str, torch.Tensor]`): `input_ids`, `attention_mask` and, of packed rows, `position_ids`, all `[rows, tokens]`.
+        batch (`dict[str, torch.Tensor]`): `input_ids`, `attention_mask` and, of packed rows, `position_ids`, all
+            `[rows, tokens]`.
     """
     wanted = _conversations(batch)
     names: dict[tuple[int, ...], str] = {}
@@ -63,6 +64,6 @@ def non_finite_loss_error(what: str, step: int, rows: list[str], output_dir: str
     )
     return TrainingError(
         f"The loss must stay a finite number, but at step {step} {what}. Rows of the batch: "
-        f"{'; '.join(rows[:NUM_NAMED])}{more}. Start anew with a lower `--learning_rate` or more `--warmup_steps`; if it "
-        f"happens at the first step, look at these rows and at the target's dtype. {kept}"
+        f"{'; '.join(rows[:NUM_NAMED])}{more}. Start anew with a lower `--learning_rate` or more `--warmup_steps`; if "
+        f"it happens at the first step, look at these rows and at the target's dtype. {kept}"
     )

@@ -1,12 +1,12 @@
 """Evaluation prompts in training data: found by normalised text and by runs of words, and refused.
 
-Texts are compared as words: compatibility forms unified (NFKC), case folded, punctuation and layout dropped. A conversation holds
-a prompt if one of its messages shares a run of 13 words with it; of a prompt with fewer words it must hold all of them, and one
-with fewer than 8 must be the whole message, for "what is 2 plus 3" occurs anywhere. Any shared run counts, lower case and
-punctuation ignored, and 8 to 13 words are the lengths, as GPT-3 filtered its training data (arXiv 2005.14165, appendix C); there
-one length is chosen for each benchmark, here it follows each prompt. Chance hits are rare at 13 words and the data is large, so
-a row too many costs little, while one too few makes a measured acceptance length worthless. Paraphrases and translations are
-not found.
+Texts are compared as words: compatibility forms unified (NFKC), case folded, punctuation and layout dropped. A
+conversation holds a prompt if one of its messages shares a run of 13 words with it; of a prompt with fewer words it
+must hold all of them, and one with fewer than 8 must be the whole message, for "what is 2 plus 3" occurs anywhere. Any
+shared run counts, lower case and punctuation ignored, and 8 to 13 words are the lengths, as GPT-3 filtered its
+training data (arXiv 2005.14165, appendix C); there one length is chosen for each benchmark, here it follows each
+prompt. Chance hits are rare at 13 words and the data is large, so a row too many costs little, while one too few makes
+a measured acceptance length worthless. Paraphrases and translations are not found.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Several conversations in one row of a batch, so that little of it is padding. Which go together depends on lengths and a seed alone."""
+"""Several conversations in one row of a batch, chosen by length and a seed, so that little of it is padding."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -75,7 +75,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) -> list[list[int]]:
-    """Bins of numbers, filled from the longest down, each into the fullest bin that still has room (best-fit decreasing).
+    """Bins of numbers, filled from the longest down, each into the fullest bin with room (best-fit decreasing).
 
     Its rows are at most 11/9 as many as the fewest possible, and 4 more (D. S. Johnson et al., "Worst-case performance
     bounds for simple one-dimensional packing algorithms", SIAM J. Comput. 3, 1974).
@@ -98,8 +98,8 @@ def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) ->
     """
     if max(lengths, default=0) > row_length:
         raise OptionError(
-            f"Rows of {row_length} tokens must hold every conversation, but the longest has {max(lengths)}. Raise the length of "
-            "rows, or lower `max_length` of the conversations."
+            f"Rows of {row_length} tokens must hold every conversation, but the longest has {max(lengths)}. Raise the "
+            "length of rows, or lower `max_length` of the conversations."
         )
     order = torch.randperm(len(lengths), generator=generator).tolist()
     bins: list[list[int]] = []

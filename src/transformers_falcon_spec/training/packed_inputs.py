@@ -1,4 +1,4 @@
-"""How a model reads several texts in one row as it reads each alone. Asked of the model itself, never of a list of names."""
+"""How a model reads several texts in one row as it reads each alone; the model itself is asked."""
 
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -30,7 +30,8 @@ def packed_inputs(model: PreTrainedModel, part: nn.Module, position_ids: Tensor)
     Args:
         model ([`~transformers.PreTrainedModel`]): The model; left as it is.
         part (`nn.Module`): What reads the rows: the model, or its decoder.
-        position_ids (`torch.Tensor` of shape `(rows, tokens)`): Place of each token in its text; see `core/packing.py`.
+        position_ids (`torch.Tensor` of shape `(rows, tokens)`): Place of each token in its text; see
+            `core/packing.py`.
 
     Raises:
         [`OptionError`]: what one text says reaches the other whatever is given, or the model is recurrent.
@@ -68,7 +69,7 @@ def _way(model: PreTrainedModel, part: nn.Module, num_rows: int) -> Way:
 
 
 def _errors(model: PreTrainedModel, part: nn.Module, num_rows: int, way: Way) -> tuple[float, float]:
-    """Largest differences in what is said of the second texts from the same texts alone: with boundaries told, and without."""
+    """Largest differences of the second texts' outputs from those of the texts alone, with boundaries and without."""
     vocab_size, (first, second) = model.config.get_text_config(decoder=True).vocab_size, _LENGTHS
     ids = torch.arange(num_rows * (first + second), device=model.device).view(num_rows, -1)
     ids = (ids * 7 + 3) % vocab_size
@@ -86,7 +87,7 @@ def _inputs(model: PreTrainedModel, position_ids: Tensor, way: Way) -> dict[str,
 
 
 def _masks(model: PreTrainedModel, positions: Tensor) -> Tensor | dict[str, Tensor]:
-    """Every token sees its own text up to itself, as far as its kind of layer sees: the mask of a tree without a cache."""
+    """Every token sees its own text up to itself, as far as its layer sees: the mask of a tree without a cache."""
     config = model.config.get_text_config(decoder=True)
     causal = (positions[:, None] <= positions[..., None]) & same_text(positions)
 
@@ -99,7 +100,7 @@ def _masks(model: PreTrainedModel, positions: Tensor) -> Tensor | dict[str, Tens
 
 def _refusal(model: PreTrainedModel, what: str) -> str:
     return (
-        f"Packing needs a model that reads several texts in one row as it reads each alone, but `{type(model).__name__}` {what}. "
-        "Leave out `--packing`. Another `attn_implementation` of the target or batches of one row may help, and with "
-        "`--cache_features` the target reads every text alone."
+        "Packing needs a model that reads several texts in one row as it reads each alone, but "
+        f"`{type(model).__name__}` {what}. Leave out `--packing`. Another `attn_implementation` of the target or "
+        "batches of one row may help, and with `--cache_features` the target reads every text alone."
     )

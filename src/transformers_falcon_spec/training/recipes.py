@@ -25,7 +25,8 @@ class Recipe:
         training (`dict`): Fields of [`DrafterTrainingArguments`].
         drafter_config (`dict`): Fields of the drafter's config.
         measured_width (`int`, *optional*):
-            Width of the drafter for which the learning rate was found. Others take it times the root of `measured_width`
+            Width of the drafter for which the learning rate was found. Others take it times the root of
+            `measured_width`
             over their own. None takes it as it is.
     """
 
@@ -60,8 +61,10 @@ def _shown(value: Any) -> Any:
     return f"({len(value['parents'])} nodes)" if isinstance(value, dict) else value
 
 
-# Losses, rate and form found by the experiments in `LOG.md`, on a target of width 256; `models/falcon-reference` was trained so. There
-# the warm-up was 200 of 8,000 steps. That the rate falls with the root of the width is a habit of the field, not measured here.
+# Losses, rate and form found by the experiments in `LOG.md`, on a target of width 256; `models/falcon-reference` was
+# trained so. There
+# the warm-up was 200 of 8,000 steps. That the rate falls with the root of the width is a habit of the field, not
+# measured here.
 _MEASURED = Recipe(
     training={
         "learning_rate": 2e-3,
@@ -81,7 +84,8 @@ _MEASURED = Recipe(
     },
     measured_width=MEASURED_WIDTH,
 )
-# arXiv 2412.12639: section 3, and figures 2 (two attention blocks) and 6 (the tree). The paper's rate is 3e-5, for 800,000 steps; this one suits runs of thousands.
+# arXiv 2412.12639: section 3, and figures 2 (two attention blocks) and 6 (the tree). The paper's rate is 3e-5, for
+# 800,000 steps; this one suits runs of thousands.
 _PAPER = Recipe(
     training={
         "learning_rate": 5e-4,
@@ -124,8 +128,8 @@ def recipe_of(name: str, method: str) -> Recipe:
         raise OptionError(f"`recipe` must be one of {sorted(RECIPES)}, but it is {name!r}.")
     if method not in RECIPES[name] and name != "default":
         raise OptionError(
-            f"The recipe `{name}` is one for {', '.join(f'`{known}`' for known in RECIPES[name])}, but the method is `{method}`. "
-            "Leave `--recipe` out."
+            f"The recipe `{name}` is one for {', '.join(f'`{known}`' for known in RECIPES[name])}, but the method is "
+            f"`{method}`. Leave `--recipe` out."
         )
     return RECIPES[name].get(method, Recipe())
 

@@ -1,4 +1,4 @@
-"""What a training run's seconds go to: reading the target, evaluations and checkpoints, and the rest, which is the drafter's."""
+"""What a training run's seconds go to: reading the target, evaluations and checkpoints, and the drafter."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Throughput:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Count the time spent inside: to the whole `run`, to reading the `target`, or to what stands `aside` in a run."""
+        """Count the time spent inside: to the whole `run`, to reading the `target`, or to what is `aside` in a run."""
         counts = what != "aside" or self._open == ["run"]  # neither after the run nor one evaluation inside another
         self._open.append(what)
         self._wait()
@@ -43,8 +43,10 @@ class Throughput:
         """Asked by all processes at once.
 
         Returns:
-            `dict[str, float]`: `train_tokens_per_second` of all processes together, evaluations and checkpoints left out, and
-            `target_share`, the share of that time, on the first process, that the target's layers took; its head, through
+            `dict[str, float]`: `train_tokens_per_second` of all processes together, evaluations and checkpoints left
+                out, and
+            `target_share`, the share of that time, on the first process, that the target's layers took; its head,
+                through
             which gradients pass, is not in it.
         """
         num_tokens = sum(gather_object([self.num_tokens]))

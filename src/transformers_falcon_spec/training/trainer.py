@@ -99,7 +99,7 @@ class DrafterTrainer(Trainer):
         return is_wanted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """The Trainer's own, but groups of like length come from seed and epoch, and from lengths that are known without reading rows."""
+        """The Trainer's own, but groups of like length come from seed, epoch and lengths, without reading rows."""
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         has_lengths = isinstance(data, ConversationDataset | FeatureCache | PackedConversations)
         if has_lengths and self.args.train_sampling_strategy == "group_by_length":
@@ -159,7 +159,7 @@ class DrafterTrainer(Trainer):
         return (loss, outcome) if return_outputs else loss
 
     def _share(self, pairs: PairBatch) -> Tensor | float:
-        """What this process's mean counts in the plain mean of all processes, so that every token of the step counts the same."""
+        """The weight of this process's mean among all processes, so that every token of the step counts the same."""
         if self.args.world_size == 1:
             return 1.0
         count = pairs.is_counted.sum().float()
@@ -241,8 +241,8 @@ class DrafterTrainer(Trainer):
         room = None if context is None else context - args.eval_decode_tokens
         prompts = prompts_before_answers(data, args.eval_decode_prompts, room)
         if not prompts:
-            logger.warning("No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: "
-                           "nothing was decoded.", args.eval_decode_tokens, context)  # fmt: skip
+            logger.warning("No prompt of the evaluation data leaves room for %d new tokens in the target's context of "
+                           "%s: nothing was decoded.", args.eval_decode_tokens, context)  # fmt: skip
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
         mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options
