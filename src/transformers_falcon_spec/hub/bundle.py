@@ -22,7 +22,7 @@ _SOURCE = Path(__file__).parents[1]
 _SHAPES = "shapes"
 _REQUIRED = ("huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions")
 
-_SHAPES_MODULE = '''"""Names of jaxtyping for readers: `Float[Tensor, "rows tokens"]` is a tensor; nothing is checked."""
+_SHAPES_MODULE = '''"""Names of jaxtyping, to read: `Float[Tensor, "rows tokens"]` is a tensor; nothing is checked."""
 
 from torch import Tensor
 
