@@ -28,7 +28,7 @@ from transformers_falcon_spec.evaluation.methods import with_drafter, with_optio
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import summarize
 from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.training.checkpoints import newest_whole_checkpoint
+from transformers_falcon_spec.training.checkpoints import newest_complete_checkpoint
 from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.dataset import ConversationDataset
 from transformers_falcon_spec.training.feature_cache import FeatureCache
@@ -135,7 +135,7 @@ def fine_tune(args: argparse.Namespace, rows: list[Conversation], sizes: dict[st
         logging_steps=50, use_cpu=True, disable_tqdm=True, report_to="none",
     )  # fmt: skip
     trainer = Trainer(target.train(), options, DataCollatorForSeq2Seq(tokenizer), data, processing_class=tokenizer)
-    trainer.train(resume_from_checkpoint=newest_whole_checkpoint(folder))
+    trainer.train(resume_from_checkpoint=newest_complete_checkpoint(folder))
     target.save_pretrained(args.runs / "target")
     tokenizer.save_pretrained(args.runs / "target")
 

@@ -18,7 +18,7 @@ from tests.training.killing import kill_in_write
 from tests.training.runs import SMALL, make_trainer, same, weights
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import TrainingError
-from transformers_falcon_spec.training.checkpoints import newest_whole_checkpoint
+from transformers_falcon_spec.training.checkpoints import newest_complete_checkpoint
 
 pytestmark = pytest.mark.training
 
@@ -38,7 +38,7 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path) -> No
     for step in (90, 100, 5):
         make_checkpoint(tmp_path, step)
 
-    assert newest_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
+    assert newest_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-100")
 
 
 @pytest.mark.parametrize("state", ['{"global_step": 9, "epo', "", "{}"])
@@ -48,7 +48,7 @@ def test_a_checkpoint_with_a_torn_last_file_is_passed_over(
     make_checkpoint(tmp_path, 6)
     torn = make_checkpoint(tmp_path, 9, state)
 
-    found = newest_whole_checkpoint(tmp_path)
+    found = newest_complete_checkpoint(tmp_path)
 
     assert found == str(tmp_path / "checkpoint-6")
     assert f"Passed over `{torn}`" in caplog.text
@@ -58,15 +58,15 @@ def test_a_checkpoint_without_its_last_file_is_passed_over(tmp_path: Path) -> No
     make_checkpoint(tmp_path, 6)
     (make_checkpoint(tmp_path, 9) / STATE).unlink()
 
-    assert newest_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+    assert newest_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
 
 
 def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "logs").mkdir()
 
-    assert newest_whole_checkpoint(tmp_path) is None
-    assert newest_whole_checkpoint(tmp_path / "nowhere") is None
+    assert newest_complete_checkpoint(tmp_path) is None
+    assert newest_complete_checkpoint(tmp_path / "nowhere") is None
 
 
 @contextmanager
@@ -107,12 +107,12 @@ def test_a_full_disk_ends_the_run_in_words_and_loses_only_the_steps_since_the_ch
         full_disk(num_bytes),
         pytest.raises(TrainingError, match=r"must take what the run writes.*--resume_from_check"),
     ):
-        crashed.train(resume_from_checkpoint=newest_whole_checkpoint(folder))
+        crashed.train(resume_from_checkpoint=newest_complete_checkpoint(folder))
 
     assert (folder / "checkpoint-6" / "optimizer.pt").exists() == (num_bytes > num_weight_bytes)
-    assert newest_whole_checkpoint(folder) == str(folder / "checkpoint-3")
+    assert newest_complete_checkpoint(folder) == str(folder / "checkpoint-3")
     resumed = make_trainer(folder, **SAVING)
-    resumed.train(resume_from_checkpoint=newest_whole_checkpoint(folder))
+    resumed.train(resume_from_checkpoint=newest_complete_checkpoint(folder))
     assert same(weights(whole), weights(resumed))
 
 
@@ -206,9 +206,9 @@ def test_killed_in_the_middle_of_a_checkpoint_a_run_goes_on_to_the_weights_of_an
 
     kill_in_write(KILLED_IN_CHECKPOINT, saving, folder / "checkpoint-4" / torn, limit, num_bytes)
 
-    assert newest_whole_checkpoint(folder) == str(folder / "checkpoint-2")
+    assert newest_complete_checkpoint(folder) == str(folder / "checkpoint-2")
     assert cli.main([*saving, "--resume_from_checkpoint", "true"]) == 0
-    assert newest_whole_checkpoint(folder) == str(folder / "checkpoint-6")
+    assert newest_complete_checkpoint(folder) == str(folder / "checkpoint-6")
     for part in (WEIGHTS, f"checkpoint-4/{WEIGHTS}"):
         assert same(*(load_file(each / part) for each in (folder, whole)))
     curves = [json.loads((each / "training.json").read_text())["curve"] for each in (folder, whole)]

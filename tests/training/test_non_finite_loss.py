@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tests.chat import make_rows, make_tokenizer
 from tests.training.runs import make_dataset, make_trainer, same, weights
 from transformers_falcon_spec.errors import TrainingError
-from transformers_falcon_spec.training.checkpoints import newest_whole_checkpoint
+from transformers_falcon_spec.training.checkpoints import newest_complete_checkpoint
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
 from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.non_finite_loss import non_finite_loss_error, row_origins
@@ -66,7 +66,7 @@ def test_the_last_good_checkpoint_is_kept_and_no_bad_one_written(tmp_path: Path)
     ) as raised:
         trainer.train()
 
-    kept = newest_whole_checkpoint(tmp_path / "run")
+    kept = newest_complete_checkpoint(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]
     assert f"`{kept}` was checked when it was written and stays" in str(raised.value)
     assert "row 12; row 13; row 14; row 15." in str(raised.value)

@@ -1,4 +1,4 @@
-"""Which models read packed rows right is asked of the model: those that do pass, those that would mix texts are refused."""
+"""Models that read packed texts as they read each alone pass; models that would mix texts are refused."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_a_target_that_finds_no_text_in_positions_is_given_masks(family: str) ->
 
 @pytest.mark.parametrize("family", ["gpt_oss", "gemma3", "llama4", "mistral_narrow"])
 def test_masks_end_with_windows_chunks_and_texts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.training.packed_inputs._way", lambda *_: "masks")
+    monkeypatch.setattr("transformers_falcon_spec.training.packed_inputs._find_boundaries", lambda *_: "masks")
 
     assert_read_as_alone(make_target(family))
 
@@ -68,7 +68,7 @@ def test_a_recurrent_target_is_refused(family: str) -> None:
 @pytest.mark.parametrize("family", ["bloom", "falcon_alibi", "lfm2"])
 def test_a_target_that_would_mix_texts_is_refused(family: str) -> None:
     with pytest.raises(
-        OptionError, match=r"Packing needs a model.*told by positions it is off by.*masks.*Leave out `--packing`"
+        OptionError, match=r"Packing needs a model.*with positions it is off by.*masks.*Leave out `--packing`"
     ):
         TargetFeatures(make_target(family), (-1,), 1).read(**PACKED)
 
@@ -83,7 +83,7 @@ def test_attention_that_forgets_boundaries_is_found(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(
         OptionError,
-        match=r"does not \(sdpa, 2 rows; told by positions it is off .*; told by masks it is off .* without\)",
+        match=r"does not \(sdpa, 2 rows; with positions it is off .*; with masks it is off .* without\)",
     ):
         TargetFeatures(make_target(), (-1,), 1).read(**PACKED)
 
@@ -104,12 +104,12 @@ def test_the_model_is_asked_once_and_left_as_it_is() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_failure_is_told_in_words() -> None:
+def test_a_failure_is_explained() -> None:
     model: Any = make_target()
 
     def broken(*_: Any, **__: Any) -> PreTrainedModel:
         raise RuntimeError("no such kernel")
 
     model.forward = broken
-    with pytest.raises(OptionError, match="told by positions it fails: no such kernel"):
+    with pytest.raises(OptionError, match="with positions it fails: no such kernel"):
         packed_inputs(model, model, PACKED["position_ids"])

@@ -28,12 +28,12 @@ from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 from ..errors import OptionError
 from ..provenance import provenance
 from ..training.arguments import DrafterTrainingArguments
-from ..training.checkpoints import is_whole, newest_whole_checkpoint, writing_to
+from ..training.checkpoints import explain_write_errors, is_complete, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
-from ..training.features import place
+from ..training.features import move_target
 from ..training.lora import LoraOptions, save_adapter
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
@@ -87,7 +87,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         bare = unwrap_peft_model(drafter)
         features = objective_of(bare).read_target(bare, target)
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        place(target, args)
+        move_target(target, args)
         train_data = FeatureCache(data["train"], features, command.cache_features)
     trainer = DrafterTrainer(
         target=target,
@@ -135,7 +135,7 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
             "num_trained": trainer.get_num_trainable_parameters(),
             "curve": trainer.state.log_history,
         }
-        with writing_to(args.output_dir):
+        with explain_write_errors(args.output_dir):
             if isinstance(drafter, PeftModel):
                 is_fitted = trainer.objective.has_draft_tree and args.draft_tree_nodes > 0
                 has_new_tree = trainer.eval_dataset is not None and is_fitted
@@ -226,7 +226,7 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
         [`OptionError`]: the output folder holds checkpoints and nothing says whether to go on, or the given one is not
             whole.
     """
-    newest = newest_whole_checkpoint(args.output_dir)
+    newest = newest_complete_checkpoint(args.output_dir)
     wish = args.resume_from_checkpoint
     if wish is None or str(wish).lower() == "false":
         if newest is not None and wish is None:
@@ -237,7 +237,7 @@ def resume_point(args: DrafterTrainingArguments) -> str | None:
         return None
     if str(wish).lower() == "true":
         return newest
-    if not is_whole(Path(wish)):
+    if not is_complete(Path(wish)):
         raise OptionError(f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{wish}` is none.")
     return str(wish)
 

@@ -1,1 +1,1 @@
-"""Training drafters on the Hugging Face Trainer: conversations, features, glancing, losses."""
+"""Training drafters with the Hugging Face Trainer: data, features of the target, objectives, evaluation."""

@@ -1,4 +1,7 @@
-"""Which checkpoint a run can go on from. A checkpoint cut short by a full disk or a kill is passed over."""
+"""Finding the checkpoint to resume from, and explaining failed writes.
+
+Checkpoints that were cut short are passed over.
+"""
 
 import json
 import logging
@@ -13,16 +16,16 @@ from ..errors import TrainingError
 
 logger = logging.getLogger(__name__)
 
-_STATE_FILE = "trainer_state.json"  # written last, so that a checkpoint with a whole one is whole
+_STATE_FILE = "trainer_state.json"  # the Trainer writes it last, so a checkpoint is complete if this file is
 
 
-def newest_whole_checkpoint(folder: str | Path) -> str | None:
-    """The checkpoint with the highest step whose every file was written; None where there is none."""
+def newest_complete_checkpoint(folder: str | Path) -> str | None:
+    """The complete checkpoint with the highest step, or None if there is none."""
     found = [
         path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.rpartition("-")[2].isdigit()
     ]
     for checkpoint in sorted(found, key=_step, reverse=True):
-        if is_whole(checkpoint):
+        if is_complete(checkpoint):
             return str(checkpoint)
         logger.warning("Passed over `%s`: it was cut short while being written.", checkpoint)
     return None
@@ -33,23 +36,23 @@ def _step(checkpoint: Path) -> int:
 
 
 @contextmanager
-def writing_to(folder: str | Path) -> Iterator[None]:
-    """Say in words what failed when something inside this block could not be written, and how to go on.
+def explain_write_errors(folder: str | Path) -> Iterator[None]:
+    """Turn a failed write inside this block into an error that explains how to resume.
 
     Raises:
-        [`TrainingError`]: the disk is full, or refuses for another reason.
+        [`TrainingError`]: the disk is full, or writing failed for another reason.
     """
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors each have one of their own
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors raise errors of their own
         raise TrainingError(
             f"`{folder}` must take what the run writes, but it does not: {error}. Make room, then go on with "
             "`--resume_from_checkpoint true`: only the steps since the newest whole checkpoint are lost."
         ) from error
 
 
-def is_whole(checkpoint: Path) -> bool:
-    """Whether every file of a checkpoint was written."""
+def is_complete(checkpoint: Path) -> bool:
+    """Whether all files of a checkpoint were written."""
     try:
         state = json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):

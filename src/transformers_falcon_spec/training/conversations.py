@@ -1,7 +1,7 @@
-"""Conversations from JSON lines files or a `datasets` name: `{"messages": [{"role": ..., "content": ...}]}` a row.
+"""Reading conversations from JSON lines files or from `datasets`.
 
-Knows nothing of tokens. A row that cannot be used becomes a `ConversationError` beside the good rows, never instead of
-them.
+A row is `{"messages": [{"role": ..., "content": ...}, ...]}`.
+A row that cannot be used is left out and reported as a `ConversationError`; the other rows are read all the same.
 """
 
 import gzip
@@ -24,13 +24,13 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class ConversationSet:
-    """What was read: the good rows, each once, and what was left out.
+    """The conversations that were read, each once, and what was left out.
 
     Args:
         rows (`list[list[dict]]`): The messages of each conversation.
-        origins (`list[str]`): Where each of them comes from: file and line, or data set and row.
+        origins (`list[str]`): Where each conversation comes from: file and line, or data set and row.
         errors (`list[ConversationError]`): One for each broken row.
-        duplicates (`list[str]`): Where those come from that are the same, letter for letter, as an earlier one.
+        duplicates (`list[str]`): Where the exact copies of earlier conversations come from.
     """
 
     rows: list[list[Message]] = field(default_factory=list)
@@ -40,19 +40,19 @@ class ConversationSet:
 
 
 def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | None = None) -> ConversationSet:
-    """Read every source and leave out, with a warning, the rows that are broken or there already.
+    """Read conversations from all sources; broken rows and duplicates are left out with a warning.
 
     Args:
         sources (`str`, `Path` or a list of them):
             Files ending in `.jsonl` or `.jsonl.gz`, or names for `datasets.load_dataset` (`name` or `name:split`).
         limit (`int`, *optional*):
-            Stop after this many good rows, duplicates not counted.
+            Stop after this many conversations, not counting duplicates.
 
     Returns:
-        [`ConversationSet`]: the rows, and what was left out.
+        [`ConversationSet`]: the conversations, and what was left out.
 
     Raises:
-        [`ConversationError`]: a source does not exist or not one row could be used.
+        [`ConversationError`]: a source does not exist, or none of its rows can be used.
     """
     paths = [sources] if isinstance(sources, str | Path) else list(sources)
     found = _read(paths, limit)
@@ -70,27 +70,27 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
 def _read(paths: list[str | Path], limit: int | None) -> ConversationSet:
     found = ConversationSet()
     seen: set[bytes] = set()
-    for where, row in _located_rows(paths):
+    for origin, row in _rows_with_origins(paths):
         if limit is not None and len(found.rows) >= limit:
             break
         try:
-            messages = _messages(row, where)
+            messages = _messages(row, origin)
         except ConversationError as error:
             found.errors.append(error)
             logger.warning("Left out: %s", error)
             continue
         key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
         if key in seen:
-            found.duplicates.append(where)
+            found.duplicates.append(origin)
         else:
             seen.add(key)
             found.rows.append(messages)
-            found.origins.append(where)
+            found.origins.append(origin)
     return found
 
 
-def _located_rows(sources: Iterable[str | Path]) -> Iterator[tuple[str, Any]]:
-    """Pairs of a row's place and its content: the bytes of a line, or a mapping from `datasets`."""
+def _rows_with_origins(sources: Iterable[str | Path]) -> Iterator[tuple[str, Any]]:
+    """The origin and the content of each row: the bytes of a line, or a mapping from `datasets`."""
     for source in sources:
         path = Path(source)
         if path.name.endswith((".jsonl", ".jsonl.gz")):
@@ -104,7 +104,7 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
         raise ConversationError(f"The data file `{path}` does not exist. Give the path of a .jsonl or .jsonl.gz file.")
     opener = gzip.open if path.name.endswith(".gz") else open
     try:
-        with opener(path, "rb") as lines:  # bytes end at a line feed alone, and a broken one harms its own line alone
+        with opener(path, "rb") as lines:  # as bytes, a line that is not UTF-8 does not break the others
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield f"{path}, line {number}", line
@@ -128,24 +128,26 @@ def _hub_rows(name: str) -> Iterator[tuple[str, Any]]:
         yield f"{name}, row {number}", row
 
 
-def _messages(row: Any, where: str) -> list[Message]:
-    """The row's messages, checked."""
+def _messages(row: Any, origin: str) -> list[Message]:
+    """The messages of a row, after checking them."""
     if isinstance(row, bytes):
         try:
             row = json.loads(row.decode("utf-8"))
         except ValueError as error:  # not JSON, or not UTF-8
-            raise ConversationError(f"{where}: the line must be JSON, but {error}. Mend or delete the line.") from None
+            raise ConversationError(
+                f"{origin}: the line must be JSON, but {error}. Mend or delete the line."
+            ) from None
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list) or not messages:
-        raise ConversationError(f"{where}: a row must be an object with a list `messages`; it has none.")
+        raise ConversationError(f"{origin}: a row must be an object with a list `messages`; it has none.")
     for message in messages:
         is_message = isinstance(message, dict) and isinstance(message.get("content"), str)
         if not is_message or message.get("role") not in ROLES:
-            raise ConversationError(f"{where}: each message needs a `role` of {ROLES} and a text `content`.")
+            raise ConversationError(f"{origin}: each message needs a `role` of {ROLES} and a text `content`.")
     if not any(message["role"] == "assistant" for message in messages):
         raise ConversationError(
-            f"{where}: a row must have an assistant turn, for that is what the drafter learns; it has none."
+            f"{origin}: a row must have an assistant turn, for that is what the drafter learns; it has none."
         )
     if messages[0]["role"] == "assistant":
-        raise ConversationError(f"{where}: the assistant must have something to answer, but it has the first turn.")
+        raise ConversationError(f"{origin}: the assistant must have something to answer, but it has the first turn.")
     return [{"role": message["role"], "content": message["content"]} for message in messages]

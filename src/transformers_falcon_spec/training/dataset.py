@@ -1,4 +1,4 @@
-"""Conversations as token ids with a mask of what the assistant said. Knows nothing of drafters or features."""
+"""Conversations as token ids with a mask of the assistant's tokens, and how batches of them are made."""
 
 import copy
 import logging
@@ -20,20 +20,20 @@ from .mask_coverage import MaskCoverage
 
 logger = logging.getLogger(__name__)
 
-Example = dict[str, Any]  # `input_ids` and `assistant_mask`; from a `FeatureCache` tensors `[tokens, width]` as well
+Example = dict[str, Any]  # `input_ids` and `assistant_mask`; a `FeatureCache` adds tensors `[tokens, width]`
 
 
 class ConversationDataset(Dataset[Example]):
     """Tokenised conversations: `input_ids` and `assistant_mask`, both cut to `max_length`.
 
-    The mask comes from the tokenizer's own chat template: from its `{% generation %}` marks, or, without them, from
-    rendering each conversation up to and including every assistant turn.
+    The mask comes from the tokenizer's chat template: from its `{% generation %}` marks or, without them, from
+    rendering each conversation before and after every assistant turn.
 
     Args:
         rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer.
-        max_length (`int`): Longest example, in tokens.
-        origins (`list[str]`, *optional*): Where each row comes from, in words; its number unless given.
+        max_length (`int`): Tokens of the longest example; longer ones are cut.
+        origins (`list[str]`, *optional*): Where each row comes from, in words; by default its number.
 
     Raises:
         [`TrainingError`]: there is no chat template, or not one example holds an assistant token.
@@ -55,31 +55,31 @@ class ConversationDataset(Dataset[Example]):
         encoded = [_encode(row, tokenizer, has_marks) for row in tqdm(rows, desc="tokenize", unit="row")]
         kept: list[Example] = []
         self.origins: list[str] = []
-        for place, example in enumerate(encoded):
+        for number, example in enumerate(encoded):
             if example and any(example["assistant_mask"][:max_length]):
                 kept.append({name: values[:max_length] for name, values in example.items()})
-                self.origins.append(origins[place] if origins is not None else f"row {place}")
+                self.origins.append(origins[number] if origins is not None else f"row {number}")
         self.examples = kept
         masks = [example["assistant_mask"] for example in encoded if example]
         turns = [turn for row, example in zip(rows, encoded, strict=True) if example for turn in row]
         num_turns = sum(turn["role"] == "assistant" for turn in turns)
-        self.coverage = MaskCoverage.of(kept, masks, num_turns, max_length)
+        self.coverage = MaskCoverage.count(kept, masks, num_turns, max_length)
         if not kept:
             raise TrainingError(_nothing_counts(len(rows), masks, tokenizer, max_length))
-        how = "marked by the template" if has_marks else "found turn by turn"
-        logger.info("%s, %s; %d rows without any left out.", self.coverage, how, len(rows) - len(kept))
+        source = "marked by the template" if has_marks else "found turn by turn"
+        logger.info("%s, %s; %d rows without any left out.", self.coverage, source, len(rows) - len(kept))
         self.coverage.warn()
 
     def subset(self, indices: Iterable[int]) -> "ConversationDataset":
-        """The examples at `indices`, in that order; the coverage stays that of the whole."""
-        chosen, part = list(indices), copy.copy(self)
-        part.examples = [self.examples[index] for index in chosen]
-        part.origins = [self.origins[index] for index in chosen]
-        return part
+        """The examples at `indices`, in that order; `coverage` stays that of all examples."""
+        chosen, subset = list(indices), copy.copy(self)
+        subset.examples = [self.examples[index] for index in chosen]
+        subset.origins = [self.origins[index] for index in chosen]
+        return subset
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each example."""
+        """The number of tokens in each example."""
         return [len(example["input_ids"]) for example in self.examples]
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class ConversationDataset(Dataset[Example]):
 
 
 def _nothing_counts(num_rows: int, masks: list[list[int]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
-    """Why the mask covers 0 %, in words."""
+    """An explanation of why no token counts."""
     if any(map(any, masks)):
         return (
             f"Not one of {num_rows} conversations has an assistant token in {max_length} tokens. Raise `max_length`, "
@@ -125,10 +125,10 @@ def _encode_marked(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Ex
 def _encode_by_turns(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
     ids = _render(row, tokenizer)
     mask = [0] * len(ids)
-    for place, message in enumerate(row):
+    for number, message in enumerate(row):
         if message["role"] == "assistant":
-            before = _render(row[:place], tokenizer, add_generation_prompt=True)
-            after = _render(row[: place + 1], tokenizer)
+            before = _render(row[:number], tokenizer, add_generation_prompt=True)
+            after = _render(row[: number + 1], tokenizer)
             if ids[: len(after)] != after or after[: len(before)] != before:
                 raise TrainingError(
                     f"The chat template of `{tokenizer.name_or_path}` rewrites earlier turns, so the assistant's "
@@ -147,16 +147,17 @@ def _templated(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options
 
 
 class ConversationCollator:
-    """Pads examples on the right: ids, attention mask and assistant mask, each `[rows, tokens]`, and tensors.
+    """Makes batches of examples by padding them on the right.
 
-    Rows of several conversations bring `position_ids`, which count on through the padding behind the last one.
+    A batch holds `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`. Tensors of a `FeatureCache` are padded with zeros. The `position_ids` of packed rows are continued through the
+    padding.
     """
 
     def __init__(self, pad_token_id: int | None) -> None:
         self.pad_token_id = pad_token_id or 0
 
     def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
-        """One batch."""
+        """Make a batch."""
         longest = max(len(example["input_ids"]) for example in examples)
         batch = {
             "input_ids": torch.full((len(examples), longest), self.pad_token_id),
@@ -169,8 +170,8 @@ class ConversationCollator:
             batch["attention_mask"][row, :length] = 1
             batch["assistant_mask"][row, :length] = torch.tensor(example["assistant_mask"], dtype=torch.bool)
         if "position_ids" in examples[0]:
-            places = [example["position_ids"] for example in examples]
-            rows = [[*row, *range(row[-1] + 1, row[-1] + 1 + longest - len(row))] for row in places]
+            rows = [example["position_ids"] for example in examples]
+            rows = [[*row, *range(row[-1] + 1, row[-1] + 1 + longest - len(row))] for row in rows]
             batch["position_ids"] = torch.tensor(rows)
         for name in examples[0].keys() - batch.keys():
             batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
@@ -178,12 +179,14 @@ class ConversationCollator:
 
 
 class SeededLengthGroups(LengthGroupedSampler):
-    """Rows of like length together, in an order that lengths and a seed decide, whatever the number of processes.
+    """An order of the rows in which batches hold rows of similar length, and which depends on lengths and a seed only.
+
+    So a resumed run reads the rows in the same order, and several processes with smaller batches do, too.
 
     Args:
-        batch_size (`int`): Rows of one step, of all processes.
+        batch_size (`int`): Rows of one step, of all processes together.
         lengths (`list[int]`): Tokens of each row.
-        seed (`Callable[[], int]`): Gives the seed of an epoch when that begins.
+        seed (`Callable[[], int]`): Returns the seed of an epoch when that begins.
     """
 
     def __init__(self, batch_size: int, lengths: list[int], seed: Callable[[], int]) -> None:
@@ -191,6 +194,6 @@ class SeededLengthGroups(LengthGroupedSampler):
         self._seed = seed
 
     def __iter__(self) -> Iterator[int]:
-        """One epoch's order."""
+        """The order of one epoch."""
         self.generator.manual_seed(self._seed())
         return super().__iter__()

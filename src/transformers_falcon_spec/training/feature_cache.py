@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from ..errors import TrainingError
 from ..provenance import weights_fingerprint
-from .checkpoints import writing_to
+from .checkpoints import explain_write_errors
 from .dataset import ConversationCollator, ConversationDataset, Example
 from .features import TargetFeatures
 
@@ -67,8 +67,8 @@ class FeatureCache(Dataset[Example]):
         index = range(len(self))[index]
         shard, start = self._shard(index // SHARD_SIZE), self._starts[index]
         stop = start + self._length(index)
-        stored = {name: shard.get_slice(name)[start:stop] for name in shard.keys()}  # noqa: SIM118
-        return {**self.dataset[index], **stored}
+        features = {name: shard.get_slice(name)[start:stop] for name in shard.keys()}  # noqa: SIM118  it is no dictionary
+        return {**self.dataset[index], **features}
 
     def _length(self, index: int) -> int:
         return len(self.dataset[index]["input_ids"])
@@ -109,7 +109,7 @@ class FeatureCache(Dataset[Example]):
         mine = missing[state.process_index :: state.num_processes]
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
             tensors = self._read(features, number)
-            with writing_to(self.folder):
+            with explain_write_errors(self.folder):
                 fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")  # another run may be at it, too
                 save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
                 fresh.replace(self._path(number))
@@ -118,7 +118,7 @@ class FeatureCache(Dataset[Example]):
             self._shard(number)
 
     def _check_room(self, features: TargetFeatures, num_tokens: int) -> None:
-        with writing_to(self.folder):
+        with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         needed = num_tokens * bytes_per_token(features)
         free = shutil.disk_usage(self.folder).free

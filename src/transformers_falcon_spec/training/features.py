@@ -1,4 +1,4 @@
-"""The target's side of training: features of a batch from the frozen target, paired as the drafter reads them."""
+"""Pairs for training: features and labels from the frozen target, with the tokens that follow them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,23 +18,19 @@ from .packed_inputs import packed_inputs
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Rows as the drafter reads them, and what it should say. Row p pairs token p + 1 with the feature of token p.
+    """The drafter's inputs and labels for a batch. Pair p holds the feature of token p and the token p + 1.
 
     Args:
-        input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The tokens themselves.
-        positions (`torch.Tensor` of shape `(rows, pairs + 1)` or `(1, pairs + 1)`): Place of each token in its
-            conversation; see
-            `core/packing.py`.
+        input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The token ids.
+        positions (`torch.Tensor` of shape `(rows, pairs + 1)` or `(1, pairs + 1)`): Position of each token in its
+            conversation; see `core/packing.py`.
         token_embeds (`torch.Tensor` of shape `(rows, pairs, embed)`): Embedding of token p + 1.
         features (`torch.Tensor` of shape `(rows, pairs, feature)`): Feature of token p.
-        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): The head's input at token p + distance; zeros past
-            the end of
-            the conversation.
-        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding, and where token p is the last of its
-            conversation.
-        is_counted (`torch.Tensor` of shape `(rows, pairs)`): The token that this label speaks of, p + distance + 1, is
-            the
-            assistant's.
+        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): Input of the target's head at token p + distance;
+            zeros past the end of the conversation.
+        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding, and where token p ends its conversation.
+        is_counted (`torch.Tensor` of shape `(rows, pairs)`): Whether the label counts in the loss, because the token
+            that it predicts, p + distance + 1, is the assistant's.
     """
 
     input_ids: Int[Tensor, "rows tokens"]
@@ -47,12 +43,13 @@ class PairBatch:
 
 
 class TargetFeatures:
-    """Reads features from a frozen target while the drafter trains, or takes those that a batch brings along.
+    """Makes pairs from batches: reads features from the frozen target, or uses those that a batch already holds.
 
     Args:
-        target ([`~transformers.PreTrainedModel`]): Put into evaluation mode; its weights get no gradient.
-        feature_layers (`tuple[int, ...]`): Hidden states that the drafter reads, as Transformers counts them.
-        distance (`int`): How far ahead labels lie; k for a drafter that predicts the feature k ahead.
+        target ([`~transformers.PreTrainedModel`]): The target; it is put into evaluation mode, and its weights get no
+            gradient.
+        feature_layers (`tuple[int, ...]`): Hidden states that the drafter reads, numbered as in Transformers.
+        distance (`int`): Tokens from a feature to its label; k for a drafter that predicts features k ahead.
     """
 
     def __init__(self, target: PreTrainedModel, feature_layers: tuple[int, ...], distance: int) -> None:
@@ -61,37 +58,37 @@ class TargetFeatures:
 
     @torch.no_grad()
     def read(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
-        """The `features` `[rows, tokens, feature]` and, where those are other ones, the `head_inputs` of a batch.
+        """Read the `features` `[rows, tokens, feature]` of a batch, and the `head_inputs` if they differ from these.
 
         Args:
             input_ids (`torch.Tensor` of shape `(rows, tokens)`): The tokens.
             attention_mask (`torch.Tensor` of shape `(rows, tokens)`): 0 at padding, on the right.
-            position_ids (`torch.Tensor` of shape `(rows, tokens)`, *optional*): Place of each token in its
-                conversation, where
-                rows hold several.
+            position_ids (`torch.Tensor` of shape `(rows, tokens)`, *optional*): Position of each token in its
+                conversation, for rows that hold several.
 
         Raises:
-            [`OptionError`]: rows hold several conversations, and the target would mix them.
+            [`OptionError`]: rows hold several conversations, and the target would let them see one another.
         """
-        how: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
-        if position_ids is not None:  # padding is behind what counts, so that no mask is needed
-            how = packed_inputs(self.target, decoder_of(self.target), position_ids)
-        view = Target(self.target, self.feature_layers)
-        with view.feature_hooks.active():
-            outputs = decoder_of(self.target)(input_ids=input_ids, **how)
-            features = view.feature_hooks.take(input_ids.shape[1])
+        inputs: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
+        if position_ids is not None:  # padding comes last, where no token sees it, so no mask is needed
+            inputs = packed_inputs(self.target, decoder_of(self.target), position_ids)
+        target = Target(self.target, self.feature_layers)
+        with target.feature_hooks.active():
+            outputs = decoder_of(self.target)(input_ids=input_ids, **inputs)
+            features = target.feature_hooks.take(input_ids.shape[1])
         assert features is not None  # at least one layer is tapped
-        found = {"features": features, "head_inputs": outputs[0]}
-        return found if self.feature_layers != (-1,) else {"features": features}
+        if self.feature_layers == (-1,):  # the features are the head's inputs
+            return {"features": features}
+        return {"features": features, "head_inputs": outputs[0]}
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
-        """The pairs of one collated batch; `features` that a [`FeatureCache`] added are not read again."""
+        """Make the pairs of a batch; the target is not read if a [`FeatureCache`] has added its `features`."""
         input_ids, mask = batch["input_ids"], batch["attention_mask"]
         packed = batch.get("position_ids")
         positions = one_text(input_ids.shape[1], input_ids.device) if packed is None else packed
-        found = batch if "features" in batch else self.read(input_ids, mask, packed)
-        features, head_inputs = found["features"].to(input_ids.device), found.get("head_inputs", found["features"])
+        states = batch if "features" in batch else self.read(input_ids, mask, packed)
+        features, head_inputs = states["features"].to(input_ids.device), states.get("head_inputs", states["features"])
         is_token = mask[:, 1:].bool() & (positions[:, 1:] > 0)
         return PairBatch(
             input_ids=input_ids,
@@ -104,15 +101,15 @@ class TargetFeatures:
         )
 
     def head(self, features: Tensor) -> Tensor:
-        """The target's logits of head inputs, in float32, on their device; gradients pass through to the features."""
+        """The target's logits for head inputs, in float32 and on their device; gradients flow back to the inputs."""
         return apply_head(self.target, features).to(features.device)
 
 
-def place(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
-    """Put the target where the drafter is trained; one that is spread over devices stays.
+def move_target(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
+    """Move the target to the device of the training, unless it is spread over several devices by `device_map`.
 
     Raises:
-        [`OptionError`]: it is spread out, and there are several processes.
+        [`OptionError`]: the target is spread over devices, and there are several processes.
     """
     if not is_spread(target):
         target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature

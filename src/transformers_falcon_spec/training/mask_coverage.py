@@ -1,4 +1,4 @@
-"""How much of the training data counts in the loss, and whether that looks like a fault of the chat template."""
+"""How much of the training data counts in the loss, and whether the chat template seems to be at fault."""
 
 import logging
 from collections.abc import Iterable
@@ -8,20 +8,20 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-LOW_SHARE = 0.1  # of the tokens; below it nine tenths of the target's work teach nothing
+LOW_SHARE = 0.1  # of the tokens; with less, nine tenths of the target's work are wasted
 
 
 @dataclass(frozen=True)
 class MaskCoverage:
-    """What counts in the loss, over the whole data.
+    """How many tokens of the training data count in the loss.
 
     Args:
-        num_examples (`int`): Examples to learn from, those without a counted token left out.
-        num_tokens (`int`): Their tokens, up to the greatest length.
-        num_counted (`int`): Those of them that are the assistant's.
-        num_beyond (`int`): The assistant's tokens beyond the greatest length, in all rows.
-        num_turns (`int`): Turns of the assistant, in all rows.
-        num_runs (`int`): Runs of counted tokens, in all rows at full length; each turn should make one.
+        num_examples (`int`): Examples with at least one counted token.
+        num_tokens (`int`): Tokens of these examples, cut at `max_length`.
+        num_counted (`int`): Those of these tokens that are the assistant's.
+        num_beyond (`int`): The assistant's tokens that were cut off, in all rows.
+        num_turns (`int`): The assistant's turns, in all rows.
+        num_runs (`int`): Runs of counted tokens, in all rows before they are cut; each turn should be one.
     """
 
     num_examples: int
@@ -32,24 +32,24 @@ class MaskCoverage:
     num_runs: int
 
     @classmethod
-    def of(
+    def count(
         cls, examples: Iterable[dict[str, Any]], masks: Iterable[list[int]], num_turns: int, max_length: int
     ) -> "MaskCoverage":
-        """Of the examples that are kept, cut, and the masks of all rows, uncut."""
+        """Count the tokens of the kept examples, which were cut, and of the uncut masks of all rows."""
         lengths = [(len(example["input_ids"]), sum(example["assistant_mask"])) for example in examples]
-        whole = list(masks)
+        uncut = list(masks)
         return cls(
             num_examples=len(lengths),
             num_tokens=sum(length for length, _ in lengths),
             num_counted=sum(counted for _, counted in lengths),
-            num_beyond=sum(sum(mask[max_length:]) for mask in whole),
+            num_beyond=sum(sum(mask[max_length:]) for mask in uncut),
             num_turns=num_turns,
-            num_runs=sum(is_counted for mask in whole for is_counted, _ in groupby(mask)),
+            num_runs=sum(is_counted for mask in uncut for is_counted, _ in groupby(mask)),
         )
 
     @property
     def share(self) -> float:
-        """Counted tokens in all tokens, 0 to 1."""
+        """The share of the tokens that count, 0 to 1."""
         return self.num_counted / self.num_tokens if self.num_tokens else 0.0
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class MaskCoverage:
         )
 
     def warn(self) -> None:
-        """Say in the log what looks like a fault."""
+        """Log a warning if the mask looks wrong."""
         if self.share < LOW_SHARE:
             logger.warning(
                 "Only %.1f%% of the tokens count in the loss. Look at them with `falcon-spec train --show_masks`: the "

@@ -1,4 +1,4 @@
-"""A loss that is no number any more: which rows it happened on, what is left of the run, and what to do."""
+"""The error for a loss that is not finite, which names the rows of the batch and the newest checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,41 +7,43 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import TrainingError
-from .checkpoints import newest_whole_checkpoint
+from .checkpoints import newest_complete_checkpoint
 from .dataset import ConversationDataset
 from .feature_cache import FeatureCache
 from .packed_conversations import PackedConversations
 
-NUM_NAMED = 16  # rows that a message names
+NUM_NAMED = 16  # rows that the message names
 
 
 def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
-    """Where the conversations of a collated batch come from, found by their token ids: asked once, when all is over.
+    """The origins of the conversations in a collated batch, found by their token ids.
 
     Args:
-        data (a dataset, a mapping of names to datasets, or None): What the batch was made of.
-        batch (`dict[str, torch.Tensor]`): `input_ids`, `attention_mask` and, of packed rows, `position_ids`, all
+        data (a dataset, a mapping of names to datasets, or None): The data that the batch comes from.
+        batch (`dict[str, torch.Tensor]`): `input_ids`, `attention_mask` and, for packed rows, `position_ids`, all
             `[rows, tokens]`.
     """
-    wanted = _conversations(batch)
+    conversations = _conversations(batch)
     names: dict[tuple[int, ...], str] = {}
     for each in data.values() if isinstance(data, Mapping) else [data or []]:
         packed = each.data if isinstance(each, PackedConversations) else each
-        dataset = packed.dataset if isinstance(packed, FeatureCache) else packed  # the same, without reading features
+        dataset = (
+            packed.dataset if isinstance(packed, FeatureCache) else packed
+        )  # the same conversations without reading features
         for index in range(len(dataset)):
             key = tuple(dataset[index]["input_ids"])
-            if key in wanted and key not in names:
+            if key in conversations and key not in names:
                 names[key] = dataset.origins[index] if isinstance(dataset, ConversationDataset) else f"example {index}"
-    return [names.get(key, "a row that is not in the data set") for key in wanted]
+    return [names.get(key, "a row that is not in the data set") for key in conversations]
 
 
 def _conversations(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
-    """The token ids of each, without padding."""
+    """The token ids of each conversation in a batch, without padding."""
     found = []
     ids, lengths = batch["input_ids"].tolist(), batch["attention_mask"].sum(-1).tolist()
     positions = batch["position_ids"].tolist() if "position_ids" in batch else [range(len(row)) for row in ids]
-    for row, places, length in zip(ids, positions, lengths, strict=True):
-        starts = [start for start in range(length) if places[start] == 0]
+    for row, row_positions, length in zip(ids, positions, lengths, strict=True):
+        starts = [start for start in range(length) if row_positions[start] == 0]
         found += [tuple(row[start:end]) for start, end in zip(starts, [*starts[1:], length], strict=True)]
     return found
 
@@ -50,13 +52,13 @@ def non_finite_loss_error(what: str, step: int, rows: list[str], output_dir: str
     """The error that stops the run.
 
     Args:
-        what (`str`): What is no finite number: the subject is the loss.
+        what (`str`): What is not finite, as the end of a sentence about the loss.
         step (`int`): The step, counted from 1.
-        rows (`list[str]`): Where the rows of its batch come from.
-        output_dir (`str` or `Path`): Where checkpoints are.
+        rows (`list[str]`): The origins of the rows of the batch.
+        output_dir (`str` or `Path`): The folder of the checkpoints.
     """
     more = f" and {len(rows) - NUM_NAMED} more" if len(rows) > NUM_NAMED else ""
-    checkpoint = newest_whole_checkpoint(output_dir)
+    checkpoint = newest_complete_checkpoint(output_dir)
     kept = (
         f"`{checkpoint}` was checked when it was written and stays; going on from it keeps its learning rate."
         if checkpoint

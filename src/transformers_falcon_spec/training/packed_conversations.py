@@ -1,4 +1,4 @@
-"""Several conversations in one row of a batch, chosen by length and a seed, so that little of it is padding."""
+"""A data set whose rows hold several conversations each, so that batches have little padding."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from .mask_coverage import MaskCoverage
 
 
 class PackedConversations(Dataset[Example]):
-    """Rows of whole conversations, one after the other; `position_ids` start again at 0 with each.
+    """Rows of complete conversations, one after the other; `position_ids` start at 0 with each of them.
 
     Args:
         data ([`ConversationDataset`] or [`FeatureCache`]): The conversations.
-        bins (`list[list[int]]`): The conversations of each row, by their numbers in `data`.
+        bins (`list[list[int]]`): The indices of the conversations in each row.
     """
 
     def __init__(self, data: ConversationDataset | FeatureCache, bins: list[list[int]]) -> None:
@@ -28,7 +28,9 @@ class PackedConversations(Dataset[Example]):
 
     @classmethod
     def fill(cls, data: ConversationDataset | FeatureCache, row_length: int, seed: int) -> "PackedConversations":
-        """Rows of up to `row_length` tokens, filled by [`best_fit`].
+        """Fill rows of up to `row_length` tokens by [`best_fit`].
+
+        The same lengths and seed give the same rows.
 
         Raises:
             [`OptionError`]: a conversation is longer than a row.
@@ -42,19 +44,19 @@ class PackedConversations(Dataset[Example]):
 
     @property
     def coverage(self) -> MaskCoverage:
-        """What counts in the loss, of all conversations."""
+        """How much of all conversations counts in the loss."""
         return self.conversations.coverage
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row."""
+        """The number of tokens in each row."""
         lengths = self.data.lengths
-        return [sum(lengths[number] for number in row) for row in self.bins]
+        return [sum(lengths[index] for index in row) for row in self.bins]
 
     def subset(self, indices: Iterable[int]) -> "PackedConversations":
-        """The rows at `indices`, in that order, of conversations without features."""
+        """The rows at `indices`, in that order and without features."""
         rows = [self.bins[index] for index in indices]
-        starts = [sum(map(len, rows[:place])) for place in range(len(rows))]
+        starts = [sum(map(len, rows[:index])) for index in range(len(rows))]
         bins = [list(range(start, start + len(row))) for start, row in zip(starts, rows, strict=True)]
         return PackedConversations(self.conversations.subset(chain(*rows)), bins)
 
@@ -62,7 +64,7 @@ class PackedConversations(Dataset[Example]):
         return len(self.bins)
 
     def __getitem__(self, index: int) -> Example:
-        parts = [self.data[number] for number in self.bins[index]]
+        parts = [self.data[member] for member in self.bins[index]]
         positions = [list(range(len(part["input_ids"]))) for part in parts]
         return {
             **{name: _joined([part[name] for part in parts]) for name in parts[0]},
@@ -75,15 +77,15 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) -> list[list[int]]:
-    """Bins of numbers, filled from the longest down, each into the fullest bin with room (best-fit decreasing).
+    """Pack conversations into bins: the longest first, each into the fullest bin that has room (best-fit decreasing).
 
-    Its rows are at most 11/9 as many as the fewest possible, and 4 more (D. S. Johnson et al., "Worst-case performance
-    bounds for simple one-dimensional packing algorithms", SIAM J. Comput. 3, 1974).
+    There are at most 11/9 times as many bins as possible, plus 4 (D. S. Johnson et al., "Worst-case performance bounds
+    for simple one-dimensional packing algorithms", SIAM J. Comput. 3, 1974).
 
     Args:
-        lengths (`list[int]`): Tokens of each conversation.
-        row_length (`int`): Most tokens of a bin.
-        generator (`torch.Generator`): Decides among conversations of one length.
+        lengths (`list[int]`): The number of tokens of each conversation.
+        row_length (`int`): The capacity of a bin, in tokens.
+        generator (`torch.Generator`): Shuffles conversations of the same length.
 
     Raises:
         [`OptionError`]: a conversation is longer than a bin.
@@ -103,21 +105,21 @@ def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) ->
         )
     order = torch.randperm(len(lengths), generator=generator).tolist()
     bins: list[list[int]] = []
-    by_room: dict[int, list[list[int]]] = {}
-    rooms: list[int] = []  # keys of `by_room`, ascending
-    for number in sorted(order, key=lambda number: -lengths[number]):
-        place = bisect_left(rooms, lengths[number])
-        if place == len(rooms):
-            room = row_length
+    by_free: dict[int, list[list[int]]] = {}
+    free_sizes: list[int] = []  # keys of `by_free`, ascending
+    for index in sorted(order, key=lambda index: -lengths[index]):
+        tightest = bisect_left(free_sizes, lengths[index])
+        if tightest == len(free_sizes):
+            free = row_length
             bins.append(chosen := [])
         else:
-            room = rooms[place]
-            chosen = by_room[room].pop()
-            if not by_room[room]:
-                del by_room[room], rooms[place]
-        chosen.append(number)
-        left = room - lengths[number]
-        if left not in by_room:
-            insort(rooms, left)
-        by_room.setdefault(left, []).append(chosen)
+            free = free_sizes[tightest]
+            chosen = by_free[free].pop()
+            if not by_free[free]:
+                del by_free[free], free_sizes[tightest]
+        chosen.append(index)
+        left = free - lengths[index]
+        if left not in by_free:
+            insort(free_sizes, left)
+        by_free.setdefault(left, []).append(chosen)
     return bins

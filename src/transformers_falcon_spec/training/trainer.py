@@ -21,7 +21,7 @@ from ..core.tree import DraftTree
 from ..drafters.compatibility.contract import sign
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
-from .checkpoints import writing_to
+from .checkpoints import explain_write_errors
 from .dataset import ConversationDataset, SeededLengthGroups
 from .decoding_metrics import (
     DecodingMetrics,
@@ -31,7 +31,7 @@ from .decoding_metrics import (
     prompts_before_answers,
 )
 from .feature_cache import FeatureCache
-from .features import PairBatch, place
+from .features import PairBatch, move_target
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
 from .packed_conversations import PackedConversations
@@ -79,7 +79,7 @@ class DrafterTrainer(Trainer):
         self.features = objective.read_target(self.drafter, target)
         super().__init__(model=model, compute_metrics=accuracy_metrics, **kwargs)
         self.model_accepts_loss_kwargs = False
-        place(target, self.args)
+        move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
@@ -99,7 +99,7 @@ class DrafterTrainer(Trainer):
         return is_wanted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """The Trainer's own, but groups of like length come from seed, epoch and lengths, without reading rows."""
+        """The Trainer's sampler; but batches of similar lengths depend on seed and epoch only, and no row is read for its length."""
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         has_lengths = isinstance(data, ConversationDataset | FeatureCache | PackedConversations)
         if has_lengths and self.args.train_sampling_strategy == "group_by_length":
@@ -127,7 +127,7 @@ class DrafterTrainer(Trainer):
         """The Trainer's own, for good weights only and with a failed write told in words."""
         with self.throughput.timed("aside"):
             self._check_weights()
-            with writing_to(self.args.output_dir):
+            with explain_write_errors(self.args.output_dir):
                 super()._save_checkpoint(*args, **kwargs)
 
     def compute_loss(
@@ -159,7 +159,7 @@ class DrafterTrainer(Trainer):
         return (loss, outcome) if return_outputs else loss
 
     def _share(self, pairs: PairBatch) -> Tensor | float:
-        """The weight of this process's mean among all processes, so that every token of the step counts the same."""
+        """The factor of this process's loss that gives every token of the step the same weight in the mean of all processes."""
         if self.args.world_size == 1:
             return 1.0
         count = pairs.is_counted.sum().float()
