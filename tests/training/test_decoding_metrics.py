@@ -175,7 +175,9 @@ def test_stock_drafting_is_counted_alike_in_any_company() -> None:
     assert drafter.generation_config.num_assistant_tokens == 1
 
 
-def test_arms_take_turns_after_a_warm_up_and_write_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafted_and_plain_decoding_take_turns_after_a_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target, drafter = make_target(**SMALL), make_drafter(make_target(**SMALL))
     calls: list[tuple[int, bool]] = []
     run = timed_generate

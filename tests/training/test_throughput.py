@@ -23,9 +23,9 @@ def test_evaluations_and_checkpoints_are_no_training(monkeypatch: pytest.MonkeyP
                 now[0] += target_seconds
             now[0] += rest
             found.num_tokens += 20
-        with found.timed("aside"), found.timed("aside"):
+        with found.timed("pause"), found.timed("pause"):
             now[0] += 100.0
-    with found.timed("aside"):
+    with found.timed("pause"):
         now[0] += 1000.0
 
     assert found.to_json() == {"train_tokens_per_second": 40 / 8, "target_share": 3 / 8}
@@ -39,5 +39,5 @@ def test_a_run_counts_the_tokens_that_it_was_shown(tmp_path: Path) -> None:
 
     seconds = trainer.throughput.seconds
     assert trainer.throughput.num_tokens == sum(lengths)
-    assert 0 < seconds["target"] < seconds["run"] - seconds["aside"]
-    assert seconds["aside"] > 0
+    assert 0 < seconds["target"] < seconds["run"] - seconds["pause"]
+    assert seconds["pause"] > 0

@@ -1,4 +1,4 @@
-"""Options of a training run: those of `TrainingArguments`, and the drafter's own."""
+"""Options of a training run: those of `TrainingArguments`, and those for drafters."""
 
 from dataclasses import dataclass, field
 
@@ -8,12 +8,15 @@ from transformers.integrations.deepspeed import is_deepspeed_available
 from ..errors import OptionError
 
 MIN_TREE_NODES = 2  # the root and one draft
-DECODED_METRICS = ("acceptance_length", "speedup")  # of evaluation, beside those by depth
+DECODED_METRICS = (
+    "acceptance_length",
+    "speedup",
+)  # of an evaluation that decodes, besides one for each depth
 
 
 @dataclass
 class DrafterTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the drafter's own; defaults of these are the paper's where it gives one."""
+    """`TrainingArguments` with options for drafters; defaults are the Falcon paper's where it gives one."""
 
     output_dir: str = field(default="trainer_output", metadata={"help": "Folder for checkpoints and the drafter."})
     use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
@@ -31,23 +34,21 @@ class DrafterTrainingArguments(TrainingArguments):
     )
     anneal_share: float = field(
         default=0.2,
-        metadata={
-            "help": "Full diffusion drafters: share of the training until they see all that stands behind a token."
-        },
+        metadata={"help": "Full diffusion drafters: share of the training until they see all that follows a token."},
     )
     draft_tree_nodes: int = field(
         default=16,
         metadata={
-            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree "
-            "of the drafter's config."
+            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of "
+            "the drafter's config."
         },
     )
     draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
     eval_decode_prompts: int = field(
         default=8,
         metadata={
-            "help": "Prompts of the evaluation data that each evaluation writes on with the real loop, for "
-            "`eval_acceptance_length`, `eval_acceptance_at_depth_*` and `eval_speedup`; 0 leaves these out."
+            "help": "Prompts of the evaluation data that each evaluation decodes, for `eval_acceptance_length`, "
+            "`eval_acceptance_at_depth_*` and `eval_speedup`; 0 leaves these out."
         },
     )
     eval_decode_tokens: int = field(default=64, metadata={"help": "Most new tokens of each of these texts."})
@@ -60,7 +61,7 @@ class DrafterTrainingArguments(TrainingArguments):
 
     @property
     def n_gpu(self) -> int:
-        """At most one: each process trains on one device, and several processes share the rows out."""
+        """At most one, for a process trains on one device: several processes, not `nn.DataParallel`, share rows."""
         return min(super().n_gpu, 1)
 
     def __post_init__(self) -> None:
@@ -86,10 +87,10 @@ class DrafterTrainingArguments(TrainingArguments):
         super().__post_init__()
 
     def check_tree(self) -> None:
-        """Check what is said of the tree that is fitted.
+        """Check the options of the tree that is fitted after training.
 
         Raises:
-            [`OptionError`]: no tree has that size, or passes are asked for and nothing is fitted.
+            [`OptionError`]: no tree has that size, or no tree is fitted although passes are given.
         """
         if (self.draft_tree_nodes < MIN_TREE_NODES and self.draft_tree_nodes != 0) or self.draft_tree_passes < 1:
             raise OptionError(
@@ -104,7 +105,7 @@ class DrafterTrainingArguments(TrainingArguments):
             )
 
     def _check_decoding(self) -> None:
-        """What evaluation decodes, and what is asked of that."""
+        """Check the options of an evaluation that decodes."""
         if self.eval_decode_prompts < 0 or self.eval_decode_tokens < 1:
             raise OptionError(
                 "`eval_decode_prompts` must be at least 0 and `eval_decode_tokens` at least 1, but they are "

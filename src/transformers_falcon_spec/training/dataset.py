@@ -149,8 +149,8 @@ def _templated(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options
 class ConversationCollator:
     """Makes batches of examples by padding them on the right.
 
-    A batch holds `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`. Tensors of a `FeatureCache` are padded with zeros. The `position_ids` of packed rows are continued through the
-    padding.
+    A batch holds `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`. Tensors of a
+    `FeatureCache` are padded with zeros. The `position_ids` of packed rows are continued through the padding.
     """
 
     def __init__(self, pad_token_id: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance and speed-up as users get them: evaluation prompts are answered with the drafter and without."""
+"""Acceptance and speed-up in evaluation, measured by decoding prompts with the drafter and with the target alone."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,20 +19,20 @@ from ..generation.timed import Run, timed_generate
 from ..generation.watch import watched_stats
 from .feature_cache import FeatureCache
 
-WARM_UP_TOKENS = 4  # written by each arm before anything is timed
+WARM_UP_TOKENS = 4  # decoded both ways before anything is timed
 GREEDY = {"do_sample": False, "num_beams": 1}
 
 
 @dataclass(frozen=True)
 class DecodingMetrics:
-    """What was written with a drafter, and by the target alone; add those of several processes with `+`.
+    """Counts and times of decoding with a drafter and without; those of several processes are added with `+`.
 
     Args:
-        stats ([`GenerationStats`]): Counts of the texts with the drafter.
-        num_tokens (`int`): New tokens of these texts.
-        seconds (`float`): What they took, prefill included.
-        num_plain_tokens (`int`): New tokens of the texts of the target alone.
-        plain_seconds (`float`): What those took.
+        stats ([`GenerationStats`]): Counts of decoding with the drafter.
+        num_tokens (`int`): Tokens decoded with the drafter.
+        seconds (`float`): Time of decoding with the drafter, prefill included.
+        num_plain_tokens (`int`): Tokens decoded by the target alone.
+        plain_seconds (`float`): Time of decoding by the target alone.
     """
 
     stats: GenerationStats = field(default_factory=GenerationStats)
@@ -42,7 +42,7 @@ class DecodingMetrics:
     plain_seconds: float = 0.0
 
     def __add__(self, other: "DecodingMetrics") -> "DecodingMetrics":
-        """All texts of both."""
+        """The sum over the texts of both."""
         return DecodingMetrics(
             self.stats + other.stats,
             self.num_tokens + other.num_tokens,
@@ -52,10 +52,10 @@ class DecodingMetrics:
         )
 
     def metrics(self) -> dict[str, float]:
-        """`acceptance_length`, `acceptance_at_depth_<d>` and `speedup`; nothing where no step was taken.
+        """The metrics `acceptance_length`, `acceptance_at_depth_<d>` and `speedup`; none if nothing was decoded.
 
-        Length and shares are those of [`GenerationStats`]: the bonus token counts in the length, and the share of a
-        depth is of the steps that kept the depth before it.
+        Length and shares are those of [`GenerationStats`]: the length includes the bonus token, and the share of a
+        depth is that of the steps which kept the depth before it.
         """
         if not self.stats.num_steps:
             return {}
@@ -74,48 +74,51 @@ def measure_decoding(
     max_new_tokens: int,
     options: Mapping[str, Any] | None = None,
 ) -> DecodingMetrics:
-    """Write each prompt on, greedily, with and without the drafter in turn.
+    """Decode each prompt greedily, with the drafter and without it.
 
-    Acceptance depends on the weights alone, the speed-up on this machine and what else runs on it. What stock drafters
-    keep is counted in one more run, which is not timed.
+    Acceptance depends on the weights only; the speed-up depends on the machine and its other work, too. The acceptance
+    of stock draft models is counted in one more run, which is not timed.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
-        drafter ([`~transformers.PreTrainedModel`]): What [`decoding_copy`] made.
+        drafter ([`~transformers.PreTrainedModel`]): A drafter from [`decoding_copy`].
         prompts (`Sequence[Sequence[int]]`): Token ids of each prompt.
-        max_new_tokens (`int`): Most tokens to write; a text may end before.
-        options (`dict`, *optional*): What `generate` must be told to use a stock drafter.
+        max_new_tokens (`int`): The most tokens to decode; a text may end earlier.
+        options (`dict`, *optional*): Options that `generate` needs for a stock draft model.
     """
-    arms, total = _Arms(target, drafter, options or {}), DecodingMetrics()
+    decoder, total = _TimedDecoder(target, drafter, options or {}), DecodingMetrics()
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([list(prompt)])
         order = (False, True) if number % 2 else (True, False)
         if number == 0:
             for has_drafter in order:
-                arms.write(ids, WARM_UP_TOKENS, has_drafter)
-        runs = {has_drafter: arms.write(ids, max_new_tokens, has_drafter) for has_drafter in order}
+                decoder.decode(ids, WARM_UP_TOKENS, has_drafter)
+        runs = {has_drafter: decoder.decode(ids, max_new_tokens, has_drafter) for has_drafter in order}
         drafted, plain = runs[True], runs[False]
-        stats = arms.counts(ids, max_new_tokens, drafted)
+        stats = decoder.count(ids, max_new_tokens, drafted)
         total += DecodingMetrics(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
     return total
 
 
-class _Arms:
-    """A target with and without a drafter. Stock loops may change the drafter's options; each run starts afresh."""
+class _TimedDecoder:
+    """Decodes with a drafter and without.
+
+    The loops of Transformers may change the drafter's generation config, so it is restored after each run.
+    """
 
     def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel, options: Mapping[str, Any]) -> None:
         self.target, self.drafter = target, drafter
         self.arguments = {"assistant_model": drafter, **options}
-        self._given = copy.deepcopy(getattr(drafter, "generation_config", None))
+        self._generation_config = copy.deepcopy(getattr(drafter, "generation_config", None))
 
-    def write(self, ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
-        """One timed text."""
+    def decode(self, ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
+        """Decode one text and time it."""
         run = timed_generate(self.target, ids, num_tokens, GREEDY, 0, **(self.arguments if has_drafter else {}))
         self._reset()
         return run
 
-    def counts(self, ids: Tensor, num_tokens: int, run: Run) -> GenerationStats:
-        """What the drafter brought to this text: as the package's loop counted, or as a second run shows."""
+    def count(self, ids: Tensor, num_tokens: int, run: Run) -> GenerationStats:
+        """The counts of a text, from the loop of this package or from a second, watched run of another loop."""
         if isinstance(run.output, SpeculativeOutput):
             return run.output.speculation or GenerationStats()
         stats = watched_stats(self.target, ids, num_tokens, GREEDY, 0, self.arguments)
@@ -123,15 +126,15 @@ class _Arms:
         return stats
 
     def _reset(self) -> None:
-        if self._given is not None:
-            self.drafter.generation_config = copy.deepcopy(self._given)
+        if self._generation_config is not None:
+            self.drafter.generation_config = copy.deepcopy(self._generation_config)
 
 
 def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Find out before hours of training whether an evaluation can decode.
+    """Check before the training whether the target can read the trees that evaluation will decode with.
 
     Raises:
-        [`TrainingError`]: the target cannot verify what a drafter of this package drafts.
+        [`TrainingError`]: the target can read neither trees nor chains.
     """
     if isinstance(drafter, DrafterModel):
         try:
@@ -143,20 +146,20 @@ def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -
 
 
 def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree: DraftTree | None) -> PreTrainedModel:
-    """The drafter as it would be loaded for this target now: a copy in evaluation mode, weights in the target's dtype.
+    """A copy of the drafter for decoding: in evaluation mode, with weights in the target's dtype.
 
-    The copy drafts what its options say, but untuned, so that no clock and no earlier text changes what is drafted. A
-    drafter whose options name no tree and whose kind does not grow them drafts `draft_tree`.
+    The tuner of the copy is off, so that drafts do not depend on timing or earlier texts. If neither its options nor
+    its class choose the tree, the copy drafts `draft_tree`.
 
     Args:
-        drafter ([`~transformers.PreTrainedModel`]): The drafter in training; stays as it is.
+        drafter ([`~transformers.PreTrainedModel`]): The drafter in training; it stays as it is.
         target ([`~transformers.PreTrainedModel`]): The target.
-        draft_tree ([`DraftTree`], *optional*): The static tree that its acceptance as measured now makes the best.
+        draft_tree ([`DraftTree`], *optional*): The best static tree for the drafter's present acceptance.
     """
     copied = copy.deepcopy(drafter).eval().requires_grad_(False)
-    for name in ("forward", "_original_forward"):  # of autocast, which accelerate lays around the one of the class
+    for name in ("forward", "_original_forward"):  # the wrappers that accelerate adds for autocast
         copied.__dict__.pop(name, None)
-    for weight in copied.parameters():  # buffers stay: rotary frequencies are always float32
+    for weight in copied.parameters():  # but not buffers: rotary frequencies stay in float32
         weight.data = weight.data.to(target.dtype)
     if isinstance(copied, DrafterModel):
         options = copied.generation_config
@@ -167,12 +170,13 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
 
 
 def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
-    """What stands before the first answer of examples chosen evenly from `data`, as token ids.
+    """Token ids up to the first answer of examples, which are chosen evenly from `data`.
 
     Args:
-        data (a dataset of examples): As [`ConversationDataset`] gives them; features on disk are not read.
-        num_prompts (`int`): How many; all there are where those are fewer.
-        longest (`int`, *optional*): Tokens of the longest prompt that can be taken; None takes all.
+        data (a dataset of examples): The examples of a [`ConversationDataset`] or a [`FeatureCache`], whose features
+            are not read.
+        num_prompts (`int`): The number of prompts; fewer if there are fewer.
+        longest (`int`, *optional*): The most tokens that a prompt may have.
     """
     examples = data.dataset if isinstance(data, FeatureCache) else data
     found: list[list[int]] = []
@@ -182,4 +186,4 @@ def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> 
         if length and (longest is None or length <= longest):
             found.append(list(example["input_ids"][:length]))
     count = min(num_prompts, len(found))
-    return [found[place * len(found) // count] for place in range(count)]
+    return [found[number * len(found) // count] for number in range(count)]

@@ -1,4 +1,4 @@
-"""Which tokens a drafter with a small vocabulary can draft: those that the assistant says most often."""
+"""The draft vocabulary: the tokens that the assistant uses most often in the training data."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ from .dataset import Example
 
 
 def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_tokens: int) -> list[int]:
-    """The `num_tokens` ids that the assistant says most often in `examples`, ascending; of equals the lowest.
+    """The `num_tokens` ids that the assistant uses most often in `examples`, ascending; ties go to lower ids.
 
     Raises:
-        [`OptionError`]: there are not as many ids.
+        [`OptionError`]: the vocabulary is smaller than that.
 
     Example:
 

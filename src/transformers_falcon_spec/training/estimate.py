@@ -1,7 +1,7 @@
-"""What a training run would take, from the longest step of the real Trainer and a sample of others.
+"""An estimate of the time, memory and disk space of a training run, from a few steps of the real Trainer.
 
-Nothing is kept: what the steps write goes to a folder that is deleted, and the drafter that took them should be thrown
-away.
+The steps are the longest one and a sample of all lengths. Files go to a temporary folder; the drafter should not be
+used any more.
 """
 
 import copy
@@ -24,22 +24,22 @@ from .feature_cache import FeatureCache, bytes_per_token
 from .packed_conversations import PackedConversations
 from .trainer import DrafterTrainer
 
-NUM_LONGEST = 2  # steps that warm up and show the peak of memory: in the second one the optimiser has its state
-NUM_TIMED = 8  # steps after these
+NUM_LONGEST = 2  # steps of warm-up, whose memory is the peak: from the second on the optimiser has its state
+NUM_TIMED = 8  # steps that are timed after the warm-up
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """What a run would take.
+    """The estimated size and duration of a training run.
 
     Args:
-        num_steps (`int`): Optimiser steps of the whole run.
-        rows_per_step (`int`): Rows that each of them reads.
-        num_rows (`int`): Rows of the data, each one conversation or, packed, several.
-        step_seconds (`list[float]`): Of each timed step.
-        cache_bytes (`int`): Features of all tokens on disk.
-        extract_seconds (`float`, *optional*): To write them; None where the run reads the target at each step.
-        peak_device_bytes (`int`, *optional*): Most bytes in tensors on a CUDA device; None without one.
+        num_steps (`int`): Optimiser steps of the run.
+        rows_per_step (`int`): Rows that each step reads.
+        num_rows (`int`): Rows of the data; packed rows hold several conversations.
+        step_seconds (`list[float]`): Duration of each timed step.
+        cache_bytes (`int`): Size of the features of all tokens on disk.
+        extract_seconds (`float`, *optional*): Time to write them; None if the run reads the target in each step.
+        peak_device_bytes (`int`, *optional*): Peak of the bytes in tensors on a CUDA device; None without one.
     """
 
     num_steps: int
@@ -52,12 +52,12 @@ class RunEstimate:
 
     @property
     def train_seconds(self) -> float:
-        """All steps together."""
+        """The duration of all steps."""
         return self.num_steps * statistics.fmean(self.step_seconds)
 
 
 class _StepClock(TrainerCallback):
-    """When each step ended; what lies between two ends is a whole step, its data included."""
+    """Records when each step ends; between two ends lies one step, the loading of its data included."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -76,18 +76,18 @@ def estimate_run(
     pad_token_id: int | None,
     uses_cache: bool = False,
 ) -> RunEstimate:
-    """Take a few steps of the run that these arguments describe, and work out the rest.
+    """Estimate a training run from a few of its steps.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
-        drafter ([`~transformers.PreTrainedModel`]): A drafter that is not needed afterwards.
-        data ([`ConversationDataset`] or [`PackedConversations`]): What would be trained on.
-        args ([`DrafterTrainingArguments`]): How.
-        pad_token_id (`int`, *optional*): Fills up rows.
-        uses_cache (`bool`): Features are read from disk, once they are written there.
+        drafter ([`~transformers.PreTrainedModel`]): A drafter, which should not be used afterwards.
+        data ([`ConversationDataset`] or [`PackedConversations`]): The training data.
+        args ([`DrafterTrainingArguments`]): The options of the run.
+        pad_token_id (`int`, *optional*): The token that pads rows.
+        uses_cache (`bool`): Whether the run writes features to disk and reads them there.
 
     Raises:
-        [`OptionError`]: several processes.
+        [`OptionError`]: there are several processes.
         [`TrainingError`]: the longest batch does not fit into memory, or the loss diverged.
     """
     if args.world_size > 1:
@@ -125,7 +125,7 @@ def estimate_run(
 
 
 def _extract(trainer: DrafterTrainer, sample: ConversationDataset | PackedConversations, folder: Path) -> float:
-    """Write the sample's features and let the trainer read those; the seconds that a token took."""
+    """Write the features of the sample and let the trainer read them; returns the seconds per token."""
     start = time.perf_counter()
     if isinstance(sample, PackedConversations):
         cache = FeatureCache(sample.conversations, trainer.features, folder)
@@ -136,7 +136,7 @@ def _extract(trainer: DrafterTrainer, sample: ConversationDataset | PackedConver
 
 
 def _trial_arguments(args: DrafterTrainingArguments, folder: str) -> DrafterTrainingArguments:
-    """The same, without anything that writes, reports, judges or publishes."""
+    """The arguments without saving, evaluation, logging and publishing."""
     trial = copy.copy(args)
     changes = {
         "output_dir": folder,
@@ -154,7 +154,7 @@ def _trial_arguments(args: DrafterTrainingArguments, folder: str) -> DrafterTrai
 
 
 def _take_steps(trainer: DrafterTrainer, num_steps: int) -> None:
-    """So many steps on the trainer's data, in its order."""
+    """Take `num_steps` steps on the trainer's data, in order."""
     trainer.args.max_steps, trainer.args.train_sampling_strategy = num_steps, "sequential"
     try:
         trainer.train()
@@ -168,31 +168,31 @@ def _take_steps(trainer: DrafterTrainer, num_steps: int) -> None:
 def _epoch(
     trainer: DrafterTrainer, data: ConversationDataset | PackedConversations, rows_per_step: int
 ) -> list[list[int]]:
-    """Rows of each whole step of an epoch; one with fewer rows than a step is read around."""
+    """The rows of each full step of an epoch; data with fewer rows than a step is repeated."""
     order = list(trainer._get_train_sampler())
     order += itertools.islice(itertools.cycle(order), max(rows_per_step - len(data), 0))
     return [order[start : start + rows_per_step] for start in range(0, len(order) - rows_per_step + 1, rows_per_step)]
 
 
 def sample_rows(steps: list[list[int]], data: ConversationDataset | PackedConversations, batch_size: int) -> list[int]:
-    """Rows of `NUM_LONGEST` steps on the longest rows, then of `NUM_TIMED` steps of an epoch.
+    """Choose the rows of the trial: `NUM_LONGEST` steps with the longest rows, then `NUM_TIMED` steps of an epoch.
 
-    These are the ones in the middle of equal parts of the epoch, sorted by size. So their mean time is that of the
-    epoch however time grows with size, also where batches of like length make some steps many times longer than
+    The steps of the epoch are sorted by size, cut into `NUM_TIMED` equal parts, and the middle of each part is taken.
+    Their mean time is that of the epoch however time grows with size, even where some steps are many times longer than
     others.
 
     Args:
         steps (`list[list[int]]`): Rows of each step of an epoch.
-        data ([`ConversationDataset`] or [`PackedConversations`]): Tells their lengths.
-        batch_size (`int`): Rows that are padded to one length.
+        data ([`ConversationDataset`] or [`PackedConversations`]): The data, for the lengths of rows.
+        batch_size (`int`): Rows of a batch, which are padded to one length.
     """
-    widths = data.lengths
+    row_lengths = data.lengths
 
     def size(step: list[int]) -> int:
-        lengths = [widths[row] for row in step]
+        lengths = [row_lengths[row] for row in step]
         return sum(max(lengths[start : start + batch_size]) for start in range(0, len(step), batch_size))
 
     by_size = sorted(steps, key=size)
     sample = [by_size[(2 * number + 1) * len(steps) // (2 * NUM_TIMED)] for number in range(NUM_TIMED)]
-    longest = sorted(itertools.chain(*steps), key=lambda row: -widths[row])[: len(steps[0])]
+    longest = sorted(itertools.chain(*steps), key=lambda row: -row_lengths[row])[: len(steps[0])]
     return [*longest * NUM_LONGEST, *itertools.chain(*sample)]

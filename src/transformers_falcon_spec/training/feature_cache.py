@@ -1,6 +1,6 @@
-"""Features of a whole training set on disk: extracted once, by all processes, then read instead of running the target.
+"""Features of the training data on disk, extracted once and then read instead of running the target.
 
-Worth its disk space from the second epoch on. An interrupted extraction goes on with the shards that are missing.
+This saves time from the second epoch on. An interrupted extraction continues with the missing shards.
 """
 
 import hashlib
@@ -32,23 +32,23 @@ BATCH_SIZE = 8  # examples that the target reads together
 class FeatureCache(Dataset[Example]):
     """The examples of a [`ConversationDataset`], each with its `features` (and `head_inputs`, where they differ).
 
-    Shards are safetensors files that are mapped, not loaded: memory is shared between processes. What each holds is
-    told by a fingerprint of target, layers and token ids.
+    Shards are safetensors files that are mapped into memory, which processes share. Each shard holds a fingerprint of
+    the target, the feature layers and the token ids that it was made from.
 
     Args:
         dataset ([`ConversationDataset`]): The examples.
-        features ([`TargetFeatures`]): Reads the target; its dtype is that of the cache.
-        folder (`str` or `Path`): Where the shards are, or will be.
+        features ([`TargetFeatures`]): Reads the target, whose dtype is that of the cache.
+        folder (`str` or `Path`): The folder of the shards.
 
     Raises:
-        [`TrainingError`]: a shard of another target or other data, one that is cut short, or too little room on the
-            disk.
+        [`TrainingError`]: a shard belongs to another target or other data or is cut short, or the disk has too little
+            space.
     """
 
     def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
         self.dataset, self.folder = dataset, Path(folder)
         self._fingerprint = _fingerprint(dataset, features)
-        self._starts = [0] * len(dataset)  # of each example in its shard, in tokens
+        self._starts = [0] * len(dataset)  # index of each example's first token in its shard
         for index in range(1, len(dataset)):
             if index % SHARD_SIZE:
                 self._starts[index] = self._starts[index - 1] + self._length(index - 1)
@@ -57,7 +57,7 @@ class FeatureCache(Dataset[Example]):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each example."""
+        """The number of tokens in each example."""
         return self.dataset.lengths
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class FeatureCache(Dataset[Example]):
         index = range(len(self))[index]
         shard, start = self._shard(index // SHARD_SIZE), self._starts[index]
         stop = start + self._length(index)
-        features = {name: shard.get_slice(name)[start:stop] for name in shard.keys()}  # noqa: SIM118  it is no dictionary
+        features = {name: shard.get_slice(name)[start:stop] for name in shard.keys()}  # noqa: SIM118
         return {**self.dataset[index], **features}
 
     def _length(self, index: int) -> int:
@@ -80,7 +80,7 @@ class FeatureCache(Dataset[Example]):
         return range(number * SHARD_SIZE, min((number + 1) * SHARD_SIZE, len(self)))
 
     def _shard(self, number: int) -> safe_open:
-        """An open shard that was made for this target and data."""
+        """Open a shard and check that it was made for this target and data."""
         if number not in self._open:
             path = self._path(number)
             try:
@@ -89,35 +89,37 @@ class FeatureCache(Dataset[Example]):
                 raise TrainingError(
                     f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
                 ) from error
-            found = (shard.metadata() or {}).get("fingerprint")
-            if found != self._fingerprint:
+            stored = (shard.metadata() or {}).get("fingerprint")
+            if stored != self._fingerprint:
                 raise TrainingError(
                     f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
-                    f"holds others ({found}). Give another folder, or delete this one."
+                    f"holds others ({stored}). Give another folder, or delete this one."
                 )
             self._open[number] = shard
         return self._open[number]
 
     def _extract(self, features: TargetFeatures) -> None:
-        """Make the shards that are missing, each by one process, and check all of them."""
+        """Write the missing shards, each in one process, and check all shards."""
         state = PartialState()
         numbers = range(-(-len(self) // SHARD_SIZE))
         missing = [number for number in numbers if not self._path(number).is_file()]
-        state.wait_for_everyone()  # all have seen the same shards before the first one is written
+        state.wait_for_everyone()  # all processes list the same missing shards before one is written
         if missing:
-            self._check_room(features, sum(self._length(i) for number in missing for i in self._members(number)))
+            self._check_disk_space(features, sum(self._length(i) for number in missing for i in self._members(number)))
         mine = missing[state.process_index :: state.num_processes]
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
             tensors = self._read(features, number)
             with explain_write_errors(self.folder):
-                fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")  # another run may be at it, too
+                fresh = self._path(number).with_suffix(
+                    f".{os.getpid()}.tmp"
+                )  # another run may be writing the same shard
                 save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
                 fresh.replace(self._path(number))
         state.wait_for_everyone()
         for number in numbers:
             self._shard(number)
 
-    def _check_room(self, features: TargetFeatures, num_tokens: int) -> None:
+    def _check_disk_space(self, features: TargetFeatures, num_tokens: int) -> None:
         with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         needed = num_tokens * bytes_per_token(features)
@@ -131,28 +133,28 @@ class FeatureCache(Dataset[Example]):
             )
 
     def _read(self, features: TargetFeatures, number: int) -> dict[str, Tensor]:
-        """One shard: examples of like length go through the target together, and stand one after the other."""
+        """The tensors of one shard: examples of similar length are read together, then all are joined in order."""
         collate, device = ConversationCollator(0), features.target.device
-        found: dict[int, dict[str, Tensor]] = {}
+        tensors: dict[int, dict[str, Tensor]] = {}
         ordered = sorted(self._members(number), key=self._length)
         for start in range(0, len(ordered), BATCH_SIZE):
             members = ordered[start : start + BATCH_SIZE]
             batch = collate([self.dataset[index] for index in members])
-            read = features.read(batch["input_ids"].to(device), batch["attention_mask"].to(device))
+            states = features.read(batch["input_ids"].to(device), batch["attention_mask"].to(device))
             for row, index in enumerate(members):
-                found[index] = {name: value[row, : self._length(index)].cpu() for name, value in read.items()}
-        names = found[ordered[0]].keys()
-        return {name: torch.cat([found[index][name] for index in self._members(number)]) for name in names}
+                tensors[index] = {name: value[row, : self._length(index)].cpu() for name, value in states.items()}
+        names = tensors[ordered[0]].keys()
+        return {name: torch.cat([tensors[index][name] for index in self._members(number)]) for name in names}
 
 
 def bytes_per_token(features: TargetFeatures) -> int:
-    """What a cache keeps for each token; a probe of one token tells."""
+    """The size of a token's features, measured on one token."""
     probe = features.read(*(torch.ones(1, 1, dtype=torch.long, device=features.target.device) for _ in range(2)))
     return sum(value[0, 0].nbytes for value in probe.values())
 
 
 def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
-    """Tells apart targets, layers and data."""
+    """A hash of the target's weights, the feature layers and the token ids."""
     digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
     for example in (dataset[index] for index in range(len(dataset))):
         digest.update(repr(example["input_ids"]).encode())

@@ -1,4 +1,4 @@
-"""LoRA on a drafter by PEFT (arXiv 2106.09685), to adapt it to a fine-tuned target; only the adapter is saved."""
+"""LoRA on a drafter (arXiv 2106.09685), for targets that were fine-tuned: only an adapter is trained and saved."""
 
 import copy
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -11,43 +11,46 @@ from transformers import PreTrainedModel
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
 
-ALL_LINEAR = "all-linear"  # PEFT's word for it
-_PREFIX, _COPY = "base_model.model.", ".modules_to_save.default"  # in PEFT's names of weights
+ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers
+_PREFIX, _COPY = "base_model.model.", ".modules_to_save.default"  # what PEFT adds to the names of weights
 
 
 @dataclass
 class LoraOptions:
-    """Whether a drafter is trained by LoRA, and how; names and defaults are those of TRL's `ModelConfig`."""
+    """Options of LoRA; names and defaults are those of TRL's `ModelConfig`."""
 
     use_peft: bool = field(
         default=False, metadata={"help": "Train a LoRA adapter of `--drafter` and save the adapter alone."}
     )
     lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
-    lora_alpha: int = field(default=32, metadata={"help": "The adapter counts alpha / rank times."})
+    lora_alpha: int = field(default=32, metadata={"help": "The adapter's output is multiplied by alpha / rank."})
     lora_target_modules: list[str] = field(
         default_factory=lambda: [ALL_LINEAR],
-        metadata={"help": "Names of the linear layers it is put on; `all-linear` for all."},
+        metadata={"help": "Names of the linear layers that it changes; `all-linear` for all."},
     )
     lora_modules_to_save: list[str] = field(
         default_factory=list,
-        metadata={"help": "Names of parts trained as a whole beside it, e.g. `recurrence`, Falcon's LSTM."},
+        metadata={"help": "Names of modules that are trained in full as well, e.g. `recurrence`, Falcon's LSTM."},
     )
 
     def __post_init__(self) -> None:
-        """Check the numbers, and that options of an adapter come with one."""
+        """Check the numbers, and that `use_peft` is set if another option is."""
         if self.lora_r < 1 or self.lora_alpha < 1:
             raise OptionError(
                 f"`lora_r` and `lora_alpha` must be at least 1, but they are {self.lora_r} and {self.lora_alpha}."
             )
-        own = [each for each in fields(self) if each.name != "use_peft"]
-        given = [each.name for each in own if getattr(self, each.name) != _default(each)]
+        given = [
+            each.name
+            for each in fields(self)
+            if each.name != "use_peft" and getattr(self, each.name) != _default(each)
+        ]
         if given and not self.use_peft:
             raise OptionError(
                 f"{', '.join(f'`--{name}`' for name in given)} must come with `--use_peft`, which asks for an adapter."
             )
 
     def to_config(self) -> LoraConfig:
-        """The same as PEFT has it."""
+        """The options as a `LoraConfig` of PEFT."""
         is_all = self.lora_target_modules == [ALL_LINEAR]
         return LoraConfig(
             r=self.lora_r,
@@ -63,15 +66,15 @@ def _default(each: "Field[Any]") -> Any:
 
 
 def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
-    """The drafter with a fresh adapter, which is all that is trained.
+    """Add a fresh adapter to a drafter; only the adapter will be trained.
 
     Args:
-        drafter ([`~transformers.PreTrainedModel`]): Loaded from a folder or the Hub, so that the adapter can name it.
-            Changed in place.
-        options ([`LoraOptions`]): Where the adapter goes, and how large it is.
+        drafter ([`~transformers.PreTrainedModel`]): A drafter loaded from a folder or the Hub, whose name the adapter
+            will hold. It is changed.
+        options ([`LoraOptions`]): Size of the adapter, and the layers that get it.
 
     Raises:
-        [`OptionError`]: the drafter has no such parts, or was not loaded from anywhere.
+        [`OptionError`]: the drafter has no such modules, or was not loaded from a folder or the Hub.
 
     Example:
 
@@ -111,19 +114,19 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
 
 
 def _ends_in(name: str, end: str) -> bool:
-    """Whether PEFT takes the part `name` to be called `end`."""
+    """Whether PEFT's option `end` means the module `name`."""
     return name == end or name.endswith(f".{end}")
 
 
 def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool) -> None:
-    """Save the adapter alone; beside it, `with_tree`, the options of the drafter with the static tree that it has now.
+    """Save the adapter without the drafter.
 
     Args:
         model (`PeftModel`): A drafter with its adapter.
-        folder (`Path`): Where to.
-        with_tree (`bool`): The tree was fitted together with the adapter, so that the one in the drafter's folder is
-            another.
-        in_bf16 (`bool`): Half the bytes; it loads in the drafter's type all the same.
+        folder (`Path`): Where to save it.
+        with_tree (`bool`): Also save the drafter's options with its static tree, because the tree was fitted with the
+            adapter.
+        in_bf16 (`bool`): Save it in bfloat16; it is loaded in the drafter's dtype.
     """
     model = model.bfloat16() if in_bf16 else model
     model.save_pretrained(str(folder))

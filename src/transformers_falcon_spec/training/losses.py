@@ -1,4 +1,4 @@
-"""What the drafter is trained on: the target's feature, its distribution, and its best token."""
+"""The terms of distillation losses: feature regression, KL divergence, cross-entropy to the best token."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DistillationLoss:
-    """The terms of one batch, each a mean over counted rows.
+    """The loss terms of a batch, each a mean over counted rows.
 
     Source: arXiv 2412.12639, equation 3: L = SmoothL1 + 0.1 * (0.9 * KL + 0.1 * CE). KL is a true divergence at
     temperature 1, and the label of CE is the target's best token.
@@ -25,14 +25,14 @@ class DistillationLoss:
 
 
 def token_loss(divergence: Tensor, cross_entropy: Tensor) -> Tensor:
-    """What the two token terms count together."""
+    """The weighted sum of the two token terms."""
     return 0.9 * divergence + 0.1 * cross_entropy
 
 
 def token_terms(
     draft_logits: Float[Tensor, "counted vocab"], target_logits: Float[Tensor, "counted vocab"]
 ) -> tuple[Float[Tensor, " counted"], Float[Tensor, " counted"]]:
-    """Divergence and cross-entropy of each row."""
+    """The KL divergence and the cross-entropy of each row."""
     draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
     divergence = F.kl_div(draft, target, reduction="none", log_target=True).sum(-1)
     return divergence, F.nll_loss(draft, target_logits.argmax(-1), reduction="none")
@@ -44,7 +44,7 @@ def distillation_loss(
     draft_logits: Float[Tensor, "counted vocab"],
     target_logits: Float[Tensor, "counted vocab"],
 ) -> DistillationLoss:
-    """The terms over rows that count."""
+    """The loss terms over counted rows."""
     divergence, cross_entropy = token_terms(draft_logits, target_logits)
     regression = F.smooth_l1_loss(features.float(), labels.float())
     return DistillationLoss(regression, divergence.mean(), cross_entropy.mean())

@@ -1,4 +1,4 @@
-"""Evaluation prompts in training data: found by normalised text and by runs of words, and refused.
+"""Finding evaluation prompts in training data by shared runs of words, so that such data is refused.
 
 Texts are compared as words: compatibility forms unified (NFKC), case folded, punctuation and layout dropped. A
 conversation holds a prompt if one of its messages shares a run of 13 words with it; of a prompt with fewer words it
@@ -19,15 +19,15 @@ from .conversations import ConversationSet
 
 logger = logging.getLogger(__name__)
 
-RUN_WORDS = 13  # a shared run of so many words is an overlap
+RUN_WORDS = 13  # a shared run of this many words is an overlap
 MIN_RUN_WORDS = 8  # a prompt with fewer must be a whole message
-NUM_NAMED = 10  # overlaps that the error itself names; the log has all
+NUM_NAMED = 10  # overlaps that the error names; the log names all
 
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # scripts without spaces between words
 
 
 class _Spacing(dict[int, str]):
-    """What stands for each character: itself, a space, or itself between spaces; filled as characters turn up."""
+    """A translation table, filled on use, of each character to itself, a space, or itself between spaces."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -45,7 +45,7 @@ _SPACING = _Spacing()
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    r"""The words of a text as they are compared; each character of a script without spaces is one.
+    r"""The normalised words of a text; in scripts without spaces every character is a word.
 
     Example:
 
@@ -58,7 +58,7 @@ def words_of(text: str) -> tuple[str, ...]:
     ```
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return tuple(folded.translate(_SPACING).split() or folded.split())  # signs alone stay signs
+    return tuple(folded.translate(_SPACING).split() or folded.split())  # a text of punctuation only keeps it
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Overlap:
     Args:
         row (`str`): Where the row comes from.
         origin (`str`): Where the forbidden text comes from.
-        words (`str`): What they share.
+        words (`str`): The words that they share.
     """
 
     row: str
@@ -85,19 +85,21 @@ class Overlap:
 
 
 class OverlapIndex:
-    """Finds forbidden texts in others; each position of a text is looked up once.
+    """An index that finds forbidden texts inside others, with one lookup for each word.
 
     Args:
-        texts (`Iterable[Forbidden]`): What must not occur.
+        texts (`Iterable[Forbidden]`): The forbidden texts.
     """
 
     def __init__(self, texts: Iterable[Forbidden]) -> None:
-        self._whole: dict[tuple[str, ...], str] = {}  # short texts and their origins
-        self._runs: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}  # by their first `MIN_RUN_WORDS` words
+        self._short_texts: dict[tuple[str, ...], str] = {}  # short texts and their origins
+        self._runs: dict[
+            tuple[str, ...], dict[tuple[str, ...], str]
+        ] = {}  # by their first `MIN_RUN_WORDS` words: runs and their origins
         for each in texts:
             words = words_of(each.text)
             if len(words) < MIN_RUN_WORDS:
-                self._whole.setdefault(words, each.origin)
+                self._short_texts.setdefault(words, each.origin)
                 continue
             length = min(len(words), RUN_WORDS)
             for start in range(len(words) - length + 1):
@@ -105,10 +107,10 @@ class OverlapIndex:
                 self._runs.setdefault(run[:MIN_RUN_WORDS], {}).setdefault(run, each.origin)
 
     def find(self, text: str) -> tuple[str, str] | None:
-        """The origin of the first forbidden text that `text` holds, and the words of it; None where there is none."""
+        """The origin of the first forbidden text in `text` and the shared words, or None."""
         words = words_of(text)
-        if words in self._whole:
-            return self._whole[words], " ".join(words)
+        if words in self._short_texts:
+            return self._short_texts[words], " ".join(words)
         for start in range(len(words) - MIN_RUN_WORDS + 1):
             for run, origin in self._runs.get(words[start : start + MIN_RUN_WORDS], {}).items():
                 if words[start : start + len(run)] == run:
@@ -117,20 +119,20 @@ class OverlapIndex:
 
 
 def find_overlaps(data: ConversationSet, index: OverlapIndex) -> list[Overlap]:
-    """One overlap for each conversation that holds a forbidden text, in any turn."""
+    """An overlap for each conversation with a forbidden text in one of its turns."""
     found = []
-    for row, where in zip(data.rows, data.origins, strict=True):
+    for row, row_origin in zip(data.rows, data.origins, strict=True):
         hit = next(filter(None, (index.find(message["content"]) for message in row)), None)
         if hit is not None:
-            found.append(Overlap(where, *hit))
+            found.append(Overlap(row_origin, *hit))
     return found
 
 
 def refuse_overlaps(data: ConversationSet, index: OverlapIndex) -> None:
-    """Refuse data that holds forbidden texts.
+    """Refuse training data that holds forbidden texts.
 
     Raises:
-        [`ConversationError`]: there are such rows; names the first of them, and the log names all.
+        [`ConversationError`]: there are overlaps; the message names the first of them, the log all.
     """
     found = find_overlaps(data, index)
     lines = [f"{each.row} shares {each.words!r} with {each.origin}" for each in found]

@@ -1,6 +1,6 @@
-"""Recipes of `falcon-spec train`: options and fields of the drafter's config that go together, under a name.
+"""Recipes of `falcon-spec train`: named sets of training options and fields of the drafter's config.
 
-What the command line gives wins over the recipe; methods that a recipe does not name keep the defaults of
+Options of the command line take precedence over the recipe. Methods without a recipe use the defaults of
 [`DrafterTrainingArguments`] and of their config.
 """
 
@@ -14,20 +14,19 @@ from ..drafters.falcon.paper_tree import paper_tree
 from ..errors import OptionError
 from .arguments import DrafterTrainingArguments
 
-MEASURED_WIDTH = 256  # of the drafters that the default was found with
+MEASURED_WIDTH = 256  # width of the drafters with which the default recipe was found
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Options that go together.
+    """A set of training options and config fields that go together.
 
     Args:
         training (`dict`): Fields of [`DrafterTrainingArguments`].
         drafter_config (`dict`): Fields of the drafter's config.
         measured_width (`int`, *optional*):
-            Width of the drafter for which the learning rate was found. Others take it times the root of
-            `measured_width`
-            over their own. None takes it as it is.
+            The width of the drafter for which the learning rate was found. For other widths the rate is multiplied by
+            the root of `measured_width` over the width. None leaves the rate as it is.
     """
 
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -35,21 +34,21 @@ class Recipe:
     measured_width: int | None = None
 
     def settings(self, width: int | None) -> dict[str, Any]:
-        """Its training options for a drafter of this width."""
+        """The training options for a drafter of this width."""
         found = dict(self.training)
         if self.measured_width is not None and width is not None:
             found["learning_rate"] *= (self.measured_width / width) ** 0.5
         return found
 
     def apply(self, args: DrafterTrainingArguments, given: Collection[str], width: int | None) -> None:
-        """Write its training options into `args`, but for those whose names were `given` to the user's own wish."""
+        """Write the training options into `args`, except those whose names are in `given`, which the user chose."""
         for name, value in self.settings(width).items():
             if name not in given:
                 setattr(args, name, value)
         args.check_tree()
 
     def __str__(self) -> str:
-        """Its options in the words of the command line."""
+        """The recipe as options of the command line."""
         shown = {name: _shown(value) for name, value in self.drafter_config.items()}
         fields = " ".join(f"{name}={value}" for name, value in shown.items())
         options = " ".join(f"--{name} {getattr(value, 'value', value)}" for name, value in self.training.items())
@@ -57,14 +56,13 @@ class Recipe:
 
 
 def _shown(value: Any) -> Any:
-    """A field's value for people: of a tree how large it is."""
+    """A field's value for display: a tree as its size."""
     return f"({len(value['parents'])} nodes)" if isinstance(value, dict) else value
 
 
-# Losses, rate and form found by the experiments in `LOG.md`, on a target of width 256; `models/falcon-reference` was
-# trained so. There
-# the warm-up was 200 of 8,000 steps. That the rate falls with the root of the width is a habit of the field, not
-# measured here.
+# Loss weights, learning rate and architecture were found by the experiments in `LOG.md`, on a target of width 256;
+# `models/falcon-reference` was trained with them, with 200 of 8,000 steps as warm-up. That the rate falls with the
+# root of the width is common practice and was not measured here.
 _MEASURED = Recipe(
     training={
         "learning_rate": 2e-3,
@@ -84,8 +82,8 @@ _MEASURED = Recipe(
     },
     measured_width=MEASURED_WIDTH,
 )
-# arXiv 2412.12639: section 3, and figures 2 (two attention blocks) and 6 (the tree). The paper's rate is 3e-5, for
-# 800,000 steps; this one suits runs of thousands.
+# arXiv 2412.12639: section 3, and figures 2 (two attention blocks) and 6 (the tree). The paper's rate of 3e-5 is for
+# 800,000 steps; this one suits runs of thousands of steps.
 _PAPER = Recipe(
     training={
         "learning_rate": 5e-4,
@@ -111,10 +109,10 @@ RECIPES: dict[str, dict[str, Recipe]] = {"default": {"falcon": _MEASURED}, "pape
 
 
 def recipe_of(name: str, method: str) -> Recipe:
-    """The recipe of this name for a method; an empty one where the default says nothing of it.
+    """The recipe of this name for a method; an empty one if the default has none for the method.
 
     Raises:
-        [`OptionError`]: there is no such recipe, or another than the default says nothing of this method.
+        [`OptionError`]: there is no recipe of this name, or it is not for this method.
 
     Example:
 
@@ -135,7 +133,7 @@ def recipe_of(name: str, method: str) -> Recipe:
 
 
 def recipe_help() -> str:
-    """What each recipe is, for `--help`."""
+    """A description of all recipes for `--help`."""
     return " ".join(
         f"{name}, for {method}: {recipe}." for name, methods in RECIPES.items() for method, recipe in methods.items()
     )
@@ -152,9 +150,9 @@ def recipe_notes() -> dict[str, str]:
 
     ```
     """
-    told: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for name, methods in RECIPES.items():
         for method, recipe in methods.items():
             for option, value in recipe.training.items():
-                told.setdefault(option, []).append(f"{getattr(value, 'value', value)} ({name}, {method})")
-    return {option: f"By recipe: {', '.join(values)}." for option, values in told.items()}
+                options.setdefault(option, []).append(f"{getattr(value, 'value', value)} ({name}, {method})")
+    return {option: f"By recipe: {', '.join(values)}." for option, values in options.items()}

@@ -1,6 +1,7 @@
-"""Answers rewritten by the target itself, so that a drafter learns the text it will meet. Batched and resumable.
+"""Replacing the answers of training data by the target's own, so that a drafter learns the text that it will draft.
 
-Knows nothing of drafters: a file of conversations goes in, the same conversations with the target's answers come out.
+A file of conversations goes in; the same conversations with the target's answers come out. Runs are batched and can be
+resumed.
 """
 
 import json
@@ -21,13 +22,13 @@ from .conversations import Message
 
 logger = logging.getLogger(__name__)
 
-SORT_WINDOW = 64  # batches whose rows are ordered by length together: less padding, and still steady progress
-STRETCH = 16  # tokens after which rows that came to an end leave their batch
+SORT_WINDOW = 64  # batches whose rows are sorted by length together, for less padding
+STRETCH = 16  # tokens after which finished rows leave their batch
 
 
 @dataclass(frozen=True)
 class RegenerateOptions:
-    """How answers are written. The same options and rows give the same file, interrupted or not."""
+    """How answers are generated. The same options and rows give the same file, even if the run is interrupted."""
 
     max_new_tokens: int = 256
     max_prompt_tokens: int = 512
@@ -50,20 +51,20 @@ def regenerate(
     output: str | Path,
     options: RegenerateOptions | None = None,
 ) -> int:
-    """Write `rows` to `output` with every assistant turn replaced by what the target answers.
+    """Write conversations to a file, with every assistant turn replaced by an answer of the target.
 
-    A second call with the same arguments goes on where the first stopped. Rows whose prompt is longer than
-    `max_prompt_tokens` are left out, and the rest of a conversation after an answer that ran into `max_new_tokens`.
+    A second call with the same arguments continues where the first stopped. Rows with a prompt longer than
+    `max_prompt_tokens` are left out, and a conversation ends at an answer that reaches `max_new_tokens`.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The model that answers.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, with a chat template.
         rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
-        output (`str` or `Path`): A JSON lines file, made or continued.
-        options ([`RegenerateOptions`], *optional*): How answers are written.
+        output (`str` or `Path`): The JSON lines file to write or continue.
+        options ([`RegenerateOptions`], *optional*): How answers are generated.
 
     Returns:
-        `int`: conversations in the file.
+        `int`: the number of conversations in the file.
     """
     options = options or RegenerateOptions()
     batches = _batches(tokenizer, rows, options)
@@ -85,7 +86,7 @@ def regenerate(
 
 @dataclass
 class _Progress:
-    """How far a file is, kept beside it, so that an interrupted run goes on and a half-written batch is cut off."""
+    """The progress of a run, stored next to its file, so that it can continue after its last complete batch."""
 
     output: Path
     options: dict[str, Any]
@@ -95,7 +96,7 @@ class _Progress:
 
     @classmethod
     def start(cls, output: Path, options: dict[str, Any]) -> "_Progress":
-        """The state stored beside `output`, or a fresh one."""
+        """Read the progress stored next to `output`, or start anew."""
         progress = cls(output, options)
         output.parent.mkdir(parents=True, exist_ok=True)
         if progress.path.is_file():
@@ -111,7 +112,7 @@ class _Progress:
             raise OptionError(
                 f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file."
             )
-        progress._write()  # before the file itself: what is there from now on was begun here
+        progress._write()  # before the file itself, so that a file without progress is not ours
         output.touch()
         return progress
 
@@ -120,7 +121,7 @@ class _Progress:
         return self.output.with_name(self.output.name + ".progress.json")
 
     def save(self, num_bytes: int, num_rows: int) -> None:
-        """One more batch is in the file."""
+        """Record that one more batch is in the file."""
         self.num_batches, self.num_bytes = self.num_batches + 1, num_bytes
         self.num_written += num_rows
         self._write()
@@ -135,7 +136,7 @@ class _Progress:
 def _batches(
     tokenizer: PreTrainedTokenizerBase, rows: list[list[Message]], options: RegenerateOptions
 ) -> list[list[int]]:
-    """Row indices in batches of similar prompt length; rows that are too long are left out."""
+    """Indices of rows in batches of similar prompt length, without rows that are too long."""
     lengths = {index: len(_prompt_ids(tokenizer, _opening(row))) for index, row in enumerate(rows)}
     usable = [index for index, length in lengths.items() if 0 < length <= options.max_prompt_tokens]
     if len(usable) < len(rows):
@@ -151,13 +152,13 @@ def _batches(
 
 
 def _opening(row: list[Message]) -> list[Message]:
-    """Everything before the first assistant turn."""
-    first = next(place for place, message in enumerate(row) if message["role"] == "assistant")
+    """The messages before the first assistant turn."""
+    first = next(index for index, message in enumerate(row) if message["role"] == "assistant")
     return row[:first]
 
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    """The prompt; empty where the chat template refuses it."""
+    """The token ids of a prompt; none if the chat template refuses it."""
     try:
         encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     except TemplateError:
@@ -172,32 +173,32 @@ def _answer_batch(
     options: RegenerateOptions,
     number: int,
 ) -> list[list[Message]]:
-    """Each conversation with its assistant turns answered in order; empty where not even one was."""
+    """Answer the assistant turns of each conversation in order; a conversation without any answer becomes empty."""
     answered: list[list[Message]] = [[] for _ in rows]
-    pending = {place: list(row) for place, row in enumerate(rows)}  # what is still to be said, by place in the batch
+    pending = {index: list(row) for index, row in enumerate(rows)}  # the messages that are left, by index in the batch
     for turn in range(max(len(row) for row in rows)):
         prompts = {}
-        for place, rest in list(pending.items()):
+        for index, rest in list(pending.items()):
             while rest and rest[0]["role"] != "assistant":
-                answered[place].append(rest.pop(0))
-            prompt = _prompt_ids(tokenizer, answered[place]) if rest else []
+                answered[index].append(rest.pop(0))
+            prompt = _prompt_ids(tokenizer, answered[index]) if rest else []
             if 0 < len(prompt) <= options.max_prompt_tokens:
-                prompts[place] = prompt
+                prompts[index] = prompt
                 rest.pop(0)
             else:
-                del pending[place]
+                del pending[index]
         if not prompts:
             break
         texts = _generate(target, tokenizer, list(prompts.values()), options, seed=options.seed + 1000 * number + turn)
-        for place, (text, is_complete) in zip(prompts, texts, strict=True):
-            answered[place].append({"role": "assistant", "content": text})
+        for index, (text, is_complete) in zip(prompts, texts, strict=True):
+            answered[index].append({"role": "assistant", "content": text})
             if not is_complete:
-                del pending[place]
+                del pending[index]
     return [_until_last_answer(messages) for messages in answered]
 
 
 def _until_last_answer(messages: list[Message]) -> list[Message]:
-    """Cut user turns that nobody answered."""
+    """The messages up to the last answer."""
     while messages and messages[-1]["role"] != "assistant":
         messages = messages[:-1]
     return messages
@@ -211,9 +212,9 @@ def _generate(
     options: RegenerateOptions,
     seed: int,
 ) -> list[tuple[str, bool]]:
-    """The text the target writes after each prompt, and whether it came to an end by itself.
+    """Generate an answer to each prompt; returns its text and whether it ended before `max_new_tokens`.
 
-    Rows that have ended are left out of the next stretch, for a batch lasts as long as its longest answer.
+    Tokens are generated in stretches, and finished rows leave the batch after each of them.
     """
     inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(target.device)
     ids, mask, cache = inputs["input_ids"], inputs["attention_mask"], None
@@ -235,21 +236,21 @@ def _generate(
                 return_dict_in_generate=True,
             )
             written = output.sequences[:, ids.shape[1] :].tolist()
-            for place, row in zip(unfinished, written, strict=True):
-                answers[place] += _until_stop(row, stop_ids)
-            goes_on = [number for number, row in enumerate(written) if not stop_ids & set(row)]
-            unfinished = [unfinished[number] for number in goes_on]
+            for index, row in zip(unfinished, written, strict=True):
+                answers[index] += _until_stop(row, stop_ids)
+            kept = [number for number, row in enumerate(written) if not stop_ids & set(row)]
+            unfinished = [unfinished[number] for number in kept]
             if not unfinished:
                 break
-            ids, cache = output.sequences[goes_on], output.past_key_values
-            mask = functional.pad(mask[goes_on], (0, len(written[0])), value=1)
-            if cache is not None:  # a target without one reads the whole text again
-                cache.reorder_cache(torch.tensor(goes_on, device=target.device))
+            ids, cache = output.sequences[kept], output.past_key_values
+            mask = functional.pad(mask[kept], (0, len(written[0])), value=1)
+            if cache is not None:  # a target without a cache reads the whole text again
+                cache.reorder_cache(torch.tensor(kept, device=target.device))
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-    return [(text, place not in unfinished) for place, text in enumerate(texts)]
+    return [(text, index not in unfinished) for index, text in enumerate(texts)]
 
 
 def _until_stop(ids: list[int], stop_ids: set[int | None]) -> list[int]:
-    """The ids up to the first one that ends a text, which is among them; what follows it is padding."""
+    """The ids up to the first stop token, which is included; padding follows it."""
     end = next((number for number, token in enumerate(ids, start=1) if token in stop_ids), None)
     return ids[:end]

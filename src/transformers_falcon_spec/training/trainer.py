@@ -1,7 +1,7 @@
 """Distilling a drafter from its frozen target with `transformers.Trainer`.
 
-`DrafterTrainer` replaces the loss and what evaluation counts; everything else (devices, accumulation, checkpoints,
-resuming, reporters) is the Trainer's.
+`DrafterTrainer` has a loss and metrics of its own; everything else (devices, accumulation, checkpoints, resuming,
+reporters) is the Trainer's.
 """
 
 import logging
@@ -46,28 +46,30 @@ class DrafterTrainer(Trainer):
 
     Args:
         target ([`~transformers.PreTrainedModel`]):
-            The target; stays as it is, and goes to the device of the training unless it is spread over several by
-            `device_map`.
+            The target. It is not trained, and is moved to the device of the training unless `device_map` spread it
+            over several.
         model ([`~transformers.PreTrainedModel`] or `peft.PeftModel`):
-            The drafter, of a kind that `training/objectives` knows; inside a `PeftModel` its adapter alone is trained.
-        args ([`DrafterTrainingArguments`]): How to train.
-        kwargs: The other arguments of `transformers.Trainer`; data as `ConversationDataset` and `ConversationCollator`
-            give it.
+            The drafter, for which there must be an objective in `training/objectives`; of a `PeftModel` only the
+            adapter is trained.
+        args ([`DrafterTrainingArguments`]): Options of the training.
+        kwargs:
+            The other arguments of `transformers.Trainer`, with data from `ConversationDataset` and
+            `ConversationCollator`.
 
-    `evaluate` tells, beside loss and accuracies on the given text, what decoding brings: `args.eval_decode_prompts`
-    prompts of the evaluation data, shared out among the processes, are written on by `target.generate(...,
-    assistant_model=drafter)` and by the target alone. See [`measure_decoding`] and [`decoding_copy`] for what is
-    counted and with which trees. With FSDP or DeepSpeed, where no process holds the whole drafter, these metrics are
-    left out, with a warning.
+    Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
+    `args.eval_decode_prompts` prompts of the evaluation data, which are continued by `target.generate(...,
+    assistant_model=drafter)` and by the target alone. See [`measure_decoding`] for the metrics and [`decoding_copy`]
+    for the trees. With FSDP or DeepSpeed no process holds the complete drafter, so these metrics are left out, with a
+    warning.
 
-    The drafter's config keeps which target it was trained for, chat template included where `processing_class` is its
-    tokenizer. A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
+    The drafter's config records which target it was trained for, including the chat template if `processing_class` is
+    its tokenizer. A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
-        [`OptionError`]: nothing is known of how to train such a drafter, or several processes were given a target that
-            is spread out.
-        [`TrainingError`]: from `train` and `evaluate`: the loss diverged; names the step and the batch's rows.
+        [`OptionError`]: there is no objective for this drafter, or there are several processes and the target is
+            spread over devices.
+        [`TrainingError`]: from `train` and `evaluate`: the loss is not finite; the message names step and rows.
     """
 
     loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
@@ -83,13 +85,13 @@ class DrafterTrainer(Trainer):
         self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}
         self._num_calls = 0
-        self._micro_step = (-1, 0)  # global step, batches seen in it
-        self._batch: dict[str, Tensor] = {}  # the newest one of training
+        self._micro_step = (-1, 0)  # global step, and batches read in it
+        self._batch: dict[str, Tensor] = {}  # the newest batch of the training
         self._decodes = self._can_decode()
         self.throughput = Throughput(self.args.device)
 
     def _can_decode(self) -> bool:
-        """Whether evaluation writes text."""
+        """Whether evaluation decodes."""
         is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
         if is_wanted and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             logger.warning(
@@ -99,7 +101,7 @@ class DrafterTrainer(Trainer):
         return is_wanted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """The Trainer's sampler; but batches of similar lengths depend on seed and epoch only, and no row is read for its length."""
+        """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         has_lengths = isinstance(data, ConversationDataset | FeatureCache | PackedConversations)
         if has_lengths and self.args.train_sampling_strategy == "group_by_length":
@@ -113,7 +115,7 @@ class DrafterTrainer(Trainer):
         return SeededLengthGroups(num_rows, lengths, lambda: self.args.seed + int(self.state.epoch or 0))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's own; the weights it ends with are good ones."""
+        """Train as the Trainer does, and check the final weights."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
         sign(self.drafter.config, self.features.target, self.processing_class)
@@ -124,8 +126,8 @@ class DrafterTrainer(Trainer):
         return result
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """The Trainer's own, for good weights only and with a failed write told in words."""
-        with self.throughput.timed("aside"):
+        """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
+        with self.throughput.timed("pause"):
             self._check_weights()
             with explain_write_errors(self.args.output_dir):
                 super()._save_checkpoint(*args, **kwargs)
@@ -137,7 +139,7 @@ class DrafterTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> Tensor | tuple[Tensor, Outcome]:
-        """The loss of one batch, as the drafter's objective has it."""
+        """The loss of one batch, from the drafter's objective."""
         with self.throughput.timed("target") if model.training else nullcontext():
             pairs = self.features(inputs)
         if not pairs.is_counted.any():
@@ -151,72 +153,74 @@ class DrafterTrainer(Trainer):
             self.throughput.num_tokens += int(inputs["attention_mask"].sum())
         if not outcome.loss.isfinite():
             step = self.state.global_step + int(model.training)
-            raise self._divergence(f"it is {outcome.loss.item()}", step, inputs, model.training)
+            raise self._non_finite_loss(f"it is {outcome.loss.item()}", step, inputs, model.training)
         loss = outcome.loss
         if model.training:
-            self._note(outcome.terms)
-            loss = loss * self._share(pairs)
+            self._add_terms(outcome.terms)
+            loss = loss * self._process_weight(pairs)
         return (loss, outcome) if return_outputs else loss
 
-    def _share(self, pairs: PairBatch) -> Tensor | float:
-        """The factor of this process's loss that gives every token of the step the same weight in the mean of all processes."""
+    def _process_weight(self, pairs: PairBatch) -> Tensor | float:
+        """The factor for this process's loss with which every token counts the same in the mean of all processes."""
         if self.args.world_size == 1:
             return 1.0
         count = pairs.is_counted.sum().float()
         return count / self.accelerator.reduce(count, "mean")
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's own, asked before each update: a gradient that is not finite must not reach the weights."""
+        """The Trainer's gradient norm, checked so that a gradient that is not finite never reaches the weights."""
         norm = super()._get_grad_norm(*args, **kwargs)
-        is_judged = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
-        if is_judged and not math.isfinite(float(norm)):
+        is_checked = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
+        if is_checked and not math.isfinite(float(norm)):
             what = f"the norm of its gradient is {float(norm)}"
-            raise self._divergence(what, self.state.global_step + 1, self._batch)
+            raise self._non_finite_loss(what, self.state.global_step + 1, self._batch)
         return norm
 
     def _check_weights(self) -> None:
-        """Stop if, on any process, the weights as they are now give the newest batch a loss that is not finite."""
+        """Stop if the present weights give the newest batch a loss that is not finite, on any process."""
         if not self._batch:
             return
-        model = self.model_wrapped.eval()  # without dropout nothing is drawn from the global stream
+        model = self.model_wrapped.eval()  # without dropout nothing is drawn from the global generator
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.objective(model, self.features(self._batch), torch.Generator().manual_seed(0), 1.0).loss
         losses = self.accelerator.gather(loss.detach().reshape(1).float())
         if not losses.isfinite().all():
             what = f"its update leaves weights that make it {losses.tolist()}"
-            raise self._divergence(what, self.state.global_step, self._batch)
+            raise self._non_finite_loss(what, self.state.global_step, self._batch)
 
-    def _divergence(self, what: str, step: int, batch: dict[str, Tensor], is_training: bool = True) -> TrainingError:
-        """The error for a batch of the training or of the evaluation data."""
+    def _non_finite_loss(
+        self, what: str, step: int, batch: dict[str, Tensor], is_training: bool = True
+    ) -> TrainingError:
+        """The error for a batch of the training data or of the evaluation data."""
         rows = row_origins(self.train_dataset if is_training else self.eval_dataset, batch)
         return non_finite_loss_error(
             what if is_training else f"{what} in evaluation", step, rows, self.args.output_dir
         )
 
     def _generator(self, is_training: bool) -> torch.Generator:
-        """A generator that depends on seed, step and process alone, so that a resumed run draws the same."""
+        """A generator that depends on seed, step and process only, so that a resumed run draws the same numbers."""
         step = self.state.global_step if is_training else 0
         previous, count = self._micro_step
         self._micro_step = (step, count + 1 if step == previous and is_training else 0)
         key = ((self.args.seed * 1_000_003 + step) * 4_096 + self._micro_step[1]) * 1_024 + self.args.process_index
         return torch.Generator().manual_seed(key % (2**63))
 
-    def _note(self, terms: dict[str, Tensor]) -> None:
+    def _add_terms(self, terms: dict[str, Tensor]) -> None:
         self._num_calls += 1
         for name, term in terms.items():
             self._sums[name] = self._sums.get(name, 0.0) + term.item()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the means of the loss's terms since the last log."""
+        """Log as the Trainer does, with the means of the loss terms since the last log."""
         if self._num_calls and "loss" in logs:
             logs = {**logs, **{name: total / self._num_calls for name, total in self._sums.items()}}
             self._sums, self._num_calls = {}, 0
         super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The Trainer's own, with the metrics of real decoding; the global random state stays as it is."""
+        """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
         devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with self.throughput.timed("aside"), torch.random.fork_rng(devices=devices):
+        with self.throughput.timed("pause"), torch.random.fork_rng(devices=devices):
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(
@@ -227,27 +231,31 @@ class DrafterTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """The Trainer's own, and what decoding brings."""
+        """The Trainer's metrics, and those of decoding."""
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if self._decodes and output.metrics is not None:
-            found = self._decode(dataloader.dataset, output.metrics, metric_key_prefix)
-            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.metrics().items()})
+            decoded = self._decode(dataloader.dataset, output.metrics, metric_key_prefix)
+            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in decoded.metrics().items()})
         return output
 
     def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> DecodingMetrics:
-        """Prompts of `data` written on with the drafter as it is now, each by one of the processes."""
+        """Decode prompts of `data` with the present drafter; the processes share them."""
         args, target = self.args, self.features.target
         context = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        room = None if context is None else context - args.eval_decode_tokens
-        prompts = prompts_before_answers(data, args.eval_decode_prompts, room)
+        longest = None if context is None else context - args.eval_decode_tokens
+        prompts = prompts_before_answers(data, args.eval_decode_prompts, longest)
         if not prompts:
-            logger.warning("No prompt of the evaluation data leaves room for %d new tokens in the target's context of "
-                           "%s: nothing was decoded.", args.eval_decode_tokens, context)  # fmt: skip
+            logger.warning(
+                "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: "
+                "nothing was decoded.",
+                args.eval_decode_tokens,
+                context,
+            )
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
         mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options
-        found = measure_decoding(target, drafter, mine, args.eval_decode_tokens, options)
-        return sum(gather_object([found]), DecodingMetrics())
+        measured = measure_decoding(target, drafter, mine, args.eval_decode_tokens, options)
+        return sum(gather_object([measured]), DecodingMetrics())
 
     def prediction_step(
         self,
@@ -263,10 +271,10 @@ class DrafterTrainer(Trainer):
         return (loss.detach(), None, None) if prediction_loss_only else (loss.detach(), counts, counts[..., :1])
 
     def fit_draft_tree(self) -> DraftTree:
-        """Give the drafter the best static tree for the acceptance measured on the evaluation data, and return it.
+        """Fit the best static tree to the accuracies on the evaluation data, store it in the drafter, and return it.
 
         Tokens of later blocks are assumed to be accepted as often as those at the same offset of the first block. With
-        `draft_tree_nodes=0` the drafter is evaluated with the tree that it has, and keeps it.
+        `draft_tree_nodes=0` the drafter is evaluated with its own tree and keeps it.
 
         Raises:
             [`TrainingError`]: the drafter has no such tree.
@@ -277,7 +285,7 @@ class DrafterTrainer(Trainer):
             )
         tree = self._best_tree(self.evaluate(), "eval")
         options = self.drafter.generation_config
-        # whichever the drafter takes its tree from
+        # the object from which the drafter takes its tree
         owner = self.drafter.config if options.draft_tree is None else options
         if self.args.draft_tree_nodes:
             owner.draft_tree = tree.to_json()
