@@ -57,7 +57,7 @@ class CheckpointError(FalconSpecError, ValueError):
 
 
 class PatchError(FalconSpecError, RuntimeError):
-    """The functions of Transformers that the package wraps are not as expected, or not wrapped where they must be."""
+    """The functions of Transformers to wrap have an unexpected signature, or they are not wrapped but must be."""
 
 
 SeamError = PatchError  # its old name

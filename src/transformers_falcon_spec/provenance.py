@@ -1,4 +1,4 @@
-"""Where a number comes from: the command, commit, versions and machine that every results file carries."""
+"""The provenance of results: the command, commit, versions and machine that every results file records."""
 
 import hashlib
 import os
@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_NUM_HASHED = 1024  # values of each weight
+_NUM_HASHED = 1024  # values of each weight that are hashed
 _BYTES_AT_ONCE = 1 << 20
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 _ABSOLUTE = re.compile(r"(?<![\w./~-])(?:[A-Za-z]:[\\/]|/(?!/))[^\s'\"`,;:()\[\]{}<>|=]*")
-_HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # of the Hub's cache: the name is in it
+_HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # folders of the Hub's cache, which hold the repository's name
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
-    """Command, commit, versions, machine, and the `settings` needed to run it again; paths are [`portable`].
+    """A record of command, commit, versions and machine, with the `settings` that are needed to repeat a run.
 
-    `device` among them is where it was computed, the CPU if left out; the record names that machine instead.
+    Paths are made portable by [`portable`]. The setting `device`, the CPU by default, is replaced by the name of the
+    hardware.
     """
     return {
         **portable(settings),
@@ -39,10 +40,10 @@ def provenance(**settings: Any) -> dict[str, Any]:
 
 
 def portable(value: Any) -> Any:
-    """The same value, with every absolute path of this machine in a form that can be read on another one.
+    """Replace absolute paths of this machine by ones that make sense on others; everything else stays as it is.
 
-    What lies in the project, or in the current folder, is named from there, and so is what lies beside either, with
-    `..`. Of other places the last two names are left, or the Hub's name and what follows, behind `...`.
+    Paths in the project or in the current folder, or in the folder above either, become relative. Of other paths `...`
+    and the last two names are kept, or `...`, the folder of the Hub's cache and the names after it.
 
     Args:
         value (`Any`): A path, a text that may hold some, or lists and dictionaries of such.
@@ -52,15 +53,15 @@ def portable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(portable, value))
     is_text, is_path = isinstance(value, str | Path), isinstance(value, Path)
-    if is_text and Path(value).is_absolute() and (is_path or _is_here(Path(value).parent)):  # it may hold spaces
+    if is_text and Path(value).is_absolute() and (is_path or _exists(Path(value).parent)):  # it may hold spaces
         return _portable_path(str(value))
     return _ABSOLUTE.sub(lambda found: _portable_path(found[0]), str(value)) if is_text else value
 
 
 def _portable_path(text: str) -> str:
     path = Path(os.path.normpath(text))
-    own, *names = path.parts
-    if not names or not _is_here(Path(own, names[0])):  # nothing of this machine
+    root, *names = path.parts
+    if not names or not _exists(Path(root, names[0])):  # no path of this machine
         return text
     bases = [base for base in (project_folder(), Path.cwd()) if base is not None]
     for base in bases:
@@ -74,50 +75,48 @@ def _portable_path(text: str) -> str:
     return "/".join(["...", *names[start:]])
 
 
-def _is_here(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # no name of a file could be like that
+    except (OSError, ValueError):  # the text cannot be a path
         return False
 
 
 def project_folder() -> Path | None:
-    """The checkout that this package is used from; None where it is installed."""
+    """The folder of the checkout that this package is imported from, or None if it is installed."""
     folder = Path(__file__).parents[2]
     return folder if (folder / "pyproject.toml").is_file() else None
 
 
 def _machine(device: str) -> str:
-    """What computes there. A machine may have a GPU and compute on the CPU."""
+    """The name of the hardware; a machine with a GPU may compute on its CPU."""
     if device == "cpu" or not torch.cuda.is_available():
         return f"CPU, {os.cpu_count()} cores"
     return torch.cuda.get_device_name(None if device == "auto" else device)
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """Tells models apart by names, shapes, types and first values of their weights, and by which adapters act."""
+    """A hash of a model's weights (names, shapes, dtypes and first values) and of its active adapters."""
     digest = hashlib.blake2b(digest_size=8)
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        for part in _stored_parts(_at_hand(model, name, weight.detach())):
+        for part in _stored_parts(_loaded(model, name, weight.detach())):
             digest.update(part.flatten()[:_NUM_HASHED].cpu().view(torch.uint8).numpy().tobytes())
     for name, module in model.named_modules():
-        if isinstance(
-            getattr(module, "disable_adapters", None), bool
-        ):  # PEFT's layers, and not models, which have a method
+        if isinstance(getattr(module, "disable_adapters", None), bool):  # PEFT's layers; models have a method
             digest.update(f"{name} {_adapter_state(module)}".encode())
     return digest.hexdigest()
 
 
-def _at_hand(model: nn.Module, name: str, weight: Tensor) -> Tensor:
-    """The weight, or what accelerate keeps of it elsewhere while it has no values."""
+def _loaded(model: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """The weight itself, or the values that accelerate keeps elsewhere while it is offloaded."""
     owner, _, own = name.rpartition(".")
     kept = getattr(getattr(model.get_submodule(owner), "_hf_hook", None), "weights_map", None)
     return kept[own] if weight.is_meta and kept is not None else weight
 
 
 def _stored_parts(weight: Tensor) -> Iterator[Tensor]:
-    """The plain tensors that a weight is made of: itself, or what a quantised one is packed into."""
+    """The plain tensors of a weight: itself, or those that a quantised weight is packed into."""
     if not hasattr(weight, "__tensor_flatten__"):
         yield weight
         return
@@ -127,7 +126,7 @@ def _stored_parts(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _adapter_state(layer: Any) -> list[Any]:
-    """What of its adapters a layer of PEFT uses, and how much; their weights are parameters."""
+    """The merged and active adapters of a PEFT layer with their scalings; the weights of adapters are parameters."""
     if layer.disable_adapters:
         return []
     scaling = getattr(layer, "scaling", {})
@@ -135,7 +134,7 @@ def _adapter_state(layer: Any) -> list[Any]:
 
 
 def file_sha256(path: Path) -> str:
-    """The checksum of a file of any size, in hexadecimal digits."""
+    """The SHA-256 of a file of any size, in hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(_BYTES_AT_ONCE):
@@ -144,7 +143,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _commit() -> str:
-    """The commit of the working tree, marked where files differ from it; `unknown` outside a checkout."""
+    """The commit of the checkout, with `-modified` if files differ from it; `unknown` outside a checkout."""
     folder = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Other processes that know the Hub on localhost alone, with Transformers and without this package: forbidden here, or never installed."""
+"""Processes with Transformers but without this package, whose only Hub is the one on localhost."""
 
 import json
 import os
@@ -23,7 +23,7 @@ sys.meta_path.insert(0, Blocked())
 
 
 def make_environment(folder: Path) -> Path:
-    """The interpreter of a new environment with PyTorch and Transformers, in the versions that run here, and what those need."""
+    """The interpreter of a new environment with PyTorch and Transformers in the versions of this one."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     versions = {found.metadata["Name"]: found.version for found in distributions()}
     pins = folder / "constraints.txt"

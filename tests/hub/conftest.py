@@ -1,4 +1,4 @@
-"""A Hub on localhost for each test, and this process made a client of it."""
+"""A Hub on localhost for each test, of which this process is a client."""
 
 import sys
 from collections.abc import Iterator

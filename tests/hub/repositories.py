@@ -1,4 +1,4 @@
-"""Repositories of the Hub on localhost: commits of paths over a folder of blobs, and the answers of each address of its API."""
+"""Repositories of the Hub on localhost: commits over a folder of blobs, and the answers of its API."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ Query = dict[str, list[str]]
 
 
 class HubError(Exception):
-    """What the client is told, with the code that huggingface_hub knows it by."""
+    """An error of the API, with the code by which huggingface_hub recognises it."""
 
     def __init__(self, status: int, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ def commit_of(state: dict[str, Any], revision: str) -> str:
 
 
 def info(hub: Hub, repo: str, state: dict[str, Any], commit: str) -> dict[str, Any]:
-    """What the Hub tells of a model: its tags hold what the card says of its target."""
+    """The Hub's description of a model, with tags from the metadata of its card."""
     files = state["commits"][commit]["files"]
     card: dict[str, Any] = {}
     if "README.md" in files:
@@ -103,10 +103,16 @@ def info(hub: Hub, repo: str, state: dict[str, Any], commit: str) -> dict[str, A
     relation = card.get("base_model_relation")
     tags = [*card.get("tags", []), *(f"base_model:{base}" for base in bases)]
     tags += [f"base_model:{relation}:{base}" for base in bases if relation]
-    told = {"id": repo, "modelId": repo, "author": repo.partition("/")[0], "sha": commit, "private": state["private"]}
+    reply = {
+        "id": repo,
+        "modelId": repo,
+        "author": repo.partition("/")[0],
+        "sha": commit,
+        "private": state["private"],
+    }
     times = {"createdAt": "2026-01-01T00:00:00.000Z", "lastModified": "2026-01-01T00:00:00.000Z"}
     siblings = [{"rfilename": path} for path in files]
-    return {**told, **times, "tags": tags, "cardData": card, "siblings": siblings, "downloads": 0, "likes": 0}
+    return {**reply, **times, "tags": tags, "cardData": card, "siblings": siblings, "downloads": 0, "likes": 0}
 
 
 def create(hub: Hub, sent: bytes, user: str) -> Answer:
@@ -158,8 +164,8 @@ def commit(hub: Hub, body: bytes, user: str, repo: str, revision: str) -> Answer
     state["commits"][oid] = {"files": files, "title": title}
     state["refs"][unquote(revision)] = oid
     hub.save(repo, state)
-    told = {"commitUrl": f"{hub.url}/{repo}/commit/{oid}", "commitOid": oid, "success": True}
-    return 200, told, {}
+    reply = {"commitUrl": f"{hub.url}/{repo}/commit/{oid}", "commitOid": oid, "success": True}
+    return 200, reply, {}
 
 
 def preupload(hub: Hub, body: bytes, user: str, owner: str) -> Answer:
@@ -191,9 +197,9 @@ def tree(hub: Hub, query: Query, user: str | None, repo: str, revision: str, und
     entries = []
     for path, entry in files.items():
         if path.startswith(unquote(under)):
-            told = {"type": "file", "path": path, "oid": entry["oid"][:40], "size": entry["size"]}
+            reply = {"type": "file", "path": path, "oid": entry["oid"][:40], "size": entry["size"]}
             lfs = {"oid": entry["oid"], "size": entry["size"], "pointerSize": 130}
-            entries.append({**told, "lfs": lfs} if entry["lfs"] else told)
+            entries.append({**reply, "lfs": lfs} if entry["lfs"] else reply)
     if under and not entries:
         raise HubError(404, f"{under} does not exist on {revision}", "EntryNotFound")
     return 200, entries, {}
@@ -207,15 +213,15 @@ def listed(hub: Hub, query: Query, user: str | None) -> Answer:
             state = hub.load(repo, user)
         except HubError:
             continue
-        told = info(hub, repo, state, state["refs"]["main"])
+        reply = info(hub, repo, state, state["refs"]["main"])
         wanted = query.get("filter", [])
         is_named = query.get("search", [""])[0].lower() in repo.lower()
         if (
             is_named
-            and set(wanted) <= set(told["tags"])
-            and query.get("author", [told["author"]])[0] == told["author"]
+            and set(wanted) <= set(reply["tags"])
+            and query.get("author", [reply["author"]])[0] == reply["author"]
         ):
-            found.append(told)
+            found.append(reply)
     return 200, found[: int(query.get("limit", ["1000"])[0])], {}
 
 

@@ -1,8 +1,8 @@
-"""A Hub on localhost, over a folder: what huggingface_hub and Transformers ask of the real one, and faults to order.
+"""A Hub on localhost over a folder, which answers huggingface_hub and Transformers and can be made to fail.
 
-Repositories are commits of paths, contents are blobs named by their SHA-256. Large files travel as on the Hub: the client asks which
-blobs are missing (LFS batch), sends those, and then commits; downloads of them are redirected. There is no Xet here: its headers are never
-sent, and clients run with `HF_HUB_DISABLE_XET=1`.
+Repositories are commits of paths, contents are blobs named by their SHA-256. Large files travel as on the Hub: the
+client asks which blobs are missing (LFS batch), sends those, and then commits; downloads of them are redirected. There
+is no Xet here: its headers are never sent, and clients run with `HF_HUB_DISABLE_XET=1`.
 """
 
 import json
@@ -38,10 +38,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             with self.lock:
-                status, told, headers = self._answer(body)
+                status, reply, headers = self._answer(body)
         except HubError as error:
-            status, told, headers = error.status, {"error": str(error)}, error.headers
-        self._send(status, told, headers)
+            status, reply, headers = error.status, {"error": str(error)}, error.headers
+        self._send(status, reply, headers)
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_one  # noqa: N815  names that the standard library asks for
 
@@ -84,8 +84,8 @@ class Handler(BaseHTTPRequestHandler):
             raise HubError(401, "Invalid credentials in Authorization header")
         return self.hub.tokens.get(token)
 
-    def _send(self, status: int, told: Any, headers: dict[str, str]) -> None:
-        content = told if isinstance(told, bytes) else json.dumps(told).encode()
+    def _send(self, status: int, reply: Any, headers: dict[str, str]) -> None:
+        content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)

@@ -1,4 +1,4 @@
-"""The recipe as files: whole, flat, and made of nothing but what it may need."""
+"""The published code as files: complete, flat, and importing only what it requires."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ NEEDED = {"huggingface_hub", "safetensors", "torch", "transformers", "typing_ext
 
 
 def drafter_of(kind: type, target: LlamaForCausalLM) -> Any:
-    """A fresh drafter of a kind, with all that kind has beside its weights."""
+    """A fresh drafter of a class, with the files that it has besides weights."""
     if kind is LayerParallelDrafter:
         return LayerParallelDrafter.wrap(make_draft_model(target), target, group_size=2)
     drafter = kind.from_target(target)
@@ -47,21 +47,21 @@ def test_every_kind_of_drafter_is_tried() -> None:
 def test_transformers_follows_the_imports_to_every_module(kind: type, tmp_path: Path) -> None:
     write_custom_generate(kind, tmp_path)
 
-    recipe = tmp_path / "custom_generate"
-    followed = {Path(name) for name in get_relative_import_files(recipe / "generate.py")}
-    written = set(recipe.glob("*.py"))
+    code = tmp_path / "custom_generate"
+    followed = {Path(name) for name in get_relative_import_files(code / "generate.py")}
+    written = set(code.glob("*.py"))
 
-    assert followed | {recipe / "generate.py"} == written
+    assert followed | {code / "generate.py"} == written
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_recipe_imports_what_it_requires_and_the_standard_library(kind: type, tmp_path: Path) -> None:
+def test_published_code_imports_what_it_requires_and_the_standard_library(kind: type, tmp_path: Path) -> None:
     write_custom_generate(kind, tmp_path)
 
-    recipe = tmp_path / "custom_generate"
-    imported = {name for path in recipe.glob("*.py") for name in get_imports(path)}
+    code = tmp_path / "custom_generate"
+    imported = {name for path in code.glob("*.py") for name in get_imports(path)}
     required = {
-        line.partition(">")[0].replace("-", "_") for line in (recipe / "requirements.txt").read_text().splitlines()
+        line.partition(">")[0].replace("-", "_") for line in (code / "requirements.txt").read_text().splitlines()
     }
 
     assert required == NEEDED
@@ -79,12 +79,12 @@ def test_lines_other_than_imports_stay_as_they_are() -> None:
     assert all(after.startswith("from .") for _, after in changed)
 
 
-def test_a_class_of_other_software_has_no_recipe() -> None:
+def test_a_class_of_other_software_has_no_code_to_publish() -> None:
     with pytest.raises(CheckpointError, match=r"comes from `transformers.models.llama"):
         write_custom_generate(LlamaForCausalLM, Path())
 
 
-def test_each_kind_loads_and_writes_from_its_recipe_alone(tmp_path: Path) -> None:
+def test_each_kind_loads_and_decodes_with_its_published_code_alone(tmp_path: Path) -> None:
     config = LlamaConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2, vocab_size=64
     )
@@ -96,13 +96,13 @@ def test_each_kind_loads_and_writes_from_its_recipe_alone(tmp_path: Path) -> Non
         drafter.save_pretrained(tmp_path / kind.__name__)
         write_custom_generate(kind, tmp_path / kind.__name__)
 
-    told = run_client(_SCRIPT.format(folder=tmp_path, kinds=[kind.__name__ for kind in KINDS]), tmp_path / "home")
+    results = run_client(_SCRIPT.format(folder=tmp_path, kinds=[kind.__name__ for kind in KINDS]), tmp_path / "home")
 
     for kind in KINDS:
-        assert told[kind.__name__]["is_the_same"], kind
-        assert told[kind.__name__]["num_drafted"] > 0
-        assert told[kind.__name__]["refusal"].startswith("A recipe takes its drafter from the Hub")
-    assert told["DiffusionDrafter"]["has_proxy"]
+        assert results[kind.__name__]["is_the_same"], kind
+        assert results[kind.__name__]["num_drafted"] > 0
+        assert results[kind.__name__]["refusal"].startswith("This `custom_generate` takes its drafter from the Hub")
+    assert results["DiffusionDrafter"]["has_proxy"]
 
 
 _SCRIPT = """
@@ -113,22 +113,22 @@ from transformers import AutoModel, AutoModelForCausalLM
 target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
 inputs = dict(input_ids=torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), attention_mask=torch.ones(1, 8, dtype=torch.long))
 options = dict(max_new_tokens=12, pad_token_id=0, return_dict_in_generate=True)
-told = {{}}
+results = {{}}
 for kind in {kinds}:
     folder = f"{folder}/{{kind}}"
     drafter = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
     plain = target.generate(**inputs, **options)
-    recipe = dict(custom_generate=folder, trust_remote_code=True)
-    out = target.generate(**inputs, **options, **recipe, assistant_model=drafter)
+    custom = dict(custom_generate=folder, trust_remote_code=True)
+    out = target.generate(**inputs, **options, **custom, assistant_model=drafter)
     try:
-        target.generate(**inputs, **recipe)
+        target.generate(**inputs, **custom)
     except ValueError as error:
         refusal = str(error)
-    told[kind] = dict(
+    results[kind] = dict(
         is_the_same=out.sequences.tolist() == plain.sequences.tolist(),
         num_drafted=out.speculation.num_drafted,
         has_proxy=getattr(drafter, "proxy", None) is not None,
         refusal=refusal,
     )
-print(json.dumps(told))
+print(json.dumps(results))
 """

@@ -1,4 +1,4 @@
-"""Cards: every figure comes from a file, what is not known is said, and a template cannot run code."""
+"""Cards: every figure comes from a file, gaps are named, and a template cannot run code."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def untraced(card: str, evidence: list[Any]) -> list[str]:
-    """Numbers of a card, its table of figures apart, that neither template nor any value of `evidence` holds, as cards round them."""
+    """Numbers of a card, outside its table of figures, that neither the template nor `evidence` holds."""
     known = set(NUMBER.findall(re.sub(r"\{[{%].*?[%}]\}", "", TEMPLATE.read_text(encoding="utf-8"))))
     for leaf in leaves(evidence):
         if isinstance(leaf, str):
@@ -52,7 +52,7 @@ def untraced(card: str, evidence: list[Any]) -> list[str]:
 
 
 def evidence_of(name: str) -> list[Any]:
-    """The files behind a card, without the rows of its table of figures. Of training only the last row of the curve."""
+    """The files behind a card, without the rows of its table, and of the curve only the last row."""
     folder = ROOT / "models" / name
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     training = folder / "training.json"
@@ -68,8 +68,8 @@ def own_rows(name: str) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for file in RESULTS[name]:
         result = json.loads((RESULTS_FOLDER / file).read_text(encoding="utf-8"))
-        arms = {method["arm"] for method in result["methods"] if method["source"] == f"models/{name}"}
-        found += [(file, row) for row in result["rows"] if row["arm"] in arms]
+        names = {method["arm"] for method in result["methods"] if method["source"] == f"models/{name}"}
+        found += [(file, row) for row in result["rows"] if row["arm"] in names]
     return found
 
 

@@ -1,4 +1,4 @@
-"""A recipe from the Hub, on a machine that has Transformers and not this package: the same text, from one pinned commit."""
+"""Published code on a machine with Transformers but without this package: the same text, from one pinned commit."""
 
 import sys
 import threading
@@ -31,10 +31,10 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 target = AutoModelForCausalLM.from_pretrained("{target}").eval()
 inputs = dict(input_ids=torch.tensor({prompt}), attention_mask=torch.ones(1, len({prompt}[0]), dtype=torch.long))
-recipe = dict(custom_generate="{repo}", trust_remote_code=True, revision="{commit}")
+custom = dict(custom_generate="{repo}", trust_remote_code=True, revision="{commit}")
 texts, seconds, accepted, kinds = [], [], [], [type(target)]
 for options in {settings}:
-    for arguments in ({{}}, recipe):
+    for arguments in ({{}}, custom):
         torch.manual_seed(0)
         start = time.perf_counter()
         out = target.generate(**inputs, **options, **arguments, max_new_tokens=64, return_dict_in_generate=True)
@@ -44,13 +44,13 @@ for options in {settings}:
         accepted.append(out.speculation.num_accepted if arguments else 0)
 generate = target.load_custom_generate("{repo}", trust_remote_code=True, revision="{commit}")
 drafter = generate.__self__._drafters[target]
-target.generate(**inputs, **recipe, max_new_tokens=4)
+target.generate(**inputs, **custom, max_new_tokens=4)
 try:
     target.generate(**inputs, custom_generate="{repo}", trust_remote_code=False)
 except ValueError as error:
     refusal = str(error)
 alone = AutoModel.from_pretrained("{repo}", trust_remote_code=True, revision="{commit}")
-given = target.generate(**inputs, **recipe, assistant_model=alone.eval(), max_new_tokens=64)
+given = target.generate(**inputs, **custom, assistant_model=alone.eval(), max_new_tokens=64)
 print(json.dumps(dict(
     texts=texts,
     seconds=seconds,
@@ -72,7 +72,7 @@ print(json.dumps(dict(
     [(False, 1), pytest.param(True, 3, marks=pytest.mark.slow)],
     ids=["hidden", "new environment"],
 )
-def test_the_recipe_writes_what_the_package_writes(
+def test_published_code_writes_what_the_package_writes(
     is_new: bool, num_timed: int, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [{"do_sample": False}, *num_timed * TIMED]  # the first one warms up
@@ -88,26 +88,26 @@ def test_the_recipe_writes_what_the_package_writes(
 
     facts = {"target": TARGET, "prompt": PROMPT, "repo": REPO, "commit": commit, "settings": settings}
     python = make_environment(tmp_path / "venv") if is_new else None
-    told = run_client(_SCRIPT.format(**facts), tmp_path / "home", hub.url, python, HF_TOKEN=TOKEN)
+    results = run_client(_SCRIPT.format(**facts), tmp_path / "home", hub.url, python, HF_TOKEN=TOKEN)
 
-    assert told["texts"] == [text for text in expected for _ in ("alone", "recipe")]
-    assert told["given"] == expected[0]
-    assert told["accepted"] > 0
-    assert told["is_kept"]
-    assert told["is_restored"]
-    assert told["target"] == "someone/target"  # not that of the later commit
-    assert commit in told["module"]
-    assert "trust_remote_code=True" in told["refusal"]
+    assert results["texts"] == [text for text in expected for _ in ("alone", "custom")]
+    assert results["given"] == expected[0]
+    assert results["accepted"] > 0
+    assert results["is_kept"]
+    assert results["is_restored"]
+    assert results["target"] == "someone/target"  # not that of the later commit
+    assert commit in results["module"]
+    assert "trust_remote_code=True" in results["refusal"]
     if is_new:
-        assert told["prefix"] == str(tmp_path / "venv")
-        assert {"transformers_falcon_spec", "jaxtyping", "accelerate"}.isdisjoint(told["packages"])
-    ratios = [sum(told["seconds"][start::4]) / sum(told["seconds"][start + 1 :: 4]) for start in (2, 4)]
+        assert results["prefix"] == str(tmp_path / "venv")
+        assert {"transformers_falcon_spec", "jaxtyping", "accelerate"}.isdisjoint(results["packages"])
+    ratios = [sum(results["seconds"][start::4]) / sum(results["seconds"][start + 1 :: 4]) for start in (2, 4)]
     with capsys.disabled():
-        sys.stdout.write(f" [recipe over the target alone: sampling {ratios[0]:.2f}x, greedy {ratios[1]:.2f}x]")
+        sys.stdout.write(f" [custom over the target alone: sampling {ratios[0]:.2f}x, greedy {ratios[1]:.2f}x]")
 
 
 @pytest.mark.usefixtures("code_folder")
-def test_the_recipe_beside_the_package_leaves_its_seam_alone(hub: Hub) -> None:
+def test_published_code_leaves_the_patch_of_the_package_alone(hub: Hub) -> None:
     target = make_target()
     drafter = FalconSpecDrafter.from_target(target)
     drafter.push_to_hub(REPO, target="someone/target")
@@ -115,17 +115,17 @@ def test_the_recipe_beside_the_package_leaves_its_seam_alone(hub: Hub) -> None:
     options = {"max_new_tokens": 8, "pad_token_id": 0, "return_dict_in_generate": True}
 
     plain = target.generate(torch.tensor(SHORT), **options)
-    recipe = target.generate(torch.tensor(SHORT), **options, custom_generate=REPO, trust_remote_code=True)
+    custom = target.generate(torch.tensor(SHORT), **options, custom_generate=REPO, trust_remote_code=True)
     package = target.generate(torch.tensor(SHORT), **options, assistant_model=drafter)
 
-    assert recipe.sequences.tolist() == package.sequences.tolist() == plain.sequences.tolist()
-    assert type(recipe.speculation).__module__.endswith(".custom_generate.core_stats")
+    assert custom.sequences.tolist() == package.sequences.tolist() == plain.sequences.tolist()
+    assert type(custom.speculation).__module__.endswith(".custom_generate.core_stats")
     assert type(package.speculation).__module__ == "transformers_falcon_spec.core.stats"
     assert type(target) is stock
     assert GenerationMixin._assisted_decoding is patched
 
 
-def test_a_recipe_takes_no_stock_assistant() -> None:
+def test_published_code_takes_no_stock_assistant() -> None:
     target = make_target()
 
     with pytest.raises(GenerationError, match="`assistant_model` is a `LlamaForCausalLM`"):
@@ -134,9 +134,9 @@ def test_a_recipe_takes_no_stock_assistant() -> None:
 
 def test_the_place_of_a_module_tells_repository_and_commit() -> None:
     commit = "0123456789" * 4
-    place = f"/home/me/modules/transformers_modules/some_hyphen_one/_7b_dot_1/{commit}/custom_generate/generate.py"
+    file = f"/home/me/modules/transformers_modules/some_hyphen_one/_7b_dot_1/{commit}/custom_generate/generate.py"
 
-    assert origin(place) == ("some-one/7b.1", commit)
+    assert origin(file) == ("some-one/7b.1", commit)
     with pytest.raises(GenerationError, match="came from a local folder"):
         origin("/home/me/modules/transformers_modules/folder/0123456789abcdef/custom_generate/generate.py")
 

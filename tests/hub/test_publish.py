@@ -1,4 +1,4 @@
-"""Publishing and loading again, against a Hub on localhost: whole, pinned, private, cut short, broken."""
+"""Publishing to a Hub on localhost and loading from it: complete, pinned, private, interrupted, broken."""
 
 import json
 import logging
@@ -99,8 +99,8 @@ def test_figures_travel_with_the_drafter_that_they_are_of(hub: Hub) -> None:
             sorted((*each.task_id.split("/"), each.value) for each in entries if each.task_id.startswith(key))
             == expected
         )
-    told = [result.metric_value for result in ModelCard.load(REPO).data.eval_results]
-    assert sorted(told) == sorted(row[key] for row in rows for key in ("speedup", "acceptance_length_pooled"))
+    values = [result.metric_value for result in ModelCard.load(REPO).data.eval_results]
+    assert sorted(values) == sorted(row[key] for row in rows for key in ("speedup", "acceptance_length_pooled"))
 
 
 def test_push_to_hub_publishes_the_drafter_as_it_is_now(hub: Hub, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Code from the Hub: it runs when that is asked for and not otherwise, comes whole or not at all, and lasts without network."""
+"""Code from the Hub: it runs only on request, comes complete or not at all, and works without network."""
 
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,11 @@ def test_code_of_a_repository_runs_where_it_is_trusted_alone(target: Any, tmp_pa
 @pytest.mark.parametrize(
     "missing", ["custom_generate/generate.py", "custom_generate/core_tree.py", "config.json", "model.safetensors"]
 )
-def test_a_recipe_with_a_file_missing_is_refused_by_name(missing: str, published: Hub, target: Any) -> None:
+def test_published_code_with_a_file_missing_is_refused_by_name(missing: str, published: Hub, target: Any) -> None:
     HfApi().delete_file(missing, REPO)
 
-    told = Path(missing).name.replace("generate.py", "does not contain a `custom_generate` subdirectory")
-    with pytest.raises((OSError, ValueError), match=told) as caught:
+    message = Path(missing).name.replace("generate.py", "does not contain a `custom_generate` subdirectory")
+    with pytest.raises((OSError, ValueError), match=message) as caught:
         target.generate(INPUTS, **OPTIONS, custom_generate=REPO, trust_remote_code=True)
 
     assert REPO in str(caught.value)
@@ -69,13 +69,13 @@ def test_a_drafter_without_its_config_is_refused_by_name(published: Hub) -> None
 
 
 @pytest.mark.usefixtures("published", "code_folder")
-def test_without_network_the_recipe_in_the_cache_serves(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = {"custom_generate": REPO, "trust_remote_code": True}
-    before = target.generate(INPUTS, **OPTIONS, **recipe)
+def test_without_network_the_code_in_the_cache_serves(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    custom = {"custom_generate": REPO, "trust_remote_code": True}
+    before = target.generate(INPUTS, **OPTIONS, **custom)
     point_to("http://127.0.0.1:9", monkeypatch)
 
     later = make_target()  # for which nothing is kept in memory
-    after = later.generate(INPUTS, **OPTIONS, **recipe)
+    after = later.generate(INPUTS, **OPTIONS, **custom)
 
     assert after.equal(before)
     assert after.equal(later.generate(INPUTS, **OPTIONS))
@@ -84,13 +84,13 @@ def test_without_network_the_recipe_in_the_cache_serves(target: Any, monkeypatch
 
 
 @pytest.mark.usefixtures("code_folder")
-def test_a_private_recipe_takes_the_token_that_it_is_given(
+def test_private_code_takes_the_token_that_it_is_given(
     published: Hub, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    recipe = {"custom_generate": REPO, "trust_remote_code": True}
+    custom = {"custom_generate": REPO, "trust_remote_code": True}
 
     with pytest.raises(OSError, match=REPO):
-        target.generate(INPUTS, **OPTIONS, **recipe)
+        target.generate(INPUTS, **OPTIONS, **custom)
 
-    assert target.generate(INPUTS, **OPTIONS, **recipe, token=TOKEN).equal(target.generate(INPUTS, **OPTIONS))
+    assert target.generate(INPUTS, **OPTIONS, **custom, token=TOKEN).equal(target.generate(INPUTS, **OPTIONS))

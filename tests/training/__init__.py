@@ -1,1 +1,1 @@
-"""Tests of `training/`: conversations, features, glancing, losses, and the Trainer."""
+"""Tests of `training/`."""

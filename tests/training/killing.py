@@ -1,8 +1,9 @@
-"""Real processes, killed in the middle of a write: the kernel stops them there, and the test sends SIGKILL.
+"""Killing real processes in the middle of a write.
 
-No file of the process may grow beyond a limit, so that a write which crosses it is cut short, and the next one brings the signal SIGXFSZ.
-Its handler is `pause` of the C library: the thread that writes gets no further. torch's files are part of what they were to be then. safetensors
-gives a file its full size first, under a name of its own (`.tmp...`), and stands still there: the file is begun, and empty.
+A limit on the size of files cuts a write short, and the next one raises the signal SIGXFSZ. Its handler is `pause` of
+the C library, so the writing thread stops there until the test sends SIGKILL. Files of torch then hold a part of their
+bytes. safetensors first gives a file with a temporary name (`.tmp...`) its full size and stops there, with an empty
+file.
 """
 
 import signal
@@ -24,7 +25,7 @@ def stand_still_at(num_bytes):
 
 
 def kill_in_write(script: str, arguments: list[str], files: Path, limit: int, num_bytes: int) -> Path:
-    """Run `script` with a `limit` of bytes until one of `files`, a path with `*`, stands at `num_bytes`; kill it, and return that file."""
+    """Run `script` until one of `files`, a path with `*`, has `num_bytes`; kill it and return the file."""
     command = [sys.executable, "-c", STAND_STILL + script, *arguments, str(limit)]
     with tempfile.TemporaryFile("w+") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream)

@@ -1,4 +1,4 @@
-"""Which weights a run ends with: those that decoded best, and not the last ones; with the real Trainer."""
+"""A run ends with the weights that decoded best, not with the last ones; with the real Trainer."""
 
 from pathlib import Path
 from typing import Any

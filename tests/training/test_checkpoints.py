@@ -1,4 +1,4 @@
-"""Interrupted runs: which checkpoint counts, and that what follows is the same as if nothing had happened."""
+"""Interrupted runs resume from the newest complete checkpoint and continue as if nothing had happened."""
 
 import json
 import resource
@@ -193,16 +193,16 @@ sys.exit(cli.main(sys.argv[1:-1]))
 """
 
 
-@pytest.mark.parametrize("place", [WEIGHTS, "optimizer.pt"])
+@pytest.mark.parametrize("file", [WEIGHTS, "optimizer.pt"])
 def test_killed_in_the_middle_of_a_checkpoint_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
-    tmp_path: Path, train_command: list[str], place: str
+    tmp_path: Path, train_command: list[str], file: str
 ) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
     short = [*train_command, "--max_steps", "6", "--logging_steps", "1"]
     saving = [*short, "--output_dir", str(folder), "--save_steps", "2"]
     assert cli.main([*short, "--output_dir", str(whole), "--save_steps", "2"]) == 0
-    limit = (whole / "checkpoint-4" / place).stat().st_size * 3 // 4
-    torn, num_bytes = (".tmp*", 0) if place == WEIGHTS else (place, limit)
+    limit = (whole / "checkpoint-4" / file).stat().st_size * 3 // 4
+    torn, num_bytes = (".tmp*", 0) if file == WEIGHTS else (file, limit)
 
     kill_in_write(KILLED_IN_CHECKPOINT, saving, folder / "checkpoint-4" / torn, limit, num_bytes)
 

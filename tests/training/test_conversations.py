@@ -1,4 +1,4 @@
-"""Reading conversations: what is broken is named and left out, the rest is read."""
+"""Reading conversations: broken rows are named and left out, the others are read."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Conversations as token ids, with a mask of what the assistant said."""
+"""Conversations as token ids, with a mask of the assistant's tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an evaluation says of decoding is what users get: the same prompts, the same tree, the saved drafter."""
+"""The decoding metrics of an evaluation are what users get: the same prompts, the same tree, the saved drafter."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A run is estimated from real steps, the longest and a sample of all sizes, and nothing of it stays."""
+"""A run is estimated from real steps, the longest ones and a sample of all sizes, and leaves no files."""
 
 import time
 from pathlib import Path

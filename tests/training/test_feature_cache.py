@@ -1,4 +1,4 @@
-"""Features on disk: the numbers that training without a cache sees, made once, and refused where they do not fit."""
+"""Features on disk equal those read from the target, are extracted once, and are refused for other data or targets."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pairs for training: what stands in a row, what it should say, and whether it counts."""
+"""Pairs for training: inputs, labels, and which of them count."""
 
 from typing import Any
 
@@ -45,13 +45,13 @@ def test_a_row_pairs_a_feature_with_the_next_embedding_and_should_say_the_featur
 
     last, ids = hidden_states(target)[-1], padded_batch()["input_ids"]
     for row, length in enumerate(LENGTHS):
-        for place in range(length - 1):
-            torch.testing.assert_close(pairs.features[row, place], last[row, place])
+        for column in range(length - 1):
+            torch.testing.assert_close(pairs.features[row, column], last[row, column])
             assert torch.equal(
-                pairs.token_embeds[row, place], target.get_input_embeddings().weight[ids[row, place + 1]]
+                pairs.token_embeds[row, column], target.get_input_embeddings().weight[ids[row, column + 1]]
             )
-            if place + block_size < length:
-                torch.testing.assert_close(pairs.labels[row, place], last[row, place + block_size])
+            if column + block_size < length:
+                torch.testing.assert_close(pairs.labels[row, column], last[row, column + block_size])
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 20])
@@ -59,7 +59,7 @@ def test_a_row_counts_where_its_label_token_is_the_assistants(block_size: int) -
     pairs, spoken = read(make_target(), block_size), padded_batch()["assistant_mask"].tolist()
 
     expected = [
-        [place + block_size + 1 < LENGTH and spoken[row][place + block_size + 1] for place in range(LENGTH - 1)]
+        [column + block_size + 1 < LENGTH and spoken[row][column + block_size + 1] for column in range(LENGTH - 1)]
         for row in range(2)
     ]
 

@@ -1,4 +1,4 @@
-"""LoRA on a drafter: the adapter alone learns, a run goes on exactly where it stopped, and the target may have an adapter itself."""
+"""LoRA on a drafter: only the adapter learns, runs resume exactly, and the target may have an adapter, too."""
 
 from pathlib import Path
 from typing import Any

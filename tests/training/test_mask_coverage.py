@@ -1,4 +1,4 @@
-"""What counts in the loss is counted right, and what looks like a fault of the template is said."""
+"""Tokens that count in the loss are counted correctly, and a mask that looks wrong is reported."""
 
 import logging
 from typing import Any
@@ -47,11 +47,11 @@ def test_rows_without_a_counted_token_are_no_part_of_the_share() -> None:
     (row,) = make_rows(1)
 
     alone = ConversationDataset([row], make_tokenizer(), 20).coverage
-    beside = ConversationDataset([row, long_prompt], make_tokenizer(), 20).coverage
+    together = ConversationDataset([row, long_prompt], make_tokenizer(), 20).coverage
 
-    assert (beside.num_examples, beside.share) == (1, alone.share)
-    assert beside.num_beyond > alone.num_beyond
-    assert (beside.num_turns, beside.num_runs) == (2, 2)
+    assert (together.num_examples, together.share) == (1, alone.share)
+    assert together.num_beyond > alone.num_beyond
+    assert (together.num_turns, together.num_runs) == (2, 2)
 
 
 @pytest.mark.parametrize(("num_words", "is_low"), [(40, True), (4, False)])

@@ -1,4 +1,4 @@
-"""A run that diverges stops at once, says where, and leaves the last good checkpoint; with the real Trainer."""
+"""A run whose loss is not finite stops at once, names the rows, and keeps the last good checkpoint."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Evaluation prompts in training data are found however they are dressed, and nothing else is."""
+"""Evaluation prompts in training data are found in any typography, and nothing else is."""
 
 import random
 
@@ -72,7 +72,7 @@ def test_words_are_whole_in_every_script() -> None:
 
 
 def holds(text: str, prompt: str) -> bool:
-    """Whether some run of 13 words, or of all if the prompt has fewer, occurs; a prompt of under 8 words must be all."""
+    """Whether a run of 13 words occurs, or all words of a shorter prompt; one of under 8 must be the whole text."""
     words, wanted = words_of(text), words_of(prompt)
     if len(wanted) < 8:
         return words == wanted

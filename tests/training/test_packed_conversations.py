@@ -1,4 +1,4 @@
-"""Rows of several conversations: which go together, what a row holds, and how it reaches the Trainer, its errors and its estimate."""
+"""Rows of several conversations: how they are filled, what they hold, and how the Trainer uses them."""
 
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def test_a_row_holds_its_conversations_whole_and_tells_where_each_begins() -> No
         example, examples = rows[number], [data[each] for each in row]
         for name in ("input_ids", "assistant_mask"):
             assert example[name] == [value for each in examples for value in each[name]]
-        assert example["position_ids"] == [place for each in examples for place in range(len(each["input_ids"]))]
+        assert example["position_ids"] == [position for each in examples for position in range(len(each["input_ids"]))]
         assert rows.lengths[number] == len(example["input_ids"]) <= ROW_LENGTH
     assert len(rows) < 40 / 2
 

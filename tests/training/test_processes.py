@@ -1,4 +1,4 @@
-"""Two real processes tell what one tells: of an evaluation, whose prompts they share, and of a training, whose batches they share."""
+"""Two real processes give the results of one, in evaluation, whose prompts they share, and in training."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,7 @@ Path(sys.argv[1], f"curve-{trainer.args.process_index}.json").write_text(json.du
 
 
 def curve(folder: Path, num_processes: int) -> tuple[list[float], DrafterTrainer]:
-    """The loss of every step, with as many rows a step whatever the number of processes; nothing is drawn but the order of rows."""
+    """The loss of every step, of as many rows for any number of processes; only their order is random."""
     trainer = make_trainer(
         folder,
         {"block_size": 2, "recurrence": "token", "transition_rank": 8, "recurrent_dropout": 0.0},

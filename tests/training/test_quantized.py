@@ -1,4 +1,4 @@
-"""Targets with weights of eight bits teach drafters: gradients pass through their head, and their features are their own."""
+"""Drafters learn from targets with 8-bit weights: gradients pass through the head, and features are the target's."""
 
 from pathlib import Path
 from typing import Any

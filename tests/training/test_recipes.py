@@ -1,4 +1,4 @@
-"""Recipes: what they set, what wins over them, and that they name options that exist."""
+"""Recipes: what they set, which options take precedence, and that all options exist."""
 
 from dataclasses import fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Answers by the target itself: batched as if alone, and the same file whether interrupted or not."""
+"""Answers of the target: the same in batches as alone, and the same file after an interruption."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""FSDP2 on two real processes (gloo): each holds half of the drafter's weights, and they learn what one process learns."""
+"""FSDP2 on two real processes (gloo): each holds half of the drafter, and they learn what one process learns."""
 
 import json
 import shutil
@@ -91,7 +91,8 @@ def test_a_sharded_drafter_learns_what_a_whole_one_learns_and_is_saved_whole(tmp
         torch.testing.assert_close(loaded, drafter.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-# accelerate switches FSDP on for devices alone, and leaves CPUs to DDP. Told that its processes have devices, it shards on gloo as well.
+# accelerate uses FSDP for devices only, and DDP for CPUs. If it believes that there are devices, it shards on gloo,
+# too.
 THROUGH_ACCELERATE = """
 import sys
 from pathlib import Path
@@ -137,8 +138,8 @@ class Run:
     def sharded(self, output: str, *options: str) -> dict[str, Tensor]:
         """The weights that two processes come to, each with four rows of a step."""
         sharding = ["--fsdp", "--fsdp_config", str(self.folder / "fsdp.json"), "--per_device_train_batch_size", "4"]
-        place = ["--output_dir", str(self.folder / output)]
-        run_two(THROUGH_ACCELERATE, self.folder, *self.command, *sharding, *place, *options)
+        output_options = ["--output_dir", str(self.folder / output)]
+        run_two(THROUGH_ACCELERATE, self.folder, *self.command, *sharding, *output_options, *options)
         return load_file(self.folder / output / "model.safetensors")
 
 

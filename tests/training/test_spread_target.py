@@ -1,4 +1,4 @@
-"""Targets spread over places by `device_map`: the same losses as from one that is whole, real decoding included; one process alone."""
+"""Targets spread over devices by `device_map` give the same losses and texts, in one process only."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a training run's seconds go to: counted by a clock that the test moves, and in a real run."""
+"""Training speed, measured by a clock that the test moves, and in a real run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Distillation with the real Trainer: it learns, it accumulates, it goes on exactly where it stopped, and it counts right."""
+"""Distillation with the real Trainer: it learns, accumulates gradients, resumes exactly, and counts correctly."""
 
 from pathlib import Path
 from typing import Any

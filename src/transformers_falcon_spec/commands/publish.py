@@ -1,4 +1,4 @@
-"""`falcon-spec publish`: put a drafter on the Hub with its recipe, its card and its figures.
+"""`falcon-spec publish`: put a drafter on the Hub with its card, its figures and the code that runs it.
 
 Whoever has Transformers alone can then write with it: `target.generate(..., custom_generate=REPO,
 trust_remote_code=True)`. The access token is that of `hf auth login` or `HF_TOKEN`; it is no option, so that it stays

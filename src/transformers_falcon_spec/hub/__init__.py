@@ -1,4 +1,4 @@
-"""The Hub: publishing a drafter with its card, its recipe and its figures."""
+"""The Hugging Face Hub: publishing drafters with a card, figures and code that runs them, and finding drafters."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from ..drafters.base import DrafterModel
 
 
 def let_drafters_publish() -> None:
-    """Give every drafter its `push_to_hub`; what that needs is imported when it is called."""
+    """Give every drafter its `push_to_hub`, which imports what it needs when it is called."""
     DrafterModel.publisher = _push
 
 

@@ -1,9 +1,9 @@
-"""One drafter and all that it imports of this package, as flat modules beside a `generate.py`.
+"""Writing the code that is published with a drafter: `custom_generate/` with all modules that it imports.
 
-Transformers follows relative imports of remote code within one folder only, and asks for every package that a module
-imports. So `core/tree.py` becomes `core_tree.py`, imports are spelled anew, and the names of jaxtyping, which say
-shapes to readers and tests, come from a stand-in. All other lines stay as they are, so that they can be read and
-compared with the source.
+Transformers follows relative imports of remote code within one folder only, and requires every package that a module
+imports. So `core/tree.py` becomes `core_tree.py`, imports are rewritten, and jaxtyping, whose annotations are for
+readers and tests, is replaced by a stub. All other lines are copied unchanged, so that they can be compared with the
+source.
 """
 
 import ast
@@ -22,7 +22,7 @@ _SOURCE = Path(__file__).parents[1]
 _SHAPES = "shapes"
 _REQUIRED = ("huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions")
 
-_SHAPES_MODULE = '''"""Names of jaxtyping, to read: `Float[Tensor, "rows tokens"]` is a tensor; nothing is checked."""
+_SHAPES_MODULE = '''"""Annotations in place of jaxtyping: `Float[Tensor, "rows tokens"]` is a tensor of any shape."""
 
 from torch import Tensor
 
@@ -48,63 +48,66 @@ class Shaped(_Shaped):
     """Any values."""
 '''
 
-_GENERATE_MODULE = '''"""Writes faster: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`."""
+_GENERATE_MODULE = '''"""Generates the target's own text in fewer passes.
+
+Use: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`.
+"""
 
 from .{drafter} import {name}
-from .{recipe} import CustomGenerate
+from .{module} import CustomGenerate
 
 generate = CustomGenerate({name}, __file__).generate
 '''
 
 
 def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> None:
-    """Write `custom_generate/` for drafters of a class into `folder`: `generate.py`, its modules, `requirements.txt`.
+    """Write the folder `custom_generate/` for a drafter class: `generate.py`, its modules and `requirements.txt`.
 
     Raises:
-        [`CheckpointError`]: the class is no part of this package.
+        [`CheckpointError`]: the class is not of this package.
     """
     start = {module_of(drafter_class), module_of(CustomGenerate)}
-    place = folder / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
+    code = folder / FOLDER
+    code.mkdir(parents=True, exist_ok=True)
     for module in sorted(closure(start)):
-        (place / f"{flat_name(module)}.py").write_text(flattened(module), encoding="utf-8")
-    names = {"drafter": flat_name(module_of(drafter_class)), "recipe": flat_name(module_of(CustomGenerate))}
+        (code / f"{flat_name(module)}.py").write_text(flattened(module), encoding="utf-8")
+    names = {"drafter": flat_name(module_of(drafter_class)), "module": flat_name(module_of(CustomGenerate))}
     generate = _GENERATE_MODULE.format(name=drafter_class.__name__, **names)
-    (place / "generate.py").write_text(generate, encoding="utf-8")
-    (place / f"{_SHAPES}.py").write_text(_SHAPES_MODULE, encoding="utf-8")
-    (place / "requirements.txt").write_text("\n".join(requirements()) + "\n", encoding="utf-8")
+    (code / "generate.py").write_text(generate, encoding="utf-8")
+    (code / f"{_SHAPES}.py").write_text(_SHAPES_MODULE, encoding="utf-8")
+    (code / "requirements.txt").write_text("\n".join(requirements()) + "\n", encoding="utf-8")
 
 
 def auto_map(drafter_class: type[DrafterModel]) -> dict[str, str]:
-    """What `config.json` must say so that `AutoModel` finds the modules of the recipe."""
+    """The `auto_map` of `config.json`, by which `AutoModel` finds the published classes."""
     assert drafter_class.config_class is not None  # every drafter has one
     classes = {"AutoConfig": drafter_class.config_class, "AutoModel": drafter_class}
     return {auto: f"{FOLDER}/{flat_name(module_of(kind))}.{kind.__name__}" for auto, kind in classes.items()}
 
 
 def requirements() -> list[str]:
-    """Packages that the recipe imports, in the versions that this package asks for."""
+    """The packages that the published code imports, with the versions that this package requires."""
     declared = {re.split(r"[^\w-]", line)[0].replace("-", "_"): line for line in requires(_PACKAGE) or ()}
     return [declared[name] for name in _REQUIRED]
 
 
 def module_of(kind: type) -> str:
-    """The module of a class, as a dotted name below the package.
+    """The name of a class's module inside the package, with dots.
 
     Raises:
-        [`CheckpointError`]: it is in none of them.
+        [`CheckpointError`]: the class is not of this package.
     """
     package, _, name = kind.__module__.partition(".")
     if package != _PACKAGE:
         raise CheckpointError(
-            f"A recipe is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
+            f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
             f"`{kind.__module__}`. Load the drafter with a class of the package."
         )
     return name
 
 
 def flat_name(module: str) -> str:
-    """The name of a module in the recipe's folder.
+    """The name of a module in the folder of the published code.
 
     ```python
     >>> flat_name("generation.loop")
@@ -116,7 +119,7 @@ def flat_name(module: str) -> str:
 
 
 def closure(modules: set[str]) -> set[str]:
-    """These modules and all of the package that they import, however far."""
+    """These modules and all modules of the package that they import, directly or not."""
     found: set[str] = set()
     waiting = set(modules)
     while waiting:
@@ -127,10 +130,10 @@ def closure(modules: set[str]) -> set[str]:
 
 
 def flattened(module: str) -> str:
-    """The source of a module, its imports as they must be in the recipe's folder, and a line with its origin."""
+    """The source of a module with flat relative imports, and a first line that names its origin."""
     lines = _path(module).read_text(encoding="utf-8").splitlines()
     for node, names in _relative_imports(module):
-        lines[node.lineno - 1] = _respelled(lines[node.lineno - 1], node, names)
+        lines[node.lineno - 1] = _rewritten(lines[node.lineno - 1], node, names)
     for number, line in enumerate(lines):
         lines[number] = re.sub(r"^from jaxtyping import", f"from .{_SHAPES} import", line)
     path = _path(module).relative_to(_SOURCE.parent).as_posix()
@@ -138,8 +141,8 @@ def flattened(module: str) -> str:
     return "\n".join([head, *lines]) + "\n"
 
 
-def _respelled(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
-    """The first line of an import, which holds the module, or the modules where it is `from . import ...`."""
+def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
+    """The first line of an import, rewritten; it names the module, or the modules of `from . import ...`."""
     if node.module is not None:
         return line.replace(f"from {'.' * node.level}{node.module} import", f"from .{flat_name(names[''])} import", 1)
     parts = [f"{flat_name(names[each.name])} as {each.asname or each.name}" for each in node.names]
@@ -147,7 +150,7 @@ def _respelled(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
 
 
 def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, str]]]:
-    """Imports inside the package, each with its modules by the name they get; '' where the import names it."""
+    """Relative imports of a module, with the modules that each loads; '' is the key for `from module import`."""
     path = _path(module)
     parts = module.split(".")
     parents = parts if path.name == "__init__.py" else parts[:-1]
@@ -159,6 +162,6 @@ def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, s
 
 
 def _path(module: str) -> Path:
-    """The file of a module."""
+    """The source file of a module."""
     path = _SOURCE.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -1,6 +1,6 @@
-"""A drafter's card: its template filled from config, provenance and results files. No figure is typed.
+"""The model card of a drafter: a template filled from its config, provenance and results files.
 
-Templates run in a sandbox: they may look at what they are given, and cannot reach Python through it.
+No figure is written by hand. Templates are rendered in a sandbox, where they can read the facts but run no code.
 """
 
 import json
@@ -22,8 +22,8 @@ from ..evaluation.prompts import SET_NAMES
 from .figures import Figures, eval_results
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
-RELATION = "adapter"  # of the four that the Hub knows, the one for weights of no use without their target
-_CONDITIONS = {  # of a measurement: what it is, and what the card says where the target has none
+RELATION = "adapter"  # the Hub's relation for weights that are of no use without their base model
+_CONDITIONS = {  # conditions of a measurement: what each is, and the card's words for a target without it
     "revision": ("the target's revision", "none: a folder"),
     "template": ("a hash of the chat template", "none"),
     "thinking": ("whether the target was thinking", "has no switch"),
@@ -33,12 +33,12 @@ _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed
 
 @dataclass(frozen=True)
 class About:
-    """What no file of a drafter says, and a person must.
+    """Facts for the card that are in no file of a drafter.
 
     Args:
-        license (`str`, *optional*): Licence of the drafter, as the Hub spells it.
-        data (`list[dict]`, *optional*): What it learned from: `name` and `licence` of each source.
-        notes (`list[str]`, *optional*): More of what is not established, or is known to be wrong.
+        license (`str`, *optional*): Licence of the drafter, as the Hub names it.
+        data (`list[dict]`, *optional*): Training data: the `name` and `licence` of each source.
+        notes (`list[str]`, *optional*): Further limits: what is not established, or known to be wrong.
     """
 
     license: str | None = None
@@ -47,10 +47,10 @@ class About:
 
     @classmethod
     def read(cls, path: Path) -> "About":
-        """From a JSON file.
+        """Read the facts from a JSON file.
 
         Raises:
-            [`PublishError`]: it cannot be read, or says something else.
+            [`PublishError`]: the file cannot be read, or holds other fields.
         """
         try:
             about = cls(**json.loads(path.read_text(encoding="utf-8")))
@@ -76,15 +76,15 @@ def render_card(
 
     Args:
         drafter (`DrafterModel`): The drafter.
-        repo_id (`str`): Where it is published.
-        target (`str`): The Hub name of its target.
-        figures (`Sequence[Figures]`, *optional*): What was measured of it.
-        training (`Mapping`, *optional*): Its `training.json`.
+        repo_id (`str`): The repository of the drafter.
+        target (`str`): The name of its target on the Hub.
+        figures (`Sequence[Figures]`, *optional*): Measurements of the drafter.
+        training (`Mapping`, *optional*): The content of its `training.json`.
         about (`About`, *optional*): Licences and notes.
-        template (`Path`, *optional*): Another template.
+        template (`Path`, *optional*): A template of the card.
 
     Raises:
-        [`PublishError`]: a template that cannot be filled, or that tries to run code.
+        [`PublishError`]: the template cannot be rendered, or tries to run code.
     """
     about = about or About()
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -119,14 +119,14 @@ def render_card(
             f"`{template}` must be a template that needs only what it is given, but {type(error).__name__}: {error}. "
             "Cards run no code."
         ) from error
-    return str(ModelCard(text).content)  # metadata that is no YAML is refused here
+    return str(ModelCard(text).content)  # raises an error if the metadata is not YAML
 
 
 def check_target_name(name: str | None) -> str:
-    """The Hub name of a target.
+    """Check the name of a target on the Hub and return it.
 
     Raises:
-        [`PublishError`]: it is none, or a folder of this machine.
+        [`PublishError`]: it is no name on the Hub, or a folder of this machine.
     """
     try:
         validate_repo_id(name or "")
@@ -158,17 +158,17 @@ def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequenc
 
 
 def _target_facts(drafter: DrafterModel) -> dict[str, Any]:
-    """What the drafter's config says of the model it was made for."""
+    """The sizes of the target, from the drafter's config."""
     config = drafter.config
     names = ("vocab_size", "feature_size", "feature_layers", "embedding_size")
     return {name: value for name in names if (value := getattr(config, name, None)) is not None}
 
 
 def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of `training.json` what a reader wants: all but the curve, and its last evaluation.
+    """The facts of `training.json` for the card: the accuracies of the last evaluation, and all but the curve.
 
     Raises:
-        [`PublishError`]: it is none of `falcon-spec train`.
+        [`PublishError`]: the file is not from `falcon-spec train`.
     """
     if training is None:
         return None
@@ -186,7 +186,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
 
 
 def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> list[str]:
-    """What a reader may not conclude, as far as the files tell."""
+    """What is not established, as far as the files show it."""
     if not figures:
         return ["Nothing was measured of these weights: no figure of speed or acceptance is given."]
     gaps = []
@@ -214,7 +214,7 @@ def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> lis
 
 
 def _conditions(figures: Figures) -> dict[str, str]:
-    """Under which conditions figures were measured, in words."""
+    """The conditions of a measurement, in words."""
     return {
         name: (figures.conditions[name] or without) if name in figures.conditions else "not recorded"
         for name, (_, without) in _CONDITIONS.items()
@@ -222,7 +222,7 @@ def _conditions(figures: Figures) -> dict[str, str]:
 
 
 def _interval(row: Mapping[str, Any], key: str) -> str:
-    """A rate with its 95 % interval."""
+    """A rate with its 95 % interval, as text."""
     if key not in row:
         return "-"
     low, high = row[f"{key}_interval"]

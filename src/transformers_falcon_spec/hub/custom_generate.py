@@ -1,7 +1,7 @@
-"""What a published drafter's `custom_generate/generate.py` runs: the target's `generate`, with the drafter.
+"""The `generate` of published drafters, which Transformers runs for `custom_generate=REPO`.
 
-It travels to the Hub with the modules it imports (`bundle.py`), and works where Transformers is installed and this
-package is not.
+`bundle.py` publishes it with all modules that it imports, so it works where Transformers is installed and this package
+is not.
 """
 
 import re
@@ -21,11 +21,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class CustomGenerate:
-    """`generate` for `custom_generate`. The drafter comes from the repository and commit that the recipe came from.
+    """Decodes a target with the drafter of the repository and commit that this code was loaded from.
 
     Args:
-        drafter_class (`type[DrafterModel]`): The kind of the drafter beside the recipe.
-        file (`str`): `__file__` of the module that Transformers loaded; its place holds repository and commit.
+        drafter_class (`type[DrafterModel]`): The class of the drafter in the repository.
+        file (`str`): `__file__` of the module that Transformers loaded, whose path holds repository and commit.
     """
 
     def __init__(self, drafter_class: type[DrafterModel], file: str) -> None:
@@ -34,14 +34,14 @@ class CustomGenerate:
         self._lock = threading.Lock()
 
     def generate(self, inputs: Any = None, *, model: PreTrainedModel, **arguments: Any) -> Any:
-        """The text of `model`, written with the drafter; the arguments are those of its `generate`.
+        """Generate text of `model` with the drafter; the arguments are those of `model.generate`.
 
-        `assistant_model` may be a drafter to take instead of the one beside the recipe. `revision`, `token`,
-        `cache_dir`, `local_files_only`, `force_download` and `proxies` say how the Hub is asked, as in
-        `from_pretrained`.
+        `assistant_model` may be another drafter to use. `revision`, `token`, `cache_dir`, `local_files_only`,
+        `force_download` and `proxies` are used to load the drafter, as in `from_pretrained`.
 
         Raises:
-            [`GenerationError`]: `assistant_model` is no drafter; a recipe in a local folder, and no `assistant_model`.
+            [`GenerationError`]: `assistant_model` is no drafter, or it is missing and this code was loaded from a
+                local folder.
         """
         hub = {name: arguments.pop(name) for name in _HUB_OPTIONS if name in arguments}
         drafter = arguments.pop("assistant_model", None)
@@ -49,14 +49,15 @@ class CustomGenerate:
             drafter = self._drafter_for(model, hub)
         elif drafter_of(drafter) is None:
             raise GenerationError(
-                f"This recipe decodes with a drafter, but `assistant_model` is a `{type(drafter).__name__}`. Leave it "
-                "out to take the drafter of the recipe, or leave out `custom_generate`."
+                "This `custom_generate` decodes with a drafter, but `assistant_model` is a "
+                f"`{type(drafter).__name__}`. Leave it out to use the drafter of the repository, or leave out "
+                "`custom_generate`."
             )
         with attached(model):
             return model.generate(inputs, assistant_model=drafter, **arguments)  # type: ignore[operator]  # of a mixin
 
     def _drafter_for(self, model: PreTrainedModel, hub: dict[str, Any]) -> DrafterModel:
-        """The drafter in the type and on the device of `model`: loaded once for each model, and kept as long as it."""
+        """The drafter with the dtype and device of `model`, loaded once for each model and kept with it."""
         with self._lock:
             if model not in self._drafters:
                 repo_id, revision = origin(self.file)
@@ -66,21 +67,22 @@ class CustomGenerate:
 
 
 def origin(file: str) -> tuple[str, str]:
-    """Repository and commit of a module that Transformers fetched: it lies in `OWNER/NAME/COMMIT/custom_generate`.
+    """The repository and commit of a module that Transformers fetched into `OWNER/NAME/COMMIT/custom_generate`.
 
     Raises:
-        [`GenerationError`]: it was loaded from a local folder.
+        [`GenerationError`]: the module was loaded from a local folder.
     """
     owner, name, commit = Path(file).parts[-5:-2]
     if _COMMIT.fullmatch(commit) is None:
         raise GenerationError(
-            "A recipe takes its drafter from the Hub repository that it came from, but this one came from a local "
-            "folder. Pass the drafter: `assistant_model=AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`."
+            "This `custom_generate` takes its drafter from the Hub repository that it came from, but it came from a "
+            "local folder. Pass the drafter: `assistant_model=AutoModel.from_pretrained(FOLDER, "
+            "trust_remote_code=True)`."
         )
     return f"{_hub_name(owner)}/{_hub_name(name)}", commit
 
 
 def _hub_name(module_name: str) -> str:
-    """A name as the Hub has it; Transformers spells it in a way that Python can import."""
+    """The name on the Hub of a folder that Transformers renamed so that Python can import it."""
     name = module_name.replace("_dot_", ".").replace("_hyphen_", "-")
     return name[1:] if re.match(r"_\d", name) else name

@@ -1,6 +1,6 @@
-"""Figures of a drafter, from results files of `falcon-spec bench`: only those that its own weights and settings gave.
+"""Measurements of a drafter, from results files of `falcon-spec bench` that its own weights and settings gave.
 
-They become the table of a card, the `model-index` of its metadata, and `.eval_results/*.yaml`, the form the Hub reads
+They become the table of a card, the `model-index` of its metadata, and `.eval_results/*.yaml`, which the Hub reads
 today.
 """
 
@@ -29,16 +29,15 @@ METRICS = {"acceptance_length_pooled": "acceptance length", "speedup": "speed-up
 
 @dataclass(frozen=True)
 class Figures:
-    """What one results file says of a drafter.
+    """The measurements of a drafter in one results file.
 
     Args:
-        name (`str`): The file's name.
-        origin (`dict`): Its provenance.
-        dtype (`str`): The type that the target computed in.
+        name (`str`): Name of the file.
+        origin (`dict`): Provenance of the file.
+        dtype (`str`): The dtype of the target.
         conditions (`dict[str, str | None]`): Revision of the target, digest of its chat template, and whether it was
-            thinking; empty
-            where the file does not say.
-        rows (`tuple[Row, ...]`): One for each set of prompts and way of decoding.
+            thinking; empty if the file does not record them.
+        rows (`tuple[Row, ...]`): The rows, one for each set of prompts and way of decoding.
     """
 
     name: str
@@ -49,11 +48,11 @@ class Figures:
 
 
 def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Figures]:
-    """The figures of `drafter` in each file.
+    """Read the measurements of `drafter` from each file.
 
     Raises:
-        [`OptionError`]: a file is none of `falcon-spec bench`.
-        [`PublishError`]: a file holds nothing of these weights and settings, or not all of its runs.
+        [`OptionError`]: a file is not from `falcon-spec bench`.
+        [`PublishError`]: a file has no measurement with these weights and settings, or runs are missing.
     """
     return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
@@ -67,11 +66,11 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
         and method["settings"] == drafter.draft_settings
         and method["weights"] == _fingerprint(drafter, dtypes[method["target"]])
     ]
-    arms = {(method["target"], method["arm"]) for method in found}
-    rows = tuple(row for row in result["rows"] if (row["target"], row["arm"]) in arms)
-    if len(arms) != 1 or not rows:
+    names = {(method["target"], method["arm"]) for method in found}
+    rows = tuple(row for row in result["rows"] if (row["target"], row["arm"]) in names)
+    if len(names) != 1 or not rows:
         raise PublishError(
-            f"`{path}` must hold the figures of this drafter, once, but {len(arms)} of its {len(result['methods'])} "
+            f"`{path}` must hold the figures of this drafter, once, but {len(names)} of its {len(result['methods'])} "
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
     if not all(map(is_whole, rows)):
@@ -85,12 +84,12 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
 
 
 def _fingerprint(drafter: DrafterModel, dtype: str) -> str:
-    """Of the weights in the type that they were measured in."""
+    """The fingerprint of the weights in the dtype of the measurement."""
     return weights_fingerprint(deepcopy(drafter).to(dtype=getattr(torch, dtype)))  # type: ignore[call-arg]
 
 
 def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
-    """The figures as the `model-index` of a card has them."""
+    """The measurements in the form of a card's `model-index`."""
     return [
         EvalResult(
             task_type="text-generation",
@@ -110,9 +109,10 @@ def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
 
 
 def eval_entries(figures: Iterable[Figures]) -> list[EvalResultEntry]:
-    """The figures as `.eval_results/*.yaml` has them, on sets of the Hub: each metric and way of decoding is a task.
+    """The measurements on data sets of the Hub in the form of `.eval_results/*.yaml`.
 
-    No benchmark of the Hub defines such tasks, so no leaderboard shows them beside accuracies on the same set.
+    Each metric and way of decoding is a task. No benchmark of the Hub defines such tasks, so no leaderboard mixes them
+    with accuracies on the same set.
     """
     return [
         EvalResultEntry(
@@ -120,8 +120,8 @@ def eval_entries(figures: Iterable[Figures]) -> list[EvalResultEntry]:
             task_id=f"{key}/{row['decoding']}",
             value=row[key],
             date=each.origin["date"],
-            notes=f"{name}, {row['decoding']}, {row['num_prompts']} prompts, "
-            f"{each.origin['device']}, {each.dtype}; {each.name}",
+            notes=f"{name}, {row['decoding']}, {row['num_prompts']} prompts, {each.origin['device']}, {each.dtype}; "
+            f"{each.name}",
         )
         for each in figures
         for row in each.rows

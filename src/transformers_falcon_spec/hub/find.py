@@ -1,11 +1,13 @@
-"""Drafters that people published for a target: asked of the Hub, by the target's name in their cards."""
+"""Finding published drafters for a target: the Hub is searched for cards that name the target as base model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of `httpx` or `httpx2`, by version
+
+# `HTTPError` is that of `httpx` or `httpx2`, depending on the version
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
     HFValidationError,
     HTTPError,
     OfflineModeIsEnabled,
@@ -20,15 +22,14 @@ _ACCEPTANCE = ("acceptance_length", "acceptance length")  # in the type or the n
 
 @dataclass(frozen=True)
 class PublishedDrafter:
-    """A drafter on the Hub.
+    """A drafter that is published on the Hub.
 
     Args:
-        repo_id (`str`): Its name, for `from_pretrained`.
-        method (`str`): What kind of drafter it is.
-        downloads (`int`): In the last 30 days.
-        acceptance (`dict[str, list[float]]`): The acceptance lengths on its card by way of decoding, `"greedy"` for
-            one, as the card
-            calls it, and `""` where it does not say; one for each set of prompts.
+        repo_id (`str`): Name of its repository, for `from_pretrained`.
+        method (`str`): Name of its drafting method.
+        downloads (`int`): Downloads in the last 30 days.
+        acceptance (`dict[str, list[float]]`): The acceptance lengths on its card, one for each set of prompts, by the
+            card's name of the way of decoding, such as `"greedy"`; `""` if the card does not name it.
     """
 
     repo_id: str
@@ -42,11 +43,11 @@ def find_drafters(target: str, endpoint: str | None = None) -> list[PublishedDra
 
     Args:
         target (`str`): Name of the target on the Hub.
-        endpoint (`str`, *optional*): Address of the Hub; else `HF_ENDPOINT`, else the public one.
+        endpoint (`str`, *optional*): Address of the Hub; the default is `HF_ENDPOINT` or the public Hub.
 
     Raises:
         [`OptionError`]: `target` is no name on the Hub.
-        [`HubError`]: the Hub cannot be reached, or it refuses.
+        [`HubError`]: the Hub cannot be reached, or refuses.
     """
     try:
         validate_repo_id(target)
@@ -72,7 +73,7 @@ def find_drafters(target: str, endpoint: str | None = None) -> list[PublishedDra
 
 
 def _drafters(models: Any) -> Iterator[PublishedDrafter]:
-    """Those of the models that are drafters; fine-tuned and quantised targets name their base model, too."""
+    """The drafters among the models; fine-tuned and quantised targets name their base model, too."""
     for model in models:
         kinds = {(model.config or {}).get("model_type"), *(model.tags or ())}
         method = next((method for method in METHODS.values() if method.model_type in kinds), None)
@@ -81,9 +82,10 @@ def _drafters(models: Any) -> Iterator[PublishedDrafter]:
 
 
 def _acceptance(model: ModelInfo) -> dict[str, list[float]]:
-    """What the card's `model-index` says; cards are written by hand as well, so that what is no number is passed over.
+    """The acceptance lengths in a card's `model-index`.
 
-    Cards of this package name metrics as in "acceptance length, greedy".
+    Cards may be written by hand, so anything but a number is skipped. Cards of this package name metrics as in
+    "acceptance length, greedy".
     """
     results: Any = getattr(model.card_data, "eval_results", None) or []
     found: dict[str, list[float]] = {}

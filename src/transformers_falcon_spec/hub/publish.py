@@ -1,4 +1,4 @@
-"""Publishes a drafter on the Hub: gathers its files, then sends what the Hub lacks in one commit."""
+"""Publishing a drafter on the Hub: all files are gathered in one folder, then uploaded in one commit."""
 
 import shutil
 import tempfile
@@ -14,7 +14,7 @@ from ..errors import OptionError, PublishError
 from .bundle import FOLDER
 from .staging import FIGURES, TRAINING, Publication, check_no_tokens, stage
 
-_FAILED_REQUEST = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, whichever huggingface_hub has
+_FAILED_REQUEST = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, whichever huggingface_hub uses
 NETWORK_ERRORS: tuple[Any, ...] = (_FAILED_REQUEST, OSError, RuntimeError)
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING]
 
@@ -28,10 +28,10 @@ def publish(
     revision: str | None = None,
     token: str | None = None,
 ) -> str:
-    """Publish the drafter in a folder; returns the id of the commit, to be pinned with `revision=`.
+    """Publish the drafter in a folder; returns the id of the commit, by which users can pin it with `revision=`.
 
     Args:
-        folder (`Path`): Where the drafter was saved.
+        folder (`Path`): The folder of the saved drafter.
         repo_id (`str`): `OWNER/NAME`; it is made if it does not exist.
         publication (`Publication`): Results, licences and the target's name.
         private (`bool`, *optional*): Whether a new repository is private.
@@ -39,8 +39,8 @@ def publish(
         token (`str`, *optional*): An access token; None takes that of `hf auth login`.
 
     Raises:
-        [`CheckpointError`]: `folder` holds no whole drafter, or its weights are pickles.
-        [`PublishError`]: what would be published must not be; the upload broke off or was refused.
+        [`CheckpointError`]: `folder` holds no complete drafter, or its weights are pickles.
+        [`PublishError`]: something must not be published, or the upload broke off or was refused.
     """
     with tempfile.TemporaryDirectory() as staged:
         stage(folder, repo_id, Path(staged), publication)
@@ -77,7 +77,7 @@ def push(
     max_shard_size: int | str = "5GB",
     **published: Any,
 ) -> str:
-    """`drafter.push_to_hub`: publish a drafter as it is now; returns the id of the commit.
+    """Publish a drafter in its present state, as `drafter.push_to_hub` does; returns the id of the commit.
 
     `training.json` comes from the folder that the drafter was loaded from.
 
@@ -87,12 +87,12 @@ def push(
         private (`bool`, *optional*): Whether a new repository is private.
         revision (`str`, *optional*): A branch to commit to, made if it does not exist.
         token (`str`, *optional*): An access token; None takes that of `hf auth login`.
-        max_shard_size (`int` or `str`, *optional*): That of `save_pretrained`.
+        max_shard_size (`int` or `str`, *optional*): As in `save_pretrained`.
         **published: Fields of [`Publication`].
 
     Raises:
-        [`OptionError`]: an unknown option.
-        [`PublishError`]: what would be published must not be; the upload broke off or was refused.
+        [`OptionError`]: an option is unknown.
+        [`PublishError`]: something must not be published, or the upload broke off or was refused.
     """
     unknown = sorted(set(published) - {field.name for field in fields(Publication)})
     if unknown:

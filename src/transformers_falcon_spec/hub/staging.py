@@ -1,6 +1,6 @@
-"""The files of a publication in one folder: weights, config, options, provenance, recipe, card and figures.
+"""Gathering the files of a publication in one folder: weights, config, options, provenance, code, card and figures.
 
-Only files of known names travel. Pickles do not, and nothing that holds an access token does.
+Only files with known names are published, and neither pickles nor files that hold an access token.
 """
 
 import json
@@ -38,13 +38,13 @@ _TOKENS = (
 
 @dataclass(frozen=True)
 class Publication:
-    """What is published beside the files of a drafter's folder.
+    """What is published in addition to the files of a drafter's folder.
 
     Args:
-        results (`Sequence[str | Path]`, *optional*): Results files of `falcon-spec bench` that measured this drafter.
+        results (`Sequence[str | Path]`, *optional*): Results files of `falcon-spec bench` on this drafter.
         about (`About`, *optional*): Licences and notes.
         target (`str`, *optional*): The Hub name of the target; None takes it from the drafter's config.
-        template (`Path`, *optional*): Another template of the card.
+        template (`Path`, *optional*): The template of the card.
     """
 
     results: Sequence[str | Path] = ()
@@ -54,13 +54,13 @@ class Publication:
 
 
 def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> None:
-    """Write all that is published of the drafter in `folder` into the empty folder `into`.
+    """Write the publication of the drafter in `folder` into the empty folder `into`.
 
     Raises:
-        [`CheckpointError`]: `folder` holds no whole drafter, or its weights are pickles.
-        [`PublishError`]: the target has no name, or results are of another drafter.
+        [`CheckpointError`]: `folder` holds no complete drafter, or its weights are pickles.
+        [`PublishError`]: the target has no name on the Hub, or results belong to another drafter.
     """
-    drafter = load_whole(folder)
+    drafter = load_drafter(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
     records = {name: _record(folder / name) for name in (TRAINING, "conversion.json") if (folder / name).is_file()}
@@ -92,15 +92,15 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
 
 
 def _record(path: Path) -> Any:
-    """Where a drafter comes from, without this machine's own paths, which records of earlier versions hold."""
+    """Read a record of provenance without absolute paths, which records of earlier versions hold."""
     return portable(json.loads(path.read_text(encoding="utf-8")))
 
 
-def load_whole(folder: Path) -> DrafterModel:
-    """The drafter in a folder, read as its users will read it.
+def load_drafter(folder: Path) -> DrafterModel:
+    """Load the drafter in a folder as its users will load it.
 
     Raises:
-        [`CheckpointError`]: there is none, its weights are pickles, or it is no drafter of this package.
+        [`CheckpointError`]: there is no drafter of this package, or its weights are pickles.
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"`{folder}` must be the folder of a drafter, but it has no `config.json`.")
@@ -127,10 +127,10 @@ def load_whole(folder: Path) -> DrafterModel:
 
 
 def check_no_tokens(folder: Path, token: str | None = None) -> None:
-    """Refuse files that hold an access token, or what looks like one; the message names the file alone.
+    """Refuse files that hold `token`, the token of `hf auth login`, or anything that looks like an access token.
 
     Raises:
-        [`PublishError`]: one holds one.
+        [`PublishError`]: a file holds a token; the message names the file, but not the token.
     """
     in_use = {each for each in (token, get_token()) if each}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"):

@@ -39,8 +39,8 @@ class DrafterTrainingArguments(TrainingArguments):
     draft_tree_nodes: int = field(
         default=16,
         metadata={
-            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of "
-            "the drafter's config."
+            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree "
+            "of the drafter's config."
         },
     )
     draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
