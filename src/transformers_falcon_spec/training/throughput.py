@@ -44,8 +44,8 @@ class Throughput:
 
         Returns:
             `dict[str, float]`: `train_tokens_per_second` of all processes, without evaluations and checkpoints, and
-            `target_share`, the share of this time that the target's layers took on the first process. The target's
-            head is not included, because gradients pass through it.
+                `target_share`, the share of this time that the target's layers took on the first process. The target's
+                head is not included, because gradients pass through it.
         """
         num_tokens = sum(gather_object([self.num_tokens]))
         train_seconds = max(self.seconds["run"] - self.seconds["pause"], 1e-9)
