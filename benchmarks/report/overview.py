@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.speed_results import is_whole, today
+from transformers_falcon_spec.evaluation.speed_results import is_complete, today
 
 from . import by, distinct, named, table
 
@@ -34,7 +34,7 @@ def _speed(results: dict[str, Any]) -> str:
         for result in results.values()
         for row in today(result)["rows"]
     ]
-    rows = [row for row in rows if row["arm"] != BASELINE and is_whole(row)]
+    rows = [row for row in rows if row["arm"] != BASELINE and is_complete(row)]
     shown = "**{@/speedup:.2f}x** ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.1f} tokens"
     sets = named(distinct(rows, "set"), shown)
     return table({"machine": "{machine}", "decoding": "{decoding}", **sets}, by(rows, "set", "machine", "decoding"))

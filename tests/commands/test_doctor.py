@@ -20,12 +20,12 @@ from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.compatibility.contract import sign
 from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
 from transformers_falcon_spec.errors import CheckpointError, OptionError
-from transformers_falcon_spec.evaluation.doctor.examination import Case, examine
-from transformers_falcon_spec.evaluation.doctor.files import file_faults, why_unreadable
-from transformers_falcon_spec.evaluation.doctor.measurement import own_prompts, verdict_of
-from transformers_falcon_spec.evaluation.doctor.promise import Promise, promise_of
-from transformers_falcon_spec.evaluation.doctor.surroundings import reading, template
-from transformers_falcon_spec.evaluation.doctor.verdicts import NAMES, Report
+from transformers_falcon_spec.evaluation.doctor.diagnosis import diagnose
+from transformers_falcon_spec.evaluation.doctor.expectation import Expectation, expected_acceptance
+from transformers_falcon_spec.evaluation.doctor.findings import NAMES, Report
+from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, measured_fault
+from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
+from transformers_falcon_spec.evaluation.doctor.weight_files import file_faults, why_unreadable
 
 ROOT = Path(__file__).parents[2]
 PAIR = {"target": str(ROOT / "models" / "reference-target"), "drafter": str(ROOT / "models" / "falcon-reference")}
@@ -46,15 +46,15 @@ def deaf(
 
 
 def examined(
-    target: Any, tokenizer: Any, drafter: Any, promise: Promise | None = None, max_new_tokens: int = 12
+    target: Any, tokenizer: Any, drafter: Any, expected: Expectation | None = None, max_new_tokens: int = 12
 ) -> Report:
     report = Report("target", "drafter")
-    examine(Case(target, tokenizer, drafter, own_prompts()[:1], max_new_tokens, promise), report)
+    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], max_new_tokens, expected), report)
     return report
 
 
 def names_of(report: Report) -> list[str]:
-    return [verdict.name for verdict in report.verdicts]
+    return [verdict.name for verdict in report.findings]
 
 
 def signed_pair(**changes: Any) -> tuple[Any, Any, Any]:
@@ -114,13 +114,13 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
     report = examined(target, tokenizer, drafter.to(target.dtype))
 
     assert [name for name in names_of(report) if name not in MEASURED] == fault
-    assert told in "".join(verdict.text for verdict in report.verdicts)
+    assert told in "".join(verdict.text for verdict in report.findings)
     assert list(report.sections) == ["contract", "reading", "template", "acceptance", "costs"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 32, "intermediate_size": 48}, {"eos_token_id": 9, "seed": 3}])
-def test_a_target_that_cannot_work_ends_the_examination(changes: dict[str, Any]) -> None:
+def test_a_target_that_cannot_work_ends_the_diagnosis(changes: dict[str, Any]) -> None:
     _, tokenizer, drafter = signed_pair()
 
     report = examined(make_target(**changes), tokenizer, drafter)
@@ -131,7 +131,7 @@ def test_a_target_that_cannot_work_ends_the_examination(changes: dict[str, Any])
 
 
 def test_a_target_that_reads_masks_but_no_trees_has_no_mask_bug() -> None:
-    section, verdicts, can_verify = reading(make_target("bloom"))
+    section, verdicts, can_verify = check_tree_reading(make_target("bloom"))
 
     assert [verdict.name for verdict in verdicts] == ["no trees"]
     assert (section["form"], can_verify) == ("paths", True)
@@ -142,7 +142,7 @@ def test_a_template_that_marks_too_little_is_told() -> None:
     thin = MARKED_TEMPLATE.replace("== 'assistant'", "== 'assistant' and loop.index > 3")
 
     found = {
-        name: template(make_tokenizer(text))
+        name: check_template(make_tokenizer(text))
         for name, text in (("marked", MARKED_TEMPLATE), ("unmarked", PLAIN_TEMPLATE), ("thin", thin), ("none", None))
     }
 
@@ -160,9 +160,9 @@ def pair() -> tuple[Any, Any, Any]:
 
 @pytest.mark.usefixtures("machine_clock")
 def test_the_embedded_pair_is_well(pair: Any) -> None:
-    promise = promise_of(PAIR["drafter"], pair[2], str(RESULTS))
+    expected = expected_acceptance(PAIR["drafter"], pair[2], str(RESULTS))
 
-    report = examined(*pair, promise, max_new_tokens=32)
+    report = examined(*pair, expected, max_new_tokens=32)
 
     assert names_of(report) == []
     assert report.conclusion.startswith(("Nothing is wrong: ", "No fault is found, "))  # the clock decides
@@ -183,9 +183,9 @@ def test_a_slow_drafter_cannot_pay(pair: Any, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(FalconCandidateGenerator, "propose", slow)
 
-    report = examined(*pair, promise_of(PAIR["drafter"], pair[2], None), max_new_tokens=8)
+    report = examined(*pair, expected_acceptance(PAIR["drafter"], pair[2], None), max_new_tokens=8)
 
-    (verdict,) = report.verdicts
+    (verdict,) = report.findings
     assert verdict.name == "slow machine"
     assert re.search(r"drafting takes \d+\.\d ms of a step", verdict.text)
 
@@ -203,37 +203,37 @@ def test_acceptance_below_the_promise_is_told_unless_something_else_explains_it(
             if name.startswith(("layers", "transition", "recurrence")):
                 weight.zero_()
 
-    report = examined(target, tokenizer, forgetful, promise_of(PAIR["drafter"], drafter, None))
+    report = examined(target, tokenizer, forgetful, expected_acceptance(PAIR["drafter"], drafter, None))
 
     acceptance, costs = report.sections["acceptance"], report.sections["costs"]
     assert acceptance["is_low"]
     assert names_of(report) == ["low acceptance"]
-    assert "training.json promises 2.6" in report.verdicts[0].text
-    assert verdict_of(acceptance, costs, ["other dtype"]) is None
+    assert "training.json promises 2.6" in report.findings[0].text
+    assert measured_fault(acceptance, costs, ["other dtype"]) is None
 
 
 def test_without_results_the_training_record_promises_a_chain_of_best_guesses(pair: Any) -> None:
     curve = json.loads((Path(PAIR["drafter"]) / "training.json").read_text())["curve"]
     first, second, third = (curve[-1][f"eval_accuracy_at_{place}"] for place in (1, 2, 3))
 
-    promise = promise_of(PAIR["drafter"], pair[2], None)
+    expected = expected_acceptance(PAIR["drafter"], pair[2], None)
 
-    assert promise.by_depth == [first, second, third]
-    assert promise.acceptance_length == pytest.approx(1 + first + first * second + first * second * third)
+    assert expected.by_depth == [first, second, third]
+    assert expected.acceptance_length == pytest.approx(1 + first + first * second + first * second * third)
 
 
 def test_results_without_runs_of_the_drafter_are_refused(pair: Any, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"must hold greedy runs of the drafter, but .* has none of \['other'\]"):
-        promise_of("people/other", make_drafter(make_target()), str(RESULTS))
+        expected_acceptance("people/other", make_drafter(make_target()), str(RESULTS))
 
 
 def test_results_are_held_against_runs_on_the_same_prompts(pair: Any) -> None:
-    promise = promise_of(PAIR["drafter"], pair[2], str(RESULTS))
+    expected = expected_acceptance(PAIR["drafter"], pair[2], str(RESULTS))
 
     rows = [row for row in json.loads(RESULTS.read_text())["rows"] if row["decoding"] == "greedy"]
-    assert promise.lowest == {row["set"]: row["acceptance_length_pooled_interval"][0] for row in rows}
-    assert promise.acceptance_length == max(row["acceptance_length_pooled"] for row in rows)
-    assert "benchmarks/prompts/gsm8k.jsonl" in promise.prompts
+    assert expected.lowest == {row["set"]: row["acceptance_length_pooled_interval"][0] for row in rows}
+    assert expected.acceptance_length == max(row["acceptance_length_pooled"] for row in rows)
+    assert "benchmarks/prompts/gsm8k.jsonl" in expected.prompts
 
 
 COSTS = {
@@ -262,7 +262,7 @@ def test_too_little_kept_and_too_dear_are_told_apart(
     acceptance = {"acceptance_length": length, "is_low": False, "promised_by": "training.json"}
     acceptance |= {} if promised is None else {"promised_length": promised}
 
-    verdict = verdict_of(acceptance, COSTS | {"least_cost": least_cost}, [])
+    verdict = measured_fault(acceptance, COSTS | {"least_cost": least_cost}, [])
 
     assert (verdict and verdict.name) == expected
     if expected == "slow machine":
@@ -318,7 +318,7 @@ def test_the_command_shows_every_section_and_the_verdict(tmp_path: Path, capsys:
     save_target(tmp_path / "target")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     make_drafter(target).save_pretrained(tmp_path / "drafter")
-    record = {"curve": [{"eval_accuracy_at_1": 0.95}]}  # a promise that it breaks, whatever steps seem to cost
+    record = {"curve": [{"eval_accuracy_at_1": 0.95}]}  # more than it reaches, whatever steps cost
     (tmp_path / "drafter" / "training.json").write_text(json.dumps(record))
     folders = ["--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "drafter")]
 

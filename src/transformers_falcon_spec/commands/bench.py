@@ -32,7 +32,7 @@ from ..evaluation.benchmark import Benchmark, Failure, Outcome
 from ..evaluation.decoding import decoding_options
 from ..evaluation.methods import BASELINE, Method
 from ..evaluation.prompts import Prompt, check_lengths
-from ..evaluation.speed_results import changes_greedy_text, failure_of, is_whole
+from ..evaluation.speed_results import changes_greedy_text, failure_of, is_complete
 from ..evaluation.summary import summarize
 from ..provenance import portable, provenance
 from .loading import load_target, load_tree, read_config
@@ -210,7 +210,7 @@ def _show(result: dict[str, Any]) -> None:
         speedup = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})" if "speedup" in row else "-"
         same = f"{row['num_identical']}/{row['num_compared']}" if "speedup" in row else "-"
         cells = [f"{row['acceptance_length_pooled']:.2f}", speedup, same + " (!)" * changes_greedy_text(row)]
-        if not is_whole(row):
+        if not is_complete(row):
             cells = ["-", failure_of(result, row), "-"]
         table.add_row(row["target"], row["arm"], row["decoding"], row["set"], *cells)
     Console().print(table)

@@ -18,12 +18,12 @@ from rich.console import Console
 from transformers import logging
 
 from ..errors import CheckpointError
-from ..evaluation.doctor.examination import Case, examine
-from ..evaluation.doctor.files import why_unreadable
-from ..evaluation.doctor.measurement import own_prompts
-from ..evaluation.doctor.promise import Promise, promise_of
-from ..evaluation.doctor.surroundings import environment
-from ..evaluation.doctor.verdicts import Report
+from ..evaluation.doctor.diagnosis import diagnose
+from ..evaluation.doctor.expectation import Expectation, expected_acceptance
+from ..evaluation.doctor.findings import Report
+from ..evaluation.doctor.measurement import Case, built_in_prompts
+from ..evaluation.doctor.setup_checks import environment
+from ..evaluation.doctor.weight_files import why_unreadable
 from ..evaluation.prompts import Prompt, read_prompts
 from .loading import load_drafter
 from .options import DTYPE_HELP, PairOptions, TextOptions, option
@@ -46,40 +46,40 @@ class DoctorCommand(PairOptions, TextOptions):
 
 
 def run(command: DoctorCommand) -> None:
-    """Examine, and print."""
+    """Examine the pair, and print the report."""
     logging.set_verbosity_error()
     report = Report(command.target, command.drafter)
     report.sections["environment"] = environment(command.device)
-    pair = _whole(report, command.target, command.load_target)
+    pair = _load_or_report(report, command.target, command.load_target)
     if pair is not None:
         target, tokenizer = pair
-        drafter = _whole(report, command.drafter, lambda: load_drafter(command.drafter, target))
+        drafter = _load_or_report(report, command.drafter, lambda: load_drafter(command.drafter, target))
         if drafter is not None:
-            promise = promise_of(command.drafter, drafter, command.results)
-            prompts = _prompts(command, promise)
-            examine(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, promise), report)
+            expected = expected_acceptance(command.drafter, drafter, command.results)
+            prompts = _prompts(command, expected)
+            diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected), report)
     if command.json:
         print(json.dumps(report.to_json(), indent=1))
     else:
         _show(report)
 
 
-def _whole(report: Report, name: str, load: Callable[[], Loaded]) -> Loaded | None:
-    """What was loaded; None, with a verdict, where its files are no whole model."""
+def _load_or_report(report: Report, name: str, load: Callable[[], Loaded]) -> Loaded | None:
+    """What `load` returns; None if a checkpoint cannot be read, which the report then says."""
     try:
         return load()
     except CheckpointError as error:
-        report.verdicts.append(why_unreadable(name, error))
+        report.findings.append(why_unreadable(name, error))
         return None
 
 
-def _prompts(command: DoctorCommand, promise: Promise | None) -> list[Prompt]:
-    files = command.prompts or (promise.prompts if promise is not None else [])
-    return read_prompts(files, command.limit) if files else own_prompts()[: command.limit]
+def _prompts(command: DoctorCommand, expected: Expectation | None) -> list[Prompt]:
+    files = command.prompts or (expected.prompts if expected is not None else [])
+    return read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
 
 
 def _show(report: Report) -> None:
-    """Sections line by line, then what is wrong and what to do."""
+    """Print the sections line by line, then what is wrong and what to do."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     for title, section in report.sections.items():
         console.rule(title, align="left")
@@ -87,12 +87,12 @@ def _show(report: Report) -> None:
             console.print(f"{name.replace('_', ' '):24s} {_text(value)}")
     console.rule("verdict", align="left")
     console.print(report.conclusion)
-    for verdict in report.verdicts:
-        console.print(f"\n{verdict.name.upper()}: {verdict.text}\n  -> {verdict.remedy} ({verdict.place})")
+    for finding in report.findings:
+        console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({finding.documentation})")
 
 
 def _text(value: Any) -> str:
-    """A value as people read it."""
+    """A value in words and short numbers."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):

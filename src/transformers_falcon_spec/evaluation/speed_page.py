@@ -8,7 +8,7 @@ from .methods import BASELINE
 from .pages import render
 from .plots import Plot, depth_plot, phase_plot, speedup_plot, tree_plot
 from .prompts import SET_NAMES
-from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_whole, today
+from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, today
 
 
 def render_speed_page(result: Result) -> str:
@@ -62,7 +62,7 @@ def _section(result: Result, rows: Sequence[Row], methods: Sequence[Row], name: 
             **row,
             "set": SET_NAMES.get(row["set"], row["set"]),
             "changed": changes_greedy_text(row),
-            "failure": None if is_whole(row) else failure_of(result, row),
+            "failure": None if is_complete(row) else failure_of(result, row),
         }
         for set_name in sets
         for row in rows

@@ -76,7 +76,7 @@ def failures(result: Result) -> list[Row]:
     return [method for method in result["methods"] if method["failure"] is not None]
 
 
-def is_whole(row: Row) -> bool:
+def is_complete(row: Row) -> bool:
     """Whether all runs that a row sums up were made."""
     return bool(row["num_runs"] == row["num_planned"])
 

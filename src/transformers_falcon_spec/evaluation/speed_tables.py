@@ -3,7 +3,7 @@
 from typing import Any
 
 from .methods import BASELINE
-from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_whole, today
+from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, today
 from .tables import fill, source_line, table
 
 _COSTS = {
@@ -73,7 +73,7 @@ def _rates(result: Result) -> dict[str, str]:
 
 def _shown(result: Result, row: Row) -> dict[str, Any]:
     """A row as the table shows it: one whose runs are missing says why instead of giving numbers."""
-    if not is_whole(row):
+    if not is_complete(row):
         why = failure_of(result, row)
         return {key: row[key] for key in ("target", "arm", "set", "decoding")} | {"speed-up": why, "plain step": why}
     same = fill("{num_identical}/{num_compared}", row)

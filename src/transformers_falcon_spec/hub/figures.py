@@ -16,7 +16,7 @@ from huggingface_hub import EvalResult, EvalResultEntry
 from ..drafters.base import DrafterModel
 from ..errors import PublishError
 from ..evaluation.prompts import SET_NAMES
-from ..evaluation.speed_results import Result, Row, is_whole, read_result
+from ..evaluation.speed_results import Result, Row, is_complete, read_result
 from ..provenance import portable, weights_fingerprint
 
 DATASETS = {
@@ -73,7 +73,7 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
             f"`{path}` must hold the figures of this drafter, once, but {len(names)} of its {len(result['methods'])} "
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
-    if not all(map(is_whole, rows)):
+    if not all(map(is_complete, rows)):
         raise PublishError(
             f"`{path}` must hold all runs of each row, but some are missing. Run its command again: it goes on."
         )

@@ -1,4 +1,4 @@
-"""Why weights cannot be loaded: files that are cut short, pointers in their place, or files that are missing."""
+"""The reasons why weights cannot be loaded: files cut short, pointers of Git LFS instead of weights, or missing files."""
 
 import json
 import struct
@@ -7,26 +7,26 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
-from .verdicts import BROKEN, TRUNCATED, Verdict
+from .findings import BROKEN, TRUNCATED, Finding
 
 _POINTER = b"version https://git-lfs"
-_LENGTH = 8  # bytes that say how long the header is
+_LENGTH = 8  # bytes at the start of a file that hold the length of its header
 
 
-def why_unreadable(name: str, error: Exception) -> Verdict:
-    """The verdict for a checkpoint that loading refused with `error`."""
+def why_unreadable(name: str, error: Exception) -> Finding:
+    """The fault of a checkpoint that could not be loaded because of `error`."""
     folder = folder_of(name)
     faults = [] if folder is None else file_faults(folder)
     if faults:
         remedy = "Fetch the files again; `git lfs pull` fetches what a pointer stands for."
-        return Verdict(TRUNCATED, f"The weights of `{name}` are not whole: {'; '.join(faults)}.", remedy)
-    return Verdict(
+        return Finding(TRUNCATED, f"The weights of `{name}` are not whole: {'; '.join(faults)}.", remedy)
+    return Finding(
         BROKEN, f"`{name}` cannot be loaded: {error}", "Take another checkpoint, or convert it if it is foreign."
     )
 
 
 def file_faults(folder: Path) -> list[str]:
-    """What is wrong with the safetensors files of a folder; their headers say how long they must be."""
+    """What is wrong with the safetensors files of a folder, as far as the lengths in their headers show."""
     found = [fault for path in sorted(folder.glob("*.safetensors")) if (fault := _fault(path)) is not None]
     for index in sorted(folder.glob("*.safetensors.index.json")):
         try:
@@ -39,7 +39,7 @@ def file_faults(folder: Path) -> list[str]:
 
 
 def _fault(path: Path) -> str | None:
-    """What is wrong with one file."""
+    """What is wrong with one safetensors file; None if nothing is."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(_LENGTH + len(_POINTER))
@@ -55,7 +55,7 @@ def _fault(path: Path) -> str | None:
 
 
 def _fault_of_header(name: str, header: bytes, size: int) -> str | None:
-    """What is wrong with a file of that size and header."""
+    """What is wrong with a file of `size` bytes that begins with `header`; None if nothing is."""
     try:
         entries = json.loads(header)
     except ValueError:
@@ -66,7 +66,7 @@ def _fault_of_header(name: str, header: bytes, size: int) -> str | None:
 
 
 def folder_of(name: str) -> Path | None:
-    """Where the files are; None if they are not on this machine."""
+    """The folder of a checkpoint, given by path or by Hub name; None if it is not on this machine."""
     if Path(name).is_dir():
         return Path(name)
     try:

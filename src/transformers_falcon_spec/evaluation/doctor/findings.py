@@ -1,0 +1,76 @@
+"""The faults that the doctor knows by name, and the report that lists those it found."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...drafters.compatibility.mismatches import OTHER_DTYPE, OTHER_TARGET, QUANTISED, WRONG_TEMPLATE, Mismatch
+
+TRUNCATED = "truncated weights"
+BROKEN = "broken checkpoint"
+MASK_BUG = "mask bug"
+NO_TREES = "no trees"
+TEMPLATE_MASK = "template mask"
+LOW_ACCEPTANCE = "low acceptance"
+SLOW_MACHINE = "slow machine"
+NAMES = (  # each has a section in docs/troubleshooting.md
+    *(TRUNCATED, BROKEN, OTHER_TARGET, QUANTISED, OTHER_DTYPE, WRONG_TEMPLATE, TEMPLATE_MASK, MASK_BUG, NO_TREES),
+    *(LOW_ACCEPTANCE, SLOW_MACHINE),
+)
+PAGE = "docs/troubleshooting.md"
+
+Section = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: its name, what was found and what it costs, and what to do about it."""
+
+    name: str  # one of `NAMES`
+    text: str
+    remedy: str
+
+    @classmethod
+    def of_mismatch(cls, mismatch: Mismatch) -> "Finding":
+        """The finding for a difference between the drafter's target and the given one."""
+        return cls(mismatch.name, mismatch.text, mismatch.remedy)
+
+    @property
+    def documentation(self) -> str:
+        """The section of the documentation that explains the fault."""
+        return f"{PAGE}#{self.name.replace(' ', '-')}"
+
+
+@dataclass
+class Report:
+    """What the doctor measured, by section, and the faults that it found, the gravest first.
+
+    Sections stand in the order in which they were examined; those after a fault that stops everything are missing.
+    """
+
+    target: str
+    drafter: str
+    sections: dict[str, Section] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def conclusion(self) -> str:
+        """The whole report in a sentence or two."""
+        acceptance, costs = (self.sections.get(name, {}) for name in ("acceptance", "costs"))
+        names = "; ".join(finding.name for finding in self.findings)
+        if not acceptance:
+            return f"Drafting does not work: {names}."
+        length, speedup = acceptance["acceptance_length"], costs["speedup"]
+        speed = "texts too short to time" if speedup is None else f"{speedup:.2f} times as fast as the target alone"
+        found = f"{length:.2f} tokens a step, {speed}"
+        if self.findings:
+            return f"{found[0].upper()}{found[1:]}. What is wrong: {names}."
+        if speedup is not None and speedup < 1:
+            advice = "Longer texts give the tuner more time to learn what does."
+            return f"No fault is found, but it does not pay: {found}. {advice}"
+        return f"Nothing is wrong: {found}."
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as `falcon-spec doctor --json` prints it."""
+        verdicts = [{**asdict(finding), "place": finding.documentation} for finding in self.findings]
+        models = {"target": self.target, "drafter": self.drafter}
+        return {**models, **self.sections, "verdicts": verdicts, "conclusion": self.conclusion}
