@@ -14,7 +14,7 @@ from tests.tiny import VOCAB_SIZE, make_drafter, make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.parity import ParityCheck, first_difference
 from transformers_falcon_spec.evaluation.prompts import Prompt
-from transformers_falcon_spec.evaluation.replay import Text, replay_plain
+from transformers_falcon_spec.evaluation.step_replay import GenerateCall, replay_plain
 from transformers_falcon_spec.generation import sequence_state
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.generation.target import Target
@@ -110,13 +110,13 @@ def test_a_broken_walk_between_two_close_tokens_is_still_a_bug(monkeypatch: pyte
 
 
 def test_a_text_that_ends_early_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Text.write
+    run_call = GenerateCall.run
 
-    def cut(self: Text, drafter: Any, **arguments: Any) -> Any:
-        run = write(self, drafter, **arguments)
+    def cut(self: GenerateCall, drafter: Any, **arguments: Any) -> Any:
+        run = run_call(self, drafter, **arguments)
         return replace(run, new_ids=run.new_ids[:-2]) if drafter is not None else run
 
-    monkeypatch.setattr(Text, "write", cut)
+    monkeypatch.setattr(GenerateCall, "run", cut)
 
     result = make_check().run(PROMPT, GREEDY)
 
@@ -211,17 +211,17 @@ def test_a_tree_much_farther_off_float32_than_plain_decoding_is_a_bug(monkeypatc
 
 def test_a_replay_gives_the_token_that_was_written_and_takes_other_logits() -> None:
     target = make_target()
-    text = Text(target, PROMPT.input_ids(make_tokenizer()), 8, SAMPLED, 3)
-    written = text.write(None).new_ids
+    call = GenerateCall(target, PROMPT.input_ids(make_tokenizer()), 8, SAMPLED, 3)
+    written = call.run(None).new_ids
     num_hooks = len(target._forward_hooks)
 
-    steps = [replay_plain(text, place) for place in range(8)]
-    other = replay_plain(text, 5, given=torch.eye(VOCAB_SIZE)[11] * 1e4)
+    steps = [replay_plain(call, index) for index in range(8)]
+    other = replay_plain(call, 5, given=torch.eye(VOCAB_SIZE)[11] * 1e4)
 
     assert [step.token_id for step in steps] == written
     assert all(step.noise is not None and step.gap > 0 for step in steps)
     assert other.new_ids == [*written[:5], 11]
-    assert replay_plain(text, 8) is None
+    assert replay_plain(call, 8) is None
     assert len(target._forward_hooks) == num_hooks
 
 

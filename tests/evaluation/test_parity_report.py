@@ -10,14 +10,14 @@ import pytest
 
 from tests.pages import Outline
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.evidence import Check, Evidence, Float32Reading
 from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult
 from transformers_falcon_spec.evaluation.parity_report import read_result, render_page, report_of
+from transformers_falcon_spec.evaluation.tie_checks import Check, Float32Comparison, StepComparison
 from transformers_falcon_spec.provenance import provenance
 
 ATTACK = "<script>alert('x')</script>&\"\u202e\n"
-FLOAT32 = Float32Reading(8, 0.02, 0.06, 0.07, unit=0.03)
-EVIDENCE = Evidence(0.0, 0.0625, 0.125, 1.1, True, False, FLOAT32)
+FLOAT32 = Float32Comparison(8, 0.02, 0.06, 0.07, unit=0.03)
+EVIDENCE = StepComparison(0.0, 0.0625, 0.125, 1.1, True, False, FLOAT32)
 DIFFERENCE = Difference(
     reason="Every check holds.",
     context=ATTACK,
@@ -28,9 +28,9 @@ DIFFERENCE = Difference(
     float32_token="<i>",
 )
 SAME = ParityResult("a", "sums", 12, "identical", decoding="greedy")
-TIE = ParityResult("b", "sums", 5, "tie", 5, 0.0, 0.0625, "greedy", DIFFERENCE)
+TIE = ParityResult("b", "sums", 5, "tie", 5, "greedy", DIFFERENCE)
 ENDED = Difference("Ends early.", "x", Choice(3, "y", "z"), Choice(None, "", ""), [Check("Same end.", "no", False)])
-BUG = ParityResult(ATTACK, "<sums>", 2, "bug", 2, None, None, "temperature-1", ENDED)
+BUG = ParityResult(ATTACK, "<sums>", 2, "bug", 2, "temperature-1", ENDED)
 
 
 def make_report(*results: ParityResult, **origin: Any) -> dict[str, Any]:

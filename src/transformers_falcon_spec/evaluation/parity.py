@@ -1,4 +1,4 @@
-"""Is the text the target's own? Token for token, and where it is not: a proven tie, or a bug."""
+"""Is the text with a drafter the target's own, token for token, and where it is not: a proven tie, or a bug?"""
 
 import copy
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
 from ..generation.timed import Options
 from ..generation.verifier import verifier_named
-from .evidence import Check, Evidence, gather
 from .prompts import Prompt
-from .replay import Step, Text, replay_drafted, replay_plain
+from .step_replay import GenerateCall, ReplayedStep, replay_drafted, replay_plain
+from .tie_checks import Check, StepComparison, compare_steps
 
 VERDICTS = ("identical", "tie", "bug")  # from the best to the worst
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -25,7 +25,7 @@ NUM_FOLLOWING_TOKENS = 12  # shown after it
 
 @dataclass(frozen=True)
 class Choice:
-    """What one arm wrote at the first difference: the token, and how its text goes on. No token where the text ends."""
+    """The token that a text has at the first difference, and how the text goes on; no token if the text ends there."""
 
     token_id: int | None
     token: str
@@ -34,60 +34,46 @@ class Choice:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two texts differ, and why the verdict is what it is.
+    """The first difference of two texts, and why it is a tie or a bug."""
 
-    Args:
-        reason (`str`): In words; for a bug the first check that fails.
-        context (`str`): The text before.
-        plain (`Choice`): What the target alone writes.
-        drafted (`Choice`): What is written with the drafter.
-        checks (`list[Check]`): What must hold for a tie, and whether it does.
-        evidence (`Evidence`, *optional*): The numbers; None where no step could be compared.
-        float32_token (`str`, *optional*): The token that the float32 copy leads to.
-    """
-
-    reason: str
-    context: str
-    plain: Choice
-    drafted: Choice
-    checks: list[Check]
-    evidence: Evidence | None = None
-    float32_token: str | None = None
+    reason: str  # in words; for a bug the first check that fails
+    context: str  # the text before
+    plain: Choice  # of the target alone
+    drafted: Choice  # with the drafter
+    checks: list[Check]  # all must hold for a tie
+    evidence: StepComparison | None = None  # None if no step could be compared
+    float32_token: str | None = None  # the token to which a float32 copy of the target leads
 
 
 @dataclass(frozen=True)
 class ParityResult:
-    """One prompt's outcome under one decoding.
-
-    Args:
-        num_tokens (`int`): New tokens that are the same in both texts, up to the first difference.
-        verdict (`str`): One of `VERDICTS`.
-        first_difference (`int`, *optional*): Index of the first new token that differs.
-        gap (`float`, *optional*): Between the target's best two there, decoding alone.
-        rounding (`float`, *optional*): Largest difference there between its scores alone and in the tree.
-        decoding (`str`, *optional*): A name for the options, for those who check several.
-        difference (`Difference`, *optional*): What was found there.
-        num_steps (`int`): Steps that the text took with the drafter.
-    """
+    """What was found for one prompt under one decoding."""
 
     prompt_id: str
     set_name: str
-    num_tokens: int
-    verdict: str
-    first_difference: int | None = None
-    gap: float | None = None
-    rounding: float | None = None
+    num_tokens: int  # new tokens up to the first difference
+    verdict: str  # one of `VERDICTS`
+    first_difference: int | None = None  # index of the first new token that differs
     decoding: str = ""
     difference: Difference | None = None
-    num_steps: int = 0
+    num_steps: int = 0  # of the text with the drafter
+
+    @property
+    def gap(self) -> float | None:
+        """The gap between the target's best two tokens at the difference, decoding alone."""
+        return self.difference.evidence.gap if self.difference and self.difference.evidence else None
+
+    @property
+    def rounding(self) -> float | None:
+        """The largest difference there between the scores alone and in the tree."""
+        return self.difference.evidence.rounding if self.difference and self.difference.evidence else None
 
 
 @dataclass
 class ParityCheck:
-    """Writes texts with and without a drafter, from the same seed, and compares.
+    """Writes texts with and without a drafter, from the same seed, and compares them.
 
-    Args:
-        reread_in_float32 (`bool`): At each difference a float32 copy of the target, made at the first one, reads the text again.
+    With `reread_in_float32` a float32 copy of the target, made at the first difference, computes each differing step again.
     """
 
     target: PreTrainedModel
@@ -98,7 +84,7 @@ class ParityCheck:
     reread_in_float32: bool = False
 
     def run(self, prompt: Prompt, options: Options, decoding: str = "") -> ParityResult:
-        """Check one prompt under one decoding.
+        """Check one prompt under the sampling `options` that are called `decoding`.
 
         Raises:
             [`OptionError`]: the drafter's verifier keeps the distribution but not the text.
@@ -109,129 +95,123 @@ class ParityCheck:
                 f'Parity needs a verifier that gives the same text for the same seed, but the drafter\'s is "{verifier}". '
                 'Check greedy decoding alone, or set `drafter.generation_config.verifier = "token_matching"`.'
             )
-        text = Text(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
-        alone, together = (text.write(drafter) for drafter in (None, self.drafter))
-        plain, drafted, stats = alone.new_ids, together.new_ids, together.output.speculation
-        place = first_difference(plain, drafted)
-        if place is None:
-            return ParityResult(
-                prompt.prompt_id,
-                prompt.set_name,
-                len(plain),
-                "identical",
-                decoding=decoding,
-                num_steps=stats.num_steps,
-            )
-        difference = self._explain(text, plain, drafted, place)
-        verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
-        gap, rounding = (
-            (difference.evidence.gap, difference.evidence.rounding) if difference.evidence else (None, None)
-        )
+        call = GenerateCall(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
+        alone, together = (call.run(drafter) for drafter in (None, self.drafter))
+        plain, drafted = alone.new_ids, together.new_ids
+        index = first_difference(plain, drafted)
+        difference, verdict = None, "identical"
+        if index is not None:
+            difference = self._explain(call, plain, drafted, index)
+            verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
         return ParityResult(
             prompt_id=prompt.prompt_id,
             set_name=prompt.set_name,
-            num_tokens=place,
+            num_tokens=len(plain) if index is None else index,
             verdict=verdict,
-            first_difference=place,
-            gap=gap,
-            rounding=rounding,
+            first_difference=index,
             decoding=decoding,
             difference=difference,
-            num_steps=stats.num_steps,
+            num_steps=together.output.speculation.num_steps,
         )
 
     @cached_property
     def float32_target(self) -> PreTrainedModel:
-        """A copy of the target as it was loaded, its weights rounded as they are, that computes in float32.
+        """A copy of the target that computes in float32, with the weights as they are, rounded.
 
         Raises:
             [`OptionError`]: the weights cannot be copied.
         """
-        is_elsewhere = any(weight.is_meta for weight in self.target.parameters())
-        if is_elsewhere or getattr(self.target, "is_quantized", False):
+        is_offloaded = any(weight.is_meta for weight in self.target.parameters())
+        if is_offloaded or getattr(self.target, "is_quantized", False):
             raise OptionError(
                 "A float32 copy needs the target's weights as plain numbers in memory, but they are quantised or offloaded. "
                 "Leave it out with `--no_reread_in_float32`."
             )
         return copy.deepcopy(self.target).float()
 
-    def _explain(self, text: Text, plain: list[int], drafted: list[int], place: int) -> Difference:
-        """Find out why two texts differ at their first difference."""
-        check, evidence, float32_token = _early_end(plain, drafted, place), None, None
+    def _explain(self, call: GenerateCall, plain: list[int], drafted: list[int], index: int) -> Difference:
+        """Find out why two texts differ at new token `index`."""
+        check, comparison, float32_token = _early_end(plain, drafted, index), None, None
         if check is None:
-            steps = replay_plain(text, place), replay_drafted(text, place, self.drafter)
-            check = _repeats(steps, (plain[: place + 1], drafted[: place + 1]))
+            steps = replay_plain(call, index), replay_drafted(call, index, self.drafter)
+            check = _repeats(steps, (plain[: index + 1], drafted[: index + 1]))
             if check.holds:
-                evidence = self._evidence(text, place, *steps)
-        checks = [check, *(evidence.checks() if evidence else [])]
-        if evidence and evidence.float32:
-            float32_token = self._decode([evidence.float32.token_id])
-        before = [*text.input_ids[0].tolist(), *plain[:place]][-NUM_CONTEXT_TOKENS:]
+                comparison = self._compare(call, index, *steps)
+        checks = [check, *(comparison.checks() if comparison else [])]
+        if comparison and comparison.float32:
+            float32_token = self._decode([comparison.float32.token_id])
+        before = [*call.input_ids[0].tolist(), *plain[:index]][-NUM_CONTEXT_TOKENS:]
         return Difference(
             reason=_reason(checks),
             context=self._decode(before),
-            plain=self._choice(plain, place),
-            drafted=self._choice(drafted, place),
+            plain=self._choice(plain, index),
+            drafted=self._choice(drafted, index),
             checks=checks,
-            evidence=evidence,
+            evidence=comparison,
             float32_token=float32_token,
         )
 
-    def _evidence(self, text: Text, place: int, plain: Step | None, drafted: Step | None) -> Evidence:
-        assert plain is not None  # both were checked to be what was written
+    def _compare(
+        self, call: GenerateCall, index: int, plain: ReplayedStep | None, drafted: ReplayedStep | None
+    ) -> StepComparison:
+        """Compare both replays of a step, with plain decoding from the tree's logits and from those of a float32 copy."""
+        assert plain is not None  # `_repeats` found both replays to be what was written
         assert drafted is not None
         exact = None
         if self.reread_in_float32 and self.target.dtype in LOW_PRECISION:
-            exact = replay_plain(text, place, given=self._float32_logits(text.input_ids, plain.new_ids[:-1]))
-        transplanted = replay_plain(text, place, given=drafted.logits)
-        return gather(plain, drafted, transplanted, self.target.dtype, exact)
+            exact = replay_plain(call, index, given=self._float32_logits(call.input_ids, plain.new_ids[:-1]))
+        transplanted = replay_plain(call, index, given=drafted.logits)
+        return compare_steps(plain, drafted, transplanted, self.target.dtype, exact)
 
     @torch.no_grad()
     def _float32_logits(self, input_ids: Tensor, new_ids: list[int]) -> Tensor:
-        """The copy's logits `[vocab]` after the prompt and `new_ids`."""
+        """The float32 copy's logits `[vocab]` after the prompt and `new_ids`."""
         ids = torch.cat([input_ids, torch.tensor([new_ids], dtype=input_ids.dtype)], dim=-1)
         outputs = self.float32_target(input_ids=ids.to(self.target.device), use_cache=False, return_dict=True)
         return outputs.logits[0, -1]
 
-    def _choice(self, new_ids: list[int], place: int) -> Choice:
-        if place >= len(new_ids):
+    def _choice(self, new_ids: list[int], index: int) -> Choice:
+        if index >= len(new_ids):
             return Choice(None, "", "")
-        following = new_ids[place + 1 : place + 1 + NUM_FOLLOWING_TOKENS]
-        return Choice(new_ids[place], self._decode([new_ids[place]]), self._decode(following))
+        following = new_ids[index + 1 : index + 1 + NUM_FOLLOWING_TOKENS]
+        return Choice(new_ids[index], self._decode([new_ids[index]]), self._decode(following))
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids))
 
 
 def first_difference(plain: list[int], drafted: list[int]) -> int | None:
-    """Index of the first token that differs; the shorter length where one text only goes on; None for equal texts."""
+    """Index of the first token that differs; the shorter length if one text only goes on; None for equal texts."""
     if plain == drafted:
         return None
     pairs = zip(plain, drafted, strict=False)
     return next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(plain), len(drafted)))
 
 
-def _early_end(plain: list[int], drafted: list[int], place: int) -> Check | None:
-    """The failing check of two texts of which one only ends before the other; stopping depends on the text alone."""
-    if place < min(len(plain), len(drafted)):
+def _early_end(plain: list[int], drafted: list[int], index: int) -> Check | None:
+    """The failing check of two texts of which one ends before the other; None if both go on.
+
+    Stopping depends on the text alone, so equal texts must end together.
+    """
+    if index < min(len(plain), len(drafted)):
         return None
     measured = f"the target alone writes {len(plain)} tokens, with the drafter it writes {len(drafted)}"
     return Check("Texts that are equal so far end at the same token.", measured, False)
 
 
-def _repeats(steps: tuple[Step | None, Step | None], texts: tuple[list[int], list[int]]) -> Check:
-    """A second run must write what the first one wrote, or nothing can be proved about it."""
-    arms = [
-        arm
-        for arm, step, new_ids in zip(("the target alone", "with the drafter"), steps, texts, strict=True)
+def _repeats(steps: tuple[ReplayedStep | None, ReplayedStep | None], texts: tuple[list[int], list[int]]) -> Check:
+    """The check that a second run writes what the first one wrote; else nothing can be proved about it."""
+    changed = [
+        name
+        for name, step, new_ids in zip(("the target alone", "with the drafter"), steps, texts, strict=True)
         if step is None or step.new_ids != new_ids
     ]
-    measured = f"{' and '.join(arms)}: another text with the same seed" if arms else "they do"
-    return Check("The same calls write the same two texts again.", measured, not arms)
+    measured = f"{' and '.join(changed)}: another text with the same seed" if changed else "they do"
+    return Check("The same calls write the same two texts again.", measured, not changed)
 
 
 def _reason(checks: list[Check]) -> str:
-    """A sentence on the first check that fails, or a short one if all hold."""
+    """The first check that fails, or in short what holds."""
     failed = next((check for check in checks if not check.holds), None)
     if failed:
         return f"{failed.statement} But: {failed.measured}."

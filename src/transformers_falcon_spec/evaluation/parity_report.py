@@ -1,4 +1,4 @@
-"""The parity report: totals with confidence intervals, the JSON, and one HTML page made from it."""
+"""The parity report: counts of verdicts with confidence intervals, as JSON and as one HTML page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from .evidence import Check, Evidence, Float32Reading
 from .pages import render
 from .parity import VERDICTS, Choice, Difference, ParityResult
 from .summary import wilson_interval
+from .tie_checks import Check, Float32Comparison, StepComparison
 
 
 def report_of(results: Sequence[ParityResult], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """The content of the JSON report, from which the HTML page is made, too."""
+    """The contents of the JSON file, which are also all that the page shows."""
     by_decoding = {name: [result for result in results if result.decoding == name] for name in decodings}
     return {
         "provenance": provenance,
@@ -24,15 +24,15 @@ def report_of(results: Sequence[ParityResult], decodings: Sequence[str], provena
 
 
 def render_page(report: dict[str, Any]) -> str:
-    """One HTML file that needs nothing else; everything that comes from a model or a prompt is escaped."""
+    """The report as one HTML file that needs nothing else."""
     return render("parity.html", report)
 
 
 def read_result(entry: dict[str, Any], path: Path) -> ParityResult:
-    """One result from the line that `asdict` made of it.
+    """A result from its line in the records file.
 
     Raises:
-        [`OptionError`]: the line says of a difference less than the report needs; older versions wrote such lines.
+        [`OptionError`]: the line does not describe its difference, as in files of older versions.
     """
     difference = entry.get("difference")
     if entry["verdict"] not in VERDICTS or (entry["verdict"] != "identical" and difference is None):
@@ -45,43 +45,41 @@ def read_result(entry: dict[str, Any], path: Path) -> ParityResult:
 
 
 def _difference(stored: dict[str, Any]) -> Difference:
-    evidence = stored["evidence"]
-    if evidence is not None:
-        float32 = evidence["float32"]
-        evidence = Evidence(**{**evidence, "float32": float32 and Float32Reading(**float32)})
+    comparison = stored["evidence"]
+    if comparison is not None:
+        float32 = comparison["float32"]
+        comparison = StepComparison(**{**comparison, "float32": float32 and Float32Comparison(**float32)})
     parts = {
         "plain": Choice(**stored["plain"]),
         "drafted": Choice(**stored["drafted"]),
         "checks": [Check(**check) for check in stored["checks"]],
-        "evidence": evidence,
+        "evidence": comparison,
     }
     return Difference(**{**stored, **parts})
 
 
 def tally(results: Sequence[ParityResult]) -> dict[str, Any]:
-    """Counts of each verdict, its share with a 95 % interval, and how many tokens a step of an identical text brought."""
+    """Count each verdict, with its share and 95 % interval, and the tokens a step of the identical texts."""
     counts = Counter(result.verdict for result in results)
     identical = [result for result in results if result.verdict == "identical"]
     num_steps = sum(result.num_steps for result in identical)
-    shares = {
-        verdict: {
-            "share": counts[verdict] / len(results),
-            "interval": wilson_interval(counts[verdict], len(results)),
-        }
-        for verdict in VERDICTS
-    }
     return {
         **{verdict: counts[verdict] for verdict in VERDICTS},
         "num_prompts": len(results),
-        **{name: sum(getattr(result, name) for result in results) for name in ("num_tokens", "num_steps")},
+        **_sums(results),
         "tokens_per_step": sum(result.num_tokens for result in identical) / num_steps if num_steps else None,
-        "shares": shares,
+        "shares": {
+            verdict: {"share": count / len(results), "interval": wilson_interval(count, len(results))}
+            for verdict, count in ((verdict, counts[verdict]) for verdict in VERDICTS)
+        },
     }
 
 
 def row(decoding: str, results: Sequence[ParityResult]) -> dict[str, Any]:
-    """One decoding: its counts, also for each prompt set, and its differences."""
-    by_set = {name: Counter(r.verdict for r in results if r.set_name == name) for name in _sets(results)}
+    """The counts of one decoding, also for each prompt set, and its differences."""
+    by_set: dict[str, Counter[str]] = {}
+    for result in results:
+        by_set.setdefault(result.set_name, Counter())[result.verdict] += 1
     return {
         "decoding": decoding,
         **tally(results),
@@ -91,17 +89,14 @@ def row(decoding: str, results: Sequence[ParityResult]) -> dict[str, Any]:
 
 
 def totals(results: Sequence[ParityResult]) -> dict[str, Any]:
-    """All decodings together. A prompt counts once, with its worst verdict: its texts are not independent of each other."""
+    """The counts of all decodings together; a prompt counts once, with its worst verdict, since its texts depend on each other."""
     worst: dict[tuple[str, str], ParityResult] = {}
     for result in results:
         key = (result.set_name, result.prompt_id)
         if key not in worst or VERDICTS.index(result.verdict) > VERDICTS.index(worst[key].verdict):
             worst[key] = result
-    return tally(list(worst.values())) | {
-        "num_texts": len(results),
-        **{name: sum(getattr(result, name) for result in results) for name in ("num_tokens", "num_steps")},
-    }
+    return tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
 
 
-def _sets(results: Sequence[ParityResult]) -> list[str]:
-    return list(dict.fromkeys(result.set_name for result in results))
+def _sums(results: Sequence[ParityResult]) -> dict[str, int]:
+    return {name: sum(getattr(result, name) for result in results) for name in ("num_tokens", "num_steps")}

@@ -5,19 +5,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformers_falcon_spec.evaluation.evidence import Evidence, Float32Reading, gather, largest_difference
-from transformers_falcon_spec.evaluation.replay import Step
+from transformers_falcon_spec.evaluation.step_replay import ReplayedStep
+from transformers_falcon_spec.evaluation.tie_checks import (
+    Float32Comparison,
+    StepComparison,
+    compare_steps,
+    largest_difference,
+)
 
 INF = float("inf")
-TIE = Evidence(gap=0.1, rounding=0.05, logits_difference=0.05, limit=1.0, is_caused_by_logits=True, is_cut=False)
+TIE = StepComparison(gap=0.1, rounding=0.05, logits_difference=0.05, limit=1.0, is_caused_by_logits=True, is_cut=False)
 
 
-def holding(evidence: Evidence) -> list[bool]:
-    return [check.holds for check in evidence.checks()]
+def holding(comparison: StepComparison) -> list[bool]:
+    return [check.holds for check in comparison.checks()]
 
 
-def step(token: int, *scores: float, logits: tuple[float, ...] = (3.0, 2.9, 0.0)) -> Step:
-    return Step([5, token], torch.tensor(logits), torch.tensor(scores), torch.ones(3))
+def step(token: int, *scores: float, logits: tuple[float, ...] = (3.0, 2.9, 0.0)) -> ReplayedStep:
+    return ReplayedStep([5, token], torch.tensor(logits), torch.tensor(scores), torch.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_each_check_judges_its_own_number(change: dict[str, object], expected: l
 def test_the_tree_may_err_four_times_as_much_as_plain_decoding_or_the_last_place(
     plain_error: float | None, tree_error: float | None, expected: bool
 ) -> None:
-    reading = Float32Reading(7, 0.01, plain_error, tree_error, unit=0.05)
+    reading = Float32Comparison(7, 0.01, plain_error, tree_error, unit=0.05)
 
     assert holding(replace(TIE, float32=reading)) == [True, True, True, expected]
 
@@ -61,7 +66,7 @@ def test_a_cut_that_moved_is_seen_only_where_it_concerns_the_two_tokens() -> Non
     whole, cut = step(0, 3.0, 2.9, 0.0), step(1, -INF, 2.9, 0.0)
     other = step(1, 3.0, 2.9, -INF)
 
-    concerned, unconcerned = (gather(whole, drafted, drafted, torch.float32, None) for drafted in (cut, other))
+    concerned, unconcerned = (compare_steps(whole, drafted, drafted, torch.float32, None) for drafted in (cut, other))
 
     assert (concerned.is_cut, unconcerned.is_cut) == (True, False)
     assert concerned.rounding == unconcerned.rounding == 0.0
@@ -70,10 +75,10 @@ def test_a_cut_that_moved_is_seen_only_where_it_concerns_the_two_tokens() -> Non
 def test_logits_that_are_no_numbers_prove_nothing() -> None:
     plain, drafted = step(0, 3.0, 2.9, 0.0), step(1, 3.0, 2.9, 0.0, logits=(3.0, float("nan"), 0.0))
 
-    evidence = gather(plain, drafted, drafted, torch.float32, None)
+    comparison = compare_steps(plain, drafted, drafted, torch.float32, None)
 
-    assert evidence.logits_difference is None
-    assert not all(holding(evidence))
+    assert comparison.logits_difference is None
+    assert not all(holding(comparison))
 
 
 def test_equal_infinities_do_not_differ() -> None:

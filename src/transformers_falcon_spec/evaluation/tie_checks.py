@@ -1,0 +1,147 @@
+"""Checks that decide whether rounding explains why two texts differ at a step: numbers in, a verdict out.
+
+A difference is a tie only if every check holds: nothing but the logits differs, the logits differ by rounding alone, and the
+best two tokens are that close.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .step_replay import ReplayedStep
+
+TIE_FACTOR = 4  # a gap of at most this many times the difference in scores is a tie
+
+
+@dataclass(frozen=True)
+class Check:
+    """A statement that must hold for a tie, what was measured, whether it holds, and a short name for the number."""
+
+    statement: str
+    measured: str
+    holds: bool
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Float32Comparison:
+    """The same step computed by a float32 copy of the target, which read the same text in one forward."""
+
+    token_id: int  # what plain decoding writes, given the copy's logits
+    gap: float | None  # between the best two tokens
+    plain_error: float | None  # largest difference between the copy's logits and those of plain decoding
+    tree_error: float | None  # the same for the logits computed in the tree
+    unit: float  # the last place of the largest logit in the target's type: no computation in it is more exact
+
+    @classmethod
+    def of_steps(
+        cls, exact: ReplayedStep, plain: ReplayedStep, drafted: ReplayedStep, dtype: torch.dtype
+    ) -> "Float32Comparison":
+        """Compare plain decoding and the tree with the copy's step."""
+        return cls(
+            token_id=exact.token_id,
+            gap=finite(exact.gap),
+            plain_error=largest_difference(plain.logits, exact.logits),
+            tree_error=largest_difference(drafted.logits, exact.logits),
+            unit=torch.finfo(dtype).eps * _largest(exact.logits),
+        )
+
+    def check(self) -> Check:
+        """Rounding errs as much in a tree as outside: logits that are much farther off were computed from other input."""
+        statement = (
+            f"Held against float32, the tree's logits err at most {TIE_FACTOR} times as much as plain decoding's."
+        )
+        allowed = None if self.plain_error is None else TIE_FACTOR * max(self.plain_error, self.unit)
+        return _limited(statement, self.tree_error, allowed, "error in float32")
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """The numbers measured at the first difference of two texts that both go on there."""
+
+    gap: float | None  # between the target's best two tokens in scores and noise; None if the draw cannot be rebuilt
+    rounding: float | None  # largest difference between finite scores of plain decoding and of the tree
+    logits_difference: float | None  # the same between the logits of all tokens; None if not finite
+    limit: float  # what rounding explains: the root of the type's precision, relative to the largest logit
+    is_caused_by_logits: bool  # plain decoding, given the tree's logits at this step, writes the drafter's token
+    is_cut: bool  # a processor, such as top-p, keeps one of the two tokens in one of the two texts only
+    float32: Float32Comparison | None = None
+
+    def checks(self) -> list[Check]:
+        """All checks that must hold for a tie."""
+        cause = Check(
+            "Plain decoding, given the tree's logits at this step, writes the drafter's token: only the logits differ.",
+            "it does" if self.is_caused_by_logits else "it does not: the walk, a processor or a draw went another way",
+            self.is_caused_by_logits,
+        )
+        size = _limited(
+            "The logits in the tree differ from those alone by no more than rounding explains.",
+            self.logits_difference,
+            self.limit,
+            "difference in logits",
+        )
+        return [cause, size, self._gap_check(), *([self.float32.check()] if self.float32 else [])]
+
+    def _gap_check(self) -> Check:
+        statement = f"The best two tokens are at most {TIE_FACTOR} times the difference in scores apart."
+        if self.is_cut:
+            return Check(statement, "no gap decides: a processor drops one of the two tokens in one arm", True)
+        if self.gap is None or self.rounding is None:
+            return Check(statement, "not finite, or the draw could not be rebuilt", False)
+        check = _limited(statement, self.gap, TIE_FACTOR * self.rounding, "gap")
+        return replace(check, measured=f"{check.measured} = {TIE_FACTOR} x {self.rounding:.3g}")
+
+
+def compare_steps(
+    plain: ReplayedStep,
+    drafted: ReplayedStep,
+    transplanted: ReplayedStep | None,
+    dtype: torch.dtype,
+    exact: ReplayedStep | None,
+) -> StepComparison:
+    """Compare a step of two texts.
+
+    Args:
+        plain ([`ReplayedStep`]): The step of the target alone.
+        drafted ([`ReplayedStep`]): The step with the drafter.
+        transplanted ([`ReplayedStep`], *optional*): Plain decoding, given the tree's logits.
+        dtype (`torch.dtype`): The target's type.
+        exact ([`ReplayedStep`], *optional*): Plain decoding, given the logits of a float32 copy.
+    """
+    kept = plain.scores.isfinite() & drafted.scores.isfinite()
+    pair = torch.tensor([plain.token_id, drafted.token_id], device=kept.device)
+    return StepComparison(
+        gap=finite(plain.gap),
+        rounding=largest_difference(plain.scores[kept], drafted.scores[kept]),
+        logits_difference=largest_difference(plain.logits, drafted.logits),
+        limit=torch.finfo(dtype).eps ** 0.5 * _largest(plain.logits),
+        is_caused_by_logits=transplanted is not None and transplanted.new_ids == drafted.new_ids,
+        is_cut=bool((plain.scores[pair].isneginf() != drafted.scores[pair].isneginf()).any()),
+        float32=None if exact is None else Float32Comparison.of_steps(exact, plain, drafted, dtype),
+    )
+
+
+def largest_difference(left: Tensor, right: Tensor) -> float | None:
+    """The largest difference of two rows; equal infinities do not differ. None if it is not finite."""
+    right = right.to(left.device)
+    return finite(float(torch.where(left == right, 0.0, left - right).abs().max()))
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None if it is infinite or no number, which JSON cannot hold."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _largest(logits: Tensor) -> float:
+    """The largest size of a finite logit."""
+    return float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
+
+
+def _limited(statement: str, measured: float | None, allowed: float | None, name: str) -> Check:
+    """The check that a number is at most `allowed`; None stands for a number that is not finite."""
+    if measured is None or allowed is None:
+        return Check(statement, "not finite", False)
+    holds = measured <= allowed
+    return Check(statement, f"{measured:.3g} {'<=' if holds else '>'} {allowed:.3g}", holds, name)
