@@ -32,10 +32,9 @@ def write_between_markers(document: Path, tables: Iterable[str]) -> None:
     Raises:
         [`OptionError`]: the document lacks the markers.
     """
-    text = document.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
+    lines = document.read_text(encoding="utf-8").split("\n")
+    if BEGIN not in lines or END not in lines[lines.index(BEGIN) :]:
         raise OptionError(f"`{document}` must hold the lines `{BEGIN}` and `{END}`; the tables go between them.")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    joined = "\n\n".join(tables)
-    document.write_text(f"{before}{BEGIN}\n{joined}\n{END}{after}", encoding="utf-8")
+    begin = lines.index(BEGIN)
+    end = lines.index(END, begin)
+    document.write_text("\n".join([*lines[: begin + 1], "\n\n".join(tables), *lines[end:]]), encoding="utf-8")
