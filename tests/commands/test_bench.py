@@ -265,7 +265,9 @@ def test_report_renders_results_into_documents_and_pages(folders: dict[str, str]
     results, document = tmp_path / "results", tmp_path / "notes.md"
     options = ["--methods", folders["drafter"], "--decodings", "greedy", "--memory_texts", "0"]
     assert bench(folders, results / "speed.json", "--targets", folders["target"], *options) == 0
-    document.write_text("`<!-- results:begin -->` is a mark.\n<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8")
+    document.write_text(
+        "`<!-- results:begin -->` is a mark.\n<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8"
+    )
 
     status = cli.main(["report", "--results", str(results), "--documents", str(document)])
     again = cli.main(["report", "--pages", str(results / "speed.json")])
