@@ -1,1 +1,1 @@
-"""Trees, masks, draws, the verdict and the counts: torch alone, no Transformers, no files, no device moves."""
+"""Trees, masks, sampling, verification and statistics, written with torch alone."""

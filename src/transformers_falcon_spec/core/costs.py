@@ -1,4 +1,4 @@
-"""Seconds by size, learned from the timings of a noisy machine."""
+"""A curve that gives seconds by size, fitted to timings of a noisy machine while they come in."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _Pool = tuple[float, float, list[float]]  # seconds, weight and sizes
 
 @dataclass
 class _Samples:
-    """Those of the sizes between two powers of 2."""
+    """The timings of all sizes between two powers of 2, as running means."""
 
     size: float  # mean
     seconds: float  # mean, at the pace of 1
@@ -66,7 +66,7 @@ class CostCurve:
         self.num_outliers = 0  # samples left out
 
     def __call__(self, size: int) -> float:
-        """Seconds expected of a size; 0 while nothing is known."""
+        """The expected seconds of a size; 0 before the first timing."""
         return self._pace * self._on_line(size)
 
     def _on_line(self, size: int) -> float:
@@ -119,7 +119,7 @@ def _between(left: Point, right: Point, size: int) -> float:
 
 
 def _pooled(left: _Pool, right: _Pool) -> _Pool:
-    """One for both, or the one that is not stale."""
+    """One point in place of two neighbours: their mean, or the fresh one if the other is stale."""
     (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = left, right
     if min(weight_a, weight_b) < FAINT * max(weight_a, weight_b):
         return max(left, right, key=lambda pool: pool[1])

@@ -1,4 +1,4 @@
-"""Who may attend to whom, as booleans, and the additive form in which models take it. Knows nothing of caches."""
+"""Boolean attention masks, and the additive form in which models take them."""
 
 import torch
 from jaxtyping import Bool, Float, Int

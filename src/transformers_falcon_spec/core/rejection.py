@@ -1,4 +1,4 @@
-"""Verification of drafts that were DRAWN: rules that keep the target's distribution exactly. Knows nothing of models.
+"""Verification of drafts that were drawn, by rules that keep the target's distribution exactly.
 
 Each rule takes a tree of draws, a function that gives the target's distribution after a node, and a source of draws, and
 returns a [`AcceptedPath`]. The children of a node are ordered: each was drawn from what its earlier siblings left of the node's
@@ -41,7 +41,7 @@ class DrawnTree(TokenTree):
 
 
 class _Place:
-    """A node on the way: how sure it is to be kept, and what is left of both distributions after it.
+    """The state at one node: how likely the node is to be accepted, and what is left of both distributions after it.
 
     All of it is in float64, where every number of a float32 tensor is a normal one and sums of them hardly round.
     """
@@ -54,7 +54,7 @@ class _Place:
             self._leave(tree.draft_probs[tree.dist_index[node]].double())
 
     def weight_of(self, child: int) -> float:
-        """The chance of keeping `child`, as far as this place is kept.
+        """The probability of accepting `child`, given that this node is accepted.
 
         Raises:
             [`DraftTreeError`]: the child cannot have been drawn.
@@ -88,7 +88,7 @@ class _Place:
             self.untried = []
 
     def happens(self, chance: float, draws: Draws) -> bool:
-        """Whether something of this chance happens; certain and impossible things cost no draw."""
+        """Draw whether something of this probability happens; nothing is drawn if that is certain."""
         if chance >= 1 or chance <= 0:
             return chance >= 1
         return int(draws.categorical(self.target.new_tensor([[chance, 1 - chance]]))) == 0

@@ -1,4 +1,4 @@
-"""The only place that draws. Everything random in the package goes through a `Draws` that was passed in."""
+"""Random draws. Everything random in the package goes through a `Draws` object or generator that was passed in."""
 
 import hashlib
 from collections.abc import Callable
@@ -26,11 +26,11 @@ class ForeseeableDraws(Draws, Protocol):
         ...
 
     def get_state(self, device: torch.device) -> Any:
-        """Where the draws on a device go on, as a plain object."""
+        """The present state of the draws on a device, as a plain object."""
         ...
 
     def set_state(self, state: Any, device: torch.device) -> None:
-        """Go on where other draws of this kind do."""
+        """Set the state that `get_state` gave, maybe in another process."""
         ...
 
 
@@ -159,5 +159,5 @@ def private_generator(device: torch.device | str = "cpu") -> torch.Generator:
 
 
 def _hashed(data: bytes) -> int:
-    """A seed from bytes."""
+    """A whole number that is computed from bytes, to be used as a seed."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1

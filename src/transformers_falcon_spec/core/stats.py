@@ -1,4 +1,4 @@
-"""What a generation did: counts go in, rates come out. The only place where acceptance is defined."""
+"""Counts what a generation did, and derives rates from the counts. Acceptance is defined here and nowhere else."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -160,7 +160,7 @@ class GenerationStats:
 
 
 def _added(left: list[Count], right: list[Count]) -> list[Count]:
-    """Sums by place; the shorter list counts as 0 beyond its end."""
+    """The sums of two lists, entry by entry; the shorter one counts as 0 beyond its end."""
     longest = max(len(left), len(right))
     return [
         a + b for a, b in zip(left + [0] * (longest - len(left)), right + [0] * (longest - len(right)), strict=True)

@@ -1,4 +1,4 @@
-"""Draft trees: who follows whom. Knows nothing of tokens, models or probabilities."""
+"""The shapes of draft trees, as the parent of each node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Places:
-    """What depends on the sizes of the levels alone, at each node."""
+    """Facts of each node that follow from the number of nodes at each depth alone."""
 
     depths: Tensor  # [nodes]
     ranks: Tensor  # [nodes] among siblings; -1 at the root
@@ -39,7 +39,7 @@ class _Places:
 
 @lru_cache(maxsize=256)
 def _places_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
-    """For levels of so many parents with so many children each; every step has the same ones."""
+    """The facts for levels of so many parents with so many children each; kept, as every step asks for the same ones."""
     depths, ranks, parents, num_before = [], [-1], [], 0
     for depth, (num_parents, num_children) in enumerate(levels):
         depths += [depth] * (num_parents * num_children)
@@ -90,12 +90,12 @@ class TreeGrowth:
 
     @property
     def log_node_probs(self) -> Float[Tensor, "rows nodes"]:
-        """Logarithm of the chance of each node; -inf: it must not enter."""
+        """The logarithm of each node's probability; -inf at nodes that must not enter a tree."""
         return self._all("log_node_probs")
 
     @property
     def parents(self) -> Int[Tensor, "rows nodes"]:
-        """The node above each one, -1 at the root."""
+        """The parent of each node, -1 at the root."""
         if "parents" not in self._joined:
             self._joined["parents"] = torch.cat([level.parents for level in self._levels], dim=1)[
                 :, self._places.parents
@@ -152,7 +152,7 @@ class TreeGrowth:
         children: Children,
         num_kept: int,
     ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
-        """Give nodes what follows in blocks whose places were drafted at once.
+        """Grow the tree by whole blocks, whose tokens were drafted at once.
 
         At each place the likeliest nodes get children, as many as each has.
 
@@ -191,7 +191,7 @@ class TreeGrowth:
         return best.sort(dim=1).values + self._num_above
 
     def best_tree_size(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
-        """How many of the likeliest nodes to keep, of all rows alike, and what they bring above their prices.
+        """How many of the likeliest nodes should be kept in every row, and what they are expected to bring above their prices.
 
         Args:
             prices (`torch.Tensor` of shape `(nodes,)`): Price of the first n + 1 nodes, in tokens.

@@ -120,7 +120,7 @@ def match_tokens(
 def coverage(
     probs: Float[Tensor, "kept vocab"], parents: Sequence[int], token_ids: Sequence[int], path: Sequence[int]
 ) -> list[float]:
-    """How much of the target's distribution after each kept node (`probs`, one row for each) its children hold.
+    """The share of the target's distribution after each accepted node that the drafted children hold.
 
     Example:
 

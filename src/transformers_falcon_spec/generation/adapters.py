@@ -1,4 +1,4 @@
-"""Adapters of PEFT around a target or a drafter: what of them decoding can serve. Told by what they have, for PEFT may not be there."""
+"""Checks and serves adapters of PEFT around a target or a drafter, without importing PEFT, which may not be installed."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Arguments of a model as plain decoding carries them from step to step: copied, compared and described, tensors or not."""
+"""Copies, compares and describes arguments of a model, which may be tensors, containers of tensors or other objects."""
 
 import copy
 from typing import Any, TypeGuard
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def snapshot(value: Any) -> Any:
-    """`value` as it is now, should a later step change it in place."""
+    """A copy of `value`, so that a later step cannot change it."""
     if isinstance(value, Tensor):
         return value.clone()
     return copy.copy(value) if isinstance(value, dict | list) else value
@@ -20,7 +20,7 @@ def is_vector(value: Any) -> TypeGuard[Tensor]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Those in `value`."""
+    """All tensors in `value`, containers included."""
     if isinstance(value, Tensor):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -41,5 +41,5 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def described(value: Any) -> str:
-    """What it is, in a few words."""
+    """A few words that describe `value` in an error message."""
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"

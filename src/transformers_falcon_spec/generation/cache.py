@@ -1,4 +1,4 @@
-"""The only file that knows what is inside a cache of Transformers: how many slots it holds, keeping paths, realigning rows."""
+"""Reads and changes what is inside a cache of Transformers: keeps accepted paths, drops other slots, realigns rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def new_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 def prepared(cache: Cache) -> Any:
-    """`cache`, ready to take back what it read; sliding layers keep their past until the next crop.
+    """The same cache, set up so that tokens can be dropped again; sliding layers keep their past until the next crop.
 
     Raises:
         [`GenerationError`]: a kind of cache whose slots cannot be taken back.
@@ -66,7 +66,7 @@ def widen(cache: Cache) -> dict[int, int]:
 
 
 def narrow(cache: Cache, windows: dict[int, int]) -> None:
-    """Take [`widen`] back."""
+    """Give sliding layers their windows back after [`widen`]."""
     for index, window in windows.items():
         layer: Any = cache.layers[index]
         layer.sliding_window = window
@@ -92,7 +92,7 @@ def drop_last(cache: Cache, num_slots: int) -> None:
 
 
 class RowSlots:
-    """What the slots of a cache hold when its rows keep different tokens of what they read together.
+    """Knows which token each slot of a cache holds, when rows accept different numbers of the tokens that they read together.
 
     A token's place is the slot it would have if nothing had been dropped before it; windows and chunks are counted in
     places. A row that keeps fewer tokens than another gets holes, which no mask lets through, until rows are realigned.
@@ -117,7 +117,7 @@ class RowSlots:
 
     @property
     def has_holes(self) -> bool:
-        """Whether a mask must hide something."""
+        """Whether some slot holds no token, so that a mask must hide it."""
         return min(self.num_tokens) < len(self)
 
     def append(self, places: Tensor, num_tokens: Sequence[int] | None = None) -> None:
@@ -198,7 +198,7 @@ class RowSlots:
         return max(num + gaps for num, gaps in zip(self.num_tokens, self._num_gaps, strict=True))
 
     def _arrange(self, slots: Tensor, num_slots: int) -> None:
-        """Of `num_slots` slots, the token in slot `s` gets the one that `slots[row, s]` says; the others are holes."""
+        """Move the token in slot `s` of each row to slot `slots[row, s]` of `num_slots`; slots that get none are holes."""
         slots = slots.masked_fill(self.places == HOLE, num_slots)  # one too many, cut off
         order = torch.full((len(slots), num_slots + 1), HOLE, device=slots.device)
         order = order.scatter(1, slots, torch.arange(len(self), device=slots.device).expand_as(slots))[:, :-1]
@@ -206,7 +206,7 @@ class RowSlots:
         self.places = self.places.masked_fill(order == HOLE, HOLE)
 
     def _take(self, order: Tensor) -> None:
-        """Slot `order[row, s]` becomes slot `s`."""
+        """Reorder the slots of each row: what stood in slot `order[row, s]` comes to slot `s`."""
         self.places = self.places.gather(1, order)
         for layer in self.cache.layers:
             for name in _STATES:
@@ -222,7 +222,7 @@ class RowSlots:
 
 
 class GroupSlice:
-    """A cache in which the heads of several layers share a place, as those layers see it: each has the heads of its own.
+    """Shows each layer of a group its own heads in a cache that keeps the heads of the whole group together.
 
     Args:
         cache ([`~transformers.Cache`]): A cache whose places are groups of layers.
@@ -268,7 +268,7 @@ def _num_in_place(paths: Sequence[Sequence[int]], longest: int) -> int:
 
 
 def _move(states: Tensor, start: int, num_settled: int, kept: Tensor) -> None:
-    """Of the nodes in the slots from `start` on, write `kept[row, i]` to the slot `num_settled + i` of those."""
+    """Among the slots from `start` on, copy node `kept[row, i]` of each row to slot `num_settled + i`."""
     if len(kept) == 1:
         chosen = states.index_select(-2, kept[0].to(states.device) + start)
     else:

@@ -1,4 +1,4 @@
-"""A call of `generate` with a drafter, as the patch hands it over: checked, then given to the loop."""
+"""Checks a call of `generate` that has a drafter, and starts the decoding loop for it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ def speculative_decoding(
     streamer: "BaseStreamer | None" = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
-    """What the patch calls in place of `_assisted_decoding`; the arguments are those of that method."""
+    """Decode with a drafter, in place of `_assisted_decoding` of Transformers and with the arguments of that method."""
     with row_adapters_gone_on_error(model):
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
@@ -58,7 +58,7 @@ def speculative_decoding(
 
 
 def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Refuse, with the way out, what the loop cannot serve."""
+    """Raise an error, with the way out, for calls that the loop cannot serve."""
     if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
         raise GenerationError(
             "The drafter needs the prompt's token ids, but there are none. "
@@ -70,7 +70,7 @@ def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
 
 
 def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
-    """Refuse a prompt that the target has no positions for."""
+    """Raise an error if the prompt is longer than the target's context."""
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if context is not None and prompt_len > context:
         raise GenerationError(
@@ -85,7 +85,7 @@ def _check_in_step(
     config: GenerationConfig,
     verifier: Verifier,
 ) -> None:
-    """Refuse what can only be shown all rows of a batch together, where it cannot be."""
+    """Raise an error if processors or criteria need all rows of a batch at one length, and this call cannot give them that."""
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
     if not shown:
         return

@@ -1,4 +1,4 @@
-"""Processes that make one call of `generate` together: what the first of them drafts and decides holds for all."""
+"""Several processes make one call of `generate` together; the first one drafts and decides for all of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ DATA_PARALLEL = ("dp", "fsdp", "ddp", "data")  # how dimensions of a mesh begin 
 
 
 class Processes:
-    """One process alone, which nobody tells anything: what all calls need that are not spread over processes."""
+    """The processes that make a call. This base class stands for a single process, which has nobody to talk to."""
 
     num, process_rank = 1, 0
     num_gathers = 0
@@ -32,22 +32,22 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process whose drafts and verdicts hold."""
+        """Whether this process drafts and decides for the others."""
         return self.process_rank == 0
 
     def broadcast(self, value: Value) -> Value:
-        """What the first rank has for `value`; a plain object, without tensors of a device."""
+        """The `value` of the first process. It must be a plain object, without tensors on a device."""
         return value
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """`[ranks * parts, ...]` of what each rank holds, `[parts, ...]`, in their order."""
+        """The parts `[parts, ...]` of all processes as one tensor `[processes * parts, ...]`, in the order of the processes."""
         return part
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Refuse ranks that differ in what they must have in common; `facts` are plain objects by name."""
+        """Raise an error if processes differ in one of `facts`, plain objects by name."""
 
     def limited(self, limited: DraftBudget | None, full: DraftBudget) -> DraftBudget | None:
-        """The first rank's `limited` budget, or None for a plain step; `full` is this rank's own, whose noise stays."""
+        """The budget that the first process chose, or None for a plain step; the noise is that of this process's `full` budget."""
         if self.num == 1:
             return limited
         said = None if limited is None else (limited.num_nodes, limited.num_passes, limited.drafter, limited.prices)
@@ -55,11 +55,11 @@ class Processes:
         if limits is None:
             return None
         num_nodes, num_passes, drafter, prices = limits
-        agreed = None if prices is None else AgreedPrices(**vars(prices), ranks=self)
+        agreed = None if prices is None else AgreedPrices(**vars(prices), processes=self)
         return replace(full, num_nodes=num_nodes, num_passes=num_passes, drafter=drafter, prices=agreed)
 
-    def broadcast_draft(self, draft: Draft | None, place: torch.device) -> Draft | None:
-        """The first rank's draft, on `place`; what its tokens were drawn from nobody else needs, for nobody else judges by it."""
+    def broadcast_draft(self, draft: Draft | None, device: torch.device) -> Draft | None:
+        """The draft of the first process, on `device`. Its `draft_probs` are not sent, as only the first process verifies."""
         if self.num == 1:
             return draft
         said = None
@@ -69,31 +69,31 @@ class Processes:
         said = self.broadcast(said)
         if self.is_first or said is None:
             return draft if self.is_first else None
-        (token_ids, parents, is_lookahead, chances), num_passes = said
+        (token_ids, parents, is_lookahead, node_probs), num_passes = said
         assert token_ids is not None  # the others may be missing, but not the parents
         assert parents is not None
         return Draft(
-            token_ids.to(place),
-            parents.to(place),
-            is_lookahead=is_lookahead if is_lookahead is None else is_lookahead.to(place),
+            token_ids.to(device),
+            parents.to(device),
+            is_lookahead=is_lookahead if is_lookahead is None else is_lookahead.to(device),
             num_passes=num_passes,
-            node_probs=chances,
+            node_probs=node_probs,
         )
 
 
 @dataclass(frozen=True)
 class AgreedPrices(Prices):
-    """Prices of which every rank draws the first one's conclusions, so that all of them take the same passes."""
+    """Prices by which the first process decides for all, so that all of them make the same passes."""
 
-    ranks: Processes
+    processes: Processes
 
     def pays(self, number: int, expected_tokens: float) -> bool:
-        """Whether pass `number` can be expected to, by what the first rank hopes."""
-        return self.ranks.broadcast(super().pays(number, expected_tokens))
+        """Whether the first process expects pass `number` to pay."""
+        return self.processes.broadcast(super().pays(number, expected_tokens))
 
 
 class ProcessGroup(Processes):
-    """Processes of `torch.distributed`, of which this is one. Every one of them must make one.
+    """The processes of `torch.distributed` that make a call together; each of them must create this object.
 
     Args:
         timeout_seconds (`float`, *optional*): How long a rank waits for the others; None is as long as `torch.distributed` does.
@@ -117,7 +117,7 @@ class ProcessGroup(Processes):
         )
 
     def broadcast(self, value: Value) -> Value:
-        """What the first rank has for `value`.
+        """The `value` of the first process.
 
         Raises:
             [`DistributedError`]: the others did not answer.
@@ -128,7 +128,7 @@ class ProcessGroup(Processes):
         return values[0]
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """The parts of all ranks, in their order.
+        """The parts of all processes, in their order.
 
         Raises:
             [`DistributedError`]: the others did not answer.
@@ -141,7 +141,7 @@ class ProcessGroup(Processes):
         return parts
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Refuse ranks that differ.
+        """Raise an error if processes differ in one of `facts`.
 
         Raises:
             [`DistributedError`]: they do, or did not answer.
@@ -175,7 +175,7 @@ SINGLE_PROCESS = Processes()
 
 @dataclass(frozen=True)
 class Decision:
-    """What the first rank decided in a step."""
+    """What the first process decided in a step."""
 
     paths: list[AcceptedPath] = field(default_factory=list)  # that became text, of each row
     is_complete: list[bool] = field(default_factory=list)  # of each row
@@ -184,15 +184,15 @@ class Decision:
 
 @runtime_checkable
 class JoiningDrafter(Protocol):
-    """A drafter that may compute on several ranks."""
+    """A drafter whose model may be spread over several processes."""
 
     def join(self) -> Processes:
-        """The ranks on which it does, once all of them have come."""
+        """The processes over which it is spread; waits until all of them have called this."""
         ...
 
 
 def named_options(config: Any) -> dict[str, Any]:
-    """The fields of a configuration, as facts that ranks compare."""
+    """The fields of a configuration by name, as [`Processes.check_same`] takes them."""
     return {f"`{name}`": str(value) for name, value in config.to_dict().items() if not name.startswith("_")}
 
 
@@ -200,27 +200,27 @@ _OF_TARGETS: WeakKeyDictionary[PreTrainedModel, ProcessGroup] = WeakKeyDictionar
 
 
 def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
-    """The ranks on which a drafter computes, or else those that hold a part of the target each; this one alone if there are none.
+    """The processes over which the drafter is spread, else those over which the target is; this one alone if there are none.
 
     Raises:
         [`DistributedError`]: the ranks have other drafters or options, or one of them did not come.
     """
-    ranks = drafter.join() if isinstance(drafter, JoiningDrafter) else SINGLE_PROCESS
-    members = _holders(target) if ranks.num == 1 else []
+    processes = drafter.join() if isinstance(drafter, JoiningDrafter) else SINGLE_PROCESS
+    members = _holders(target) if processes.num == 1 else []
     if len(members) <= 1:
-        return ranks
+        return processes
     if target not in _OF_TARGETS:
         _OF_TARGETS[target] = ProcessGroup(members=members)
-    ranks = _OF_TARGETS[target]
+    processes = _OF_TARGETS[target]
     for member in drafter.members:
         weights = weights_fingerprint(member) if isinstance(member, nn.Module) else None
         options = {**named_options(member.config), **named_options(member.generation_config)}
-        ranks.check_same({"drafter weights": weights, **options})
-    return ranks
+        processes.check_same({"drafter weights": weights, **options})
+    return processes
 
 
 def _holders(target: PreTrainedModel) -> list[int]:
-    """The processes that must run the target together, each with a part of it. Those that read other prompts are not among them."""
+    """The numbers of the processes that each hold a part of the target; processes that read other prompts are left out."""
     if not dist.is_available() or not dist.is_initialized():
         return []
     mesh: Any = getattr(target, "_device_mesh", None)

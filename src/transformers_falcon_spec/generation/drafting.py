@@ -1,4 +1,4 @@
-"""The contract between the decoding loop and every drafter: what flows each way, and who owns what.
+"""The interface between the decoding loop and every drafter: what they hand to each other, and who owns what.
 
 One generator object serves one `generate` call on one thread and is then dropped. It owns all state of that call: drafter
 cache, pairs not yet read, private `rng`. The drafter module is read-only meanwhile, so that threads share it. The loop
@@ -47,7 +47,7 @@ class TargetView(Protocol):
 
 @dataclass(frozen=True)
 class Prices:
-    """What drafting costs, in tokens that the same time brings otherwise."""
+    """What drafting costs. The unit is a token: the time in which decoding writes one token at its present speed."""
 
     nodes: Tensor  # [nodes] of reading n + 1 nodes and not the root alone
     passes: list[float]  # of pass p after p passes; the first is not asked about
@@ -56,14 +56,17 @@ class Prices:
     width: int  # nodes of a depth that should at least be considered, so that there are enough worth their price
 
     def pays(self, number: int, expected_tokens: float) -> bool:
-        """Whether pass `number` can be expected to, where it goes on from nodes of which `expected_tokens` are expected to be kept."""
+        """Whether pass `number` is expected to bring more than it costs.
+
+        `expected_tokens` is how many of the nodes that the pass continues are expected to be accepted.
+        """
         yielded, price = (values[min(number, len(values) - 1)] for values in (self.pass_yields, self.passes))
         return expected_tokens * yielded > price
 
 
 @dataclass(frozen=True)
 class DraftBudget:
-    """Limits for one proposal; the loop chooses them, the generator obeys."""
+    """The limits of one draft. The loop chooses them, and the generator keeps to them."""
 
     depths: tuple[int, ...]  # [rows] deepest node allowed: room to the end of text and context; 0 = draft nothing
     num_nodes: int  # most nodes per row, root and guests included
@@ -83,7 +86,7 @@ class DraftBudget:
     wants_node_probs: bool = False  # somebody looks at the trees: say how likely each node seems
 
     def __post_init__(self) -> None:
-        """A budget is of whole numbers that leave room for the root."""
+        """Raise an error if the numbers leave no room for the root."""
         if self.num_nodes < 1 or min(self.depths) < 0 or (self.num_passes or 0) < 0:
             raise OptionError(
                 "A budget must leave room for the root, so `num_nodes` must be at least 1, `depths` and `num_passes` at least 0, "
@@ -93,7 +96,7 @@ class DraftBudget:
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens for the target to read. Node 0 is the newest committed token; a parent comes before its child."""
+    """A tree of tokens for each row, which the target will read. Node 0 is the newest token of the text."""
 
     token_ids: Tensor  # [rows, nodes] int64, target ids, on the drafter's device; siblings differ
     parents: Tensor  # [1 or rows, nodes] int64; -1 at the root and at filler nodes of shorter rows
@@ -120,7 +123,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Committed:
-    """What became text since the last commit. The tensors are copies: the generator may keep them."""
+    """The text so far, and the target's features of its newest tokens. The tensors are copies, which the generator may keep."""
 
     sequence_ids: Tensor  # [rows, capacity] int64, all committed tokens, left-aligned, without padding
     lengths: tuple[int, ...]  # [rows] committed tokens, bonus included
@@ -149,11 +152,11 @@ class TreeCandidateGenerator(CandidateGenerator):
         self._has_prompt = False  # only the stock loop's adapter below reads it
 
     def commit(self, committed: Committed) -> None:
-        """Take in new text and features. Stores only: no drafter pass, no draw, no wait for the device."""
+        """Store new text and features. Nothing is computed or drawn here, and nobody waits for the device."""
         raise NotImplementedError
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """Draft within `budget`; None asks for a plain step."""
+        """Draft a tree for each row within `budget`. None means that the target should write the next token alone."""
         raise NotImplementedError
 
     def get_candidates(  # type: ignore[override]  # generators of Transformers return None for the logits, too
@@ -183,7 +186,7 @@ class TreeCandidateGenerator(CandidateGenerator):
         return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.token_ids[:, 1:]], dim=-1), None)
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Nothing: `commit` learns the same from `num_new`."""
+        """Do nothing: `commit` has learned the same from `num_new`."""
 
 
 class Drafter(Protocol):
@@ -194,9 +197,9 @@ class Drafter(Protocol):
     members: Sequence["Drafter"]  # of which each step asks one; itself alone unless it is a pool
 
     def check_target(self, model: "PreTrainedModel") -> None:
-        """Refuse a target that the drafter was not made for."""
+        """Raise an error if the drafter was not made for this target."""
         ...
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
-        """A generator for one call."""
+        """Make the object that drafts during one call."""
         ...

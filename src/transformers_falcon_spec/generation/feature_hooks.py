@@ -1,4 +1,4 @@
-"""Features of the target, caught by forward hooks while it reads. One call, one thread, nothing left behind."""
+"""Forward hooks that catch the target's hidden states, the features that drafters read, while the target reads."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ class FeatureHooks:
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
-    """All that one tap caught, which must be `num_tokens` tokens."""
+    """The outputs that one hook caught, as one tensor, which must be of `num_tokens` tokens."""
     shapes = {tuple(part.shape) for part in caught if part.dim() != _NUM_DIMS}
     if shapes:
         raise TargetError(

@@ -1,4 +1,4 @@
-"""What plain decoding would feed the target at its next steps, extended from one new token to the nodes of a draft."""
+"""The inputs that plain decoding would give the target at its next steps, extended from one new token to the nodes of a draft."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ _MATRIX = 2  # dimensions of rows and tokens
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Inputs of a step beside tokens, cache and mask.
+    """The inputs of a decoding step, apart from tokens, cache and mask.
 
     Args:
         positions (`torch.Tensor` of shape `(rows, 1)` or `(axes, rows, 1)`): Of the next token; one more at each step.
@@ -61,7 +61,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class _Step:
-    """One coming step of plain decoding: what it keeps for later steps, and what it would feed."""
+    """One coming step of plain decoding: the arguments kept for later steps, and the inputs that the model would get."""
 
     number: int
     kept: dict[str, Any]
@@ -69,7 +69,7 @@ class _Step:
 
 
 class _Longer:
-    """A cache as it would look after more tokens, to whoever asks for its length alone."""
+    """A view of a cache whose length says that it has read a few tokens more."""
 
     def __init__(self, cache: Any, num_more: int) -> None:
         self._cache, self._num_more = cache, num_more
@@ -92,7 +92,7 @@ def grown(model: Any, outputs: Any, model_kwargs: dict[str, Any], num_tokens: in
 
 
 def grown_to(model: Any, cache: Any, model_kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """As [`grown`], where the outputs are no longer at hand."""
+    """The same as [`grown`], for callers that no longer have the outputs."""
     return grown(model, CausalLMOutputWithPast(past_key_values=cache), model_kwargs, num_tokens)
 
 
@@ -104,7 +104,7 @@ def text_length(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generat
 
 
 def check_can_be_repeated(model_kwargs: dict[str, Any]) -> None:
-    """Refuse what each step takes something out of.
+    """Raise an error for arguments that every step would use up.
 
     Raises:
         [`GenerationError`]: an argument is an iterator.
@@ -173,7 +173,7 @@ def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, An
 
 
 def _positions(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Tensor:
-    """Those of the token after the prompt."""
+    """The positions of the first token after the prompt."""
     position, later = (step.inputs.get("position_ids") for step in (first, second))
     rows = logits.shape[0]
     if position is None or later is None:
@@ -264,7 +264,7 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
 
 
 def _next_logits(model: Any, cache: Any, inputs: dict[str, Any]) -> Tensor:
-    """What the target says after one more token, which it then forgets."""
+    """The target's logits after one more token, which is dropped from the cache again."""
     num_slots = cache.get_seq_length()
     try:
         logits: Tensor = model(**inputs, return_dict=True).logits[:, -1]

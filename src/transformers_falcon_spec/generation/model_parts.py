@@ -20,7 +20,7 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 def is_spread(model: PreTrainedModel) -> bool:
-    """Whether its parts are on several devices, or on disk, and move what they are given there themselves."""
+    """Whether the parts of a model are spread over several devices or disk, and move their inputs themselves."""
     return len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
 
 
@@ -30,7 +30,7 @@ def cuda_devices(model: PreTrainedModel) -> list[torch.device]:
 
 
 def named(model: PreTrainedModel) -> str:
-    """How messages call a model: by name or path, and one that has neither by its class."""
+    """The name of a model in messages: its name or path, or else its class."""
     return f"`{model.config._name_or_path or type(model).__name__}`"
 
 

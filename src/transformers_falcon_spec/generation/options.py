@@ -1,4 +1,4 @@
-"""Options of speculative decoding, kept with the drafter as stock assistants keep theirs."""
+"""The options of speculative decoding, which are stored in the drafter's `generation_config`."""
 
 from typing import Any
 

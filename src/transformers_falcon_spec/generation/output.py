@@ -1,4 +1,4 @@
-"""What a call tells beside the text: `out.speculation`, `collect_speculation` for calls without a dict, and its steps to observers."""
+"""The outputs of a call besides its text: statistics, hidden states and attentions, and each step for observers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,11 +64,11 @@ class LayerStates:
         return self._steps("attentions")
 
     def add_prompt(self, outputs: Any) -> None:
-        """What the prefill gave."""
+        """Keep the states of the prompt, which the prefill gave."""
         self._prompt = {name: getattr(outputs, name) for name in self._wanted}
 
     def add_paths(self, outputs: Any, paths: Sequence[Sequence[int]], places: Tensor) -> None:
-        """What a tree forward gave for the nodes of each row's kept path, root first; `places` of all slots it read."""
+        """Keep the states of the nodes of each row's accepted path; `places` says which token each slot holds."""
         for row, path in enumerate(paths if self._wanted else ()):
             slots = places[row].tolist()
             for end, node in enumerate(path, start=1):
@@ -146,7 +146,7 @@ def report(stats: GenerationStats) -> None:
 
 @contextmanager
 def observe_steps(observer: Observer) -> Iterator[None]:
-    """Show `observer` every step of the speculative calls made inside the block, on this thread; drafts then hold chances.
+    """Show `observer` every step of the speculative calls made inside the block, on this thread; drafts then have `node_probs`.
 
     Example:
 
@@ -165,7 +165,7 @@ def observe_steps(observer: Observer) -> Iterator[None]:
 
 
 def is_observed() -> bool:
-    """Whether anybody looks at the steps."""
+    """Whether somebody observes the steps."""
     return bool(_OBSERVERS.get())
 
 

@@ -1,4 +1,4 @@
-"""Where `target.generate(..., assistant_model=drafter)` finds the loop: two wrapped functions of Transformers.
+"""Wraps two functions of Transformers, so that `target.generate(..., assistant_model=drafter)` runs the decoding loop.
 
 `enable` wraps them once for every model, and beside them the function with which pipelines load assistants. `disable` takes the
 wrapping back, `attach` does it for one model only, `attached` for one call of it, and inside `without_patch` a model's `generate` is
@@ -48,7 +48,7 @@ _STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = (
 
 
 def enable() -> None:
-    """Let every model's `generate` take the package's drafters. Importing the package does this; twice is once.
+    """Let `generate` of every model take the package's drafters. Importing the package calls this; a second call changes nothing.
 
     Raises:
         [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
@@ -152,7 +152,7 @@ def _checked(owner: type, name: str) -> Callable[..., Any]:
 
 
 def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapping of ours, which `_unwrapped` takes off again."""
+    """Mark a function as our wrapping, so that `_unwrapped` can take it off."""
     setattr(function, _IS_WRAPPED, True)
     return function
 
@@ -199,7 +199,7 @@ _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 
 def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
-    """Refuse what Transformers would do without the drafter, or refuse in words that do not help."""
+    """Raise an error for modes in which Transformers would ignore the drafter, or fail with a message that does not help."""
     if (config.num_beams or 1) > 1:
         raise GenerationError(
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "

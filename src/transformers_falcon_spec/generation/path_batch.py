@@ -1,4 +1,4 @@
-"""A tree as one row for each root-to-leaf path: for targets that read no tree mask, at the price of a copy of the cache for each path."""
+"""Reads a tree as a batch with one row for each path from root to leaf, for targets that cannot read a tree mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..core.tree import DraftTree
 
 @dataclass(frozen=True, eq=False)
 class PathBatch:
-    """Where the nodes of a one-row tree stand when its paths are rows. Shorter paths repeat their last node.
+    """The paths of a one-row tree as the rows of a batch, in which shorter paths repeat their last node.
 
     Args:
         paths (`list[tuple[int, ...]]`): Nodes of each path, root first.
@@ -35,7 +35,7 @@ class PathBatch:
         return self.nodes.shape[1]
 
     def by_node(self, states: Tensor) -> Tensor:
-        """`[paths, longest, ...]` as `[1, nodes, ...]`."""
+        """Turn states of the batch `[paths, longest, ...]` into states of the nodes `[1, nodes, ...]`."""
         rows, depths = self.places.to(states.device)
         return states[rows, depths][None]
 

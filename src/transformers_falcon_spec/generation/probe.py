@@ -1,4 +1,4 @@
-"""Can this target verify trees? Asked of the model itself, with a few tiny forwards, never of a list of names."""
+"""Finds out whether a target can verify trees, by a few tiny forwards of the model itself."""
 
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary

@@ -1,4 +1,4 @@
-"""What is known of logits processors and stopping criteria: which remember calls, which read rows together, and how a row gets its own."""
+"""Facts about logits processors and stopping criteria: which remember calls, which look at other rows, and how to split them by row."""
 
 import copy
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def _prefix_constrained(processor: Any, row: int) -> Any:
 
 
 def _guidance(processor: Any, row: int) -> Any:
-    """Its own cache for the unconditional text of this row."""
+    """Classifier-free guidance for one row, with a cache of its own for the unconditional text."""
     mine = copy.copy(processor)
     mine.unconditional_context = {
         name: value[row : row + 1] if isinstance(value, Tensor) else value

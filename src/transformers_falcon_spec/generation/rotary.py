@@ -1,4 +1,4 @@
-"""Rotary positions whose frequencies change with the length of the text: where they do, and reading the text anew there."""
+"""Targets whose rotary frequencies change with the length of the text, and which then read the whole text again."""
 
 from typing import Any
 

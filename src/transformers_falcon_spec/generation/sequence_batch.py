@@ -65,12 +65,12 @@ class SequenceBatch:
         self.held_columns = [row.nonzero()[:, 0] for row in is_text]  # of the prompt, where there is no padding
 
     def __len__(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return len(self.rows)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """The number of tokens of the longest row."""
         return max(map(len, self.rows))
 
     def is_closed(self, row: int) -> bool:
@@ -83,12 +83,12 @@ class SequenceBatch:
         return len(sequence) >= self.longest
 
     def end_of(self, row: int, max_length: int) -> int:
-        """How long a row may get: complete ones as long as the others, which in step nobody knows yet."""
+        """How long a row may become. A complete row becomes as long as the others, unless rows grow in step."""
         return self.longest if self.rows[row].is_complete and not self.is_in_step else max_length
 
     @property
     def probs_device(self) -> torch.device:
-        """Where drawn tokens are judged: of several rows each has a generator where its text is."""
+        """The device on which drawn tokens are verified; with several rows it is that of their random generators."""
         return torch.device("cpu") if len(self) == 1 else self.prompt_ids.device
 
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
@@ -224,7 +224,7 @@ class SequenceBatch:
         return tuple(torch.cat([row[step] if step < len(row) else blank for row in rows]) for step in range(num_steps))
 
     def end(self) -> None:
-        """No more tokens come."""
+        """Tell the streamer that no more tokens come."""
         if self._streamer is not None:
             self._stream()
             self._streamer.end()
@@ -234,7 +234,7 @@ class SequenceBatch:
         return ids if self._pad is None else torch.cat([ids, self._pad.expand(1, num_missing).to(ids)], dim=-1)
 
     def _stream(self) -> None:
-        """Put the tokens of every step that all rows have taken."""
+        """Give the streamer the tokens that all rows have by now."""
         if self._streamer is None:
             return
         for column in range(self.prompt_len + self._num_streamed, self.longest):
@@ -245,7 +245,7 @@ class SequenceBatch:
 
 
 def _draws(num_rows: int, device: torch.device, is_coupled: bool, do_sample: bool) -> list[ForeseeableDraws]:
-    """One row draws from the global stream as plain decoding does; of several each has a stream of its own."""
+    """The draws of each row: one row takes the global random stream, as plain decoding does; several have streams of their own."""
     if num_rows == 1 or not do_sample:
         return [CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws() for _ in range(num_rows)]
     seeds = row_seeds(num_rows)

@@ -164,7 +164,7 @@ class NodeScores:
 
 
 def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_sample: bool) -> Tensor:
-    """Processed scores `[rows, vocab]` of the tokens after `ids`, of `raw` logits, into which processors may write.
+    """The scores `[rows, vocab]` that the processors make of `raw` logits of the tokens after `ids`; they may write into `raw`.
 
     Raises:
         [`GenerationError`]: processors return something else, or nothing can be drawn.
@@ -184,7 +184,7 @@ def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_samp
 
 
 def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
-    """Which of the rows `ids` `[rows, tokens]` any of the criteria ends, `[rows]`; what says one thing says it of all rows.
+    """Ask the stopping criteria which of the rows `ids` `[rows, tokens]` are complete; one answer counts for all rows.
 
     Raises:
         [`GenerationError`]: one answers for other rows than these.
@@ -203,5 +203,5 @@ def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, .
 
 
 def _if(config: GenerationConfig, name: str) -> tuple[Tensor, ...] | None:
-    """An empty tuple where an output is asked for."""
+    """An empty tuple if the call asks for this output, else None."""
     return () if config.return_dict_in_generate and getattr(config, name) else None

@@ -1,4 +1,4 @@
-"""Attention that looks only at the best tokens by an index (DeepSeek V3.2 and its kin): how long a text drafts may reach.
+"""Targets whose attention selects tokens by an index (such as DeepSeek V3.2), and the length up to which they can be drafted for.
 
 The index gives exact zeros to several tokens at once. Which of them are kept then depends on how many slots of the cache are
 compared, and a tree fills more slots than plain decoding does. While the index keeps every token, nothing depends on it.

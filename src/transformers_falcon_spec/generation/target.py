@@ -1,4 +1,4 @@
-"""The target as the loop uses it: prefill, read a tree, keep a path, embed, head. Draws nothing and commits nothing."""
+"""The target as the decoding loop uses it: it reads prompts and trees, and keeps accepted paths in its cache."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _ATTENTION: WeakKeyDictionary[PreTrainedModel, TreeAttention] = WeakKeyDictionar
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What the target said of the tokens it read."""
+    """The target's outputs for the tokens that it read."""
 
     logits: Tensor  # [rows, nodes, vocab]; after a prefill of the newest token only: [rows, 1, vocab]
     features: Tensor | None  # [rows, tokens, feature_dim]
@@ -41,7 +41,7 @@ class TargetOutput:
 
 
 class Target:
-    """One `generate` call's hold on the target; also the `TargetView` that the drafter gets.
+    """The target during one call of `generate`. The drafter gets it as its `TargetView`.
 
     Four numbers differ and are kept apart: slots in the cache (asked from it), the next token's place among them had none
     been dropped, its position (taken once after the prefill) and committed tokens (the loop's).
@@ -93,7 +93,7 @@ class Target:
         return logits.reshape(*features.shape[:-1], logits.shape[-1])
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
-        """Rows of a drafter that are not those of the call have no adapters of their own."""
+        """Suspend adapters that differ by row, where a drafter brings other rows than those of the call."""
         is_own = num_rows == len(self.slots.places)
         return nullcontext() if is_own and not self.row_adapters.count_tokens else self.row_adapters.suspended()
 
@@ -102,17 +102,13 @@ class Target:
         """Tokens that fit between each row's next position and the end of what can be drafted: of positions, frequencies or an index."""
         longest = getattr(self.config, "max_position_embeddings", None)
         context = min(2**31 if longest is None else longest, longest_draftable(self.config))
-        before_anew = _room(
-            self._text_ids.shape[1], [*self.switches, 2**31]
-        )  # padding and positions given by hand aside
+        before_anew = _room(self._text_ids.shape[1], [*self.switches, 2**31])  # without padding
         return [min(_room(place, [*self.switches, context]), before_anew) for place in self._farthest]
 
-    def prefill(
-        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
-    ) -> TargetOutput:
-        """Read the prompt with the very call that plain decoding makes, features caught on the way."""
+    def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
+        """Read the prompt with the call that plain decoding makes, and catch its features."""
         self._hold(model_kwargs["past_key_values"], len(input_ids))
-        _check_rows(self, input_ids, model_kwargs, generation_config)
+        _check_rows(self, input_ids, model_kwargs, config)
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
         if self._untapped_layers:
@@ -120,7 +116,7 @@ class Target:
         prompt_kwargs = {**model_kwargs, **self._asked}
         if self.feature_hooks.feature_layers:
             prompt_kwargs = reading_all_tokens(self.model, prompt_kwargs)
-        outputs = self.model._prefill(input_ids, generation_config, prompt_kwargs, is_first_iteration=True)
+        outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
         if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
             self._hold(outputs.past_key_values, len(input_ids))
             num_cached = 0
@@ -145,7 +141,7 @@ class Target:
         self._windows = cache_file.widen(self.cache) if num_rows > 1 else {}
 
     def _place_prompt(self, num_rows: int, mask: Any) -> None:
-        """Every slot of the prompt holds the token of its own place, or padding."""
+        """Note which token of the prompt each slot of the cache holds, and which slots hold padding."""
         num_slots = self.cache.get_seq_length()
         places = torch.arange(num_slots, device=self.model.device).repeat(num_rows, 1)
         if isinstance(mask, Tensor) and mask.dim() == places.dim() and not mask.all():
@@ -203,7 +199,7 @@ class Target:
             return self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
 
     def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> TargetOutput:
-        """The tree path by path; what was said of a node is the same in every path that holds it."""
+        """Read each path of the tree as a row; a node has the same logits in every path that holds it."""
         depths = torch.arange(paths.longest, device=token_ids.device)[None]
         places, mask = self._next_place + depths, self._chain_mask(self._next_place + depths)
         self.cache.batch_repeat_interleave(len(paths.paths))
@@ -228,13 +224,13 @@ class Target:
         self.feature_hooks.discard()
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
-        """What the hooks caught of a forward; where they may not fire, the hidden states that it gave."""
+        """The features of a forward: what the hooks caught, or the hidden states that it gave where hooks may not fire."""
         if not self._untapped_layers:
             return self.feature_hooks.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._untapped_layers], dim=-1)
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
-        """Of the nodes read last keep those of each row's path; the row's next root stands after them."""
+        """Keep each row's path of the nodes read last, and drop the others from the cache."""
         if self._paths is not None:
             row = torch.tensor([self._paths.row_of(paths[0])], device=self.model.device)
             self.cache.batch_select_indices(row)
@@ -259,7 +255,7 @@ class Target:
             self._let_go()
 
     def _let_go(self) -> None:
-        """The cache becomes its owner's again."""
+        """Give the cache back to its owner as plain decoding leaves it."""
         if self.cache is not None:
             cache_file.narrow(self.cache, self._windows)
             cache_file.stop_recording(self.cache)
@@ -284,12 +280,12 @@ class Target:
 
 
 def _room(place: int, ends: list[int]) -> int:
-    """Tokens that fit between one at `place` and the next end."""
+    """The number of tokens that fit between the one at `place` and the next of `ends`."""
     return min((end for end in ends if end > place), default=place + 1) - 1 - place
 
 
 def _check_rows(target: Target, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
-    """Refuse rows that cannot go on at their own pace: in a plain batch the farthest one switches the frequencies of all."""
+    """Raise an error for batches whose rows cannot grow at their own pace, as the farthest one would change what others read."""
     num_rows, prompt_len = input_ids.shape
     if num_rows == 1:
         return

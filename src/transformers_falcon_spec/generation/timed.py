@@ -1,4 +1,4 @@
-"""One timed run of `generate`, seeded, with or without a drafter: both arms of every comparison make this call."""
+"""One timed run of `generate`, seeded, with or without a drafter: both sides of every comparison make this call."""
 
 import time
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def timed_generate(
     attention_mask: Tensor | None = None,
     **arguments: Any,
 ) -> Run:
-    """Write one text, or a padded batch, seeded, with or without a drafter; both arms make the same call otherwise.
+    """Write one text, or a padded batch, seeded, with or without a drafter; which is otherwise the same call.
 
     `arguments` go to `generate`.
     """

@@ -1,4 +1,4 @@
-"""What a stock method did, seen from outside: hooks on the target and its assistant, in a run of its own that is not timed.
+"""Statistics of stock assisted generation, counted by hooks on the target and its assistant in a run that is not timed.
 
 Stock assisted generation returns no statistics, and a timed stock run must have no code of this package in its path. So the same
 call is made once more, from the same seed, with hooks that count and time the forwards.
@@ -88,7 +88,7 @@ def watched_stats(
 
 
 def _counts(reads: _Watch, prompt_len: int, num_tokens: int) -> GenerationStats:
-    """Acceptance follows from how far the cache grew from one forward to the next."""
+    """The counts of each step, derived from how far the cache grew from one forward to the next."""
     stats = GenerationStats(num_tokens=num_tokens)
     committed = [prompt_len, *(cached + 1 for cached in reads.num_cached[1:]), prompt_len + num_tokens]
     for step in range(1, len(reads.seconds)):

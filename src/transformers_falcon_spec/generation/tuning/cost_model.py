@@ -1,4 +1,4 @@
-"""What the steps of a pair of models taught: seconds, tokens, how far the drafter's chances can be believed; and prices that follow."""
+"""What is measured of a target and a drafter: seconds and tokens of a step, and how reliable the drafter's probabilities are."""
 
 import threading
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ class Mean:
         self.num += 1
 
     def fade(self) -> None:
-        """A step went by that says nothing of this."""
+        """Let one step pass without a new value, so that older values count less."""
         self._weight *= MEMORY
         self.total *= MEMORY
         self._squares *= MEMORY
@@ -93,7 +93,7 @@ class TuningKey:
 
 @dataclass
 class CostModel:
-    """What is known of a pair of models on a device at a batch size; lives as long as the models do."""
+    """What was measured of a target and a drafter under one [`TuningKey`]; it lives as long as the models."""
 
     read: CostCurve = field(default_factory=CostCurve)  # seconds of the target's forward by nodes
     draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes, none counted as one
@@ -121,7 +121,7 @@ class CostModel:
         return self.tokens.value / max(self.seconds.value, EPS)
 
     def learn_step(self, num_nodes: int, num_passes: int | None, num_kept: list[int]) -> None:
-        """What a step brought, and what such a step costs; `num_passes` is None where no draft was asked for."""
+        """Take in what a step brought and what such a step costs; `num_passes` is None if no draft was asked for."""
         seconds = self.read(num_nodes) + (0.0 if num_passes is None else self.draft(max(num_passes, 1)))
         self.num_steps += 1
         self.tokens.learn(len(num_kept) + sum(num_kept))
@@ -141,7 +141,7 @@ class CostModel:
             self.pause = PAUSE
 
     def learn_node_probs(self, draft: Draft, num_kept: list[int]) -> None:
-        """How far the drafter's chances can be believed."""
+        """Compare the tokens that the drafter expected to be accepted with those that were."""
         assert draft.expected_by_depth is not None  # the caller asked
         for mean in self.pass_yields[len(draft.marginal_gains) + 1 :]:
             mean.fade()  # so that a pass that stopped paying is tried again
@@ -152,7 +152,7 @@ class CostModel:
             self.kept[depth - 1].learn(sum(kept >= depth for kept in num_kept))
 
     def is_next_plain(self) -> bool:
-        """Whether drafting pauses, or the price of plain decoding is to be looked at again."""
+        """Whether the next step is plain: drafting pauses, or the cost of plain steps is measured again."""
         if self.num_left:
             self.num_left -= 1
             return True
@@ -178,7 +178,7 @@ class CostModel:
         )
 
     def prices_now(self) -> Prices:
-        """Those of the next step: the usual ones, or of one that finds out what more of something costs and brings."""
+        """The prices of the next step. Now and then they make nodes or passes free, to measure what more of them cost and bring."""
         prices = self.prices
         assert prices is not None  # `new_prices` comes first
         if self.num_since_plain == MANY_NODES:
@@ -191,7 +191,7 @@ class CostModel:
         return prices
 
     def why(self) -> str:
-        """The state of things in words."""
+        """One sentence that says why so much or so little is drafted."""
         if self.num_steps < len(WARM_UP):
             return "Still learning what steps cost."
         reads = ", ".join(f"{size} in {_ms(cost)}" for size, cost in self.read.to_json().items())
@@ -207,7 +207,7 @@ _LOCK = threading.Lock()
 
 
 def cost_models_of(drafters: Iterable[Any], target: Any, key: Any) -> tuple[CostModel, ...]:
-    """What calls with the same models and options under the same key have learned so far, of each drafter."""
+    """The cost model of each drafter, shared by all calls with the same models, options and key."""
     found = []
     with _LOCK:
         for drafter in drafters:

@@ -1,4 +1,4 @@
-"""How much to draft: what steps cost and bring is learned from the steps themselves, and becomes prices in tokens.
+"""Chooses how much is drafted: the costs and tokens of past steps become prices of nodes and passes, in tokens.
 
 A step that takes p passes of the drafter and reads n nodes costs draft(p) + read(n) seconds and brings one token and what it keeps
 of the draft. Most tokens a second come from steps that each maximise tokens - rate * seconds, `rate` being the tokens a second that
@@ -43,7 +43,7 @@ class Tuner:
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
 
     def wait(self) -> None:
-        """Let the device finish, so that its work is not counted as somebody else's."""
+        """Wait for the device, so that its work is counted in the phase that caused it."""
         if self.cost_models and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
@@ -109,7 +109,7 @@ class Tuner:
 
 
 def tuner_of(drafter: Any, target: PreTrainedModel, keeps_seeded_text: bool, key: Any) -> Tuner:
-    """A tuner that goes on from earlier calls; one that tunes nothing where the options or the rule say so."""
+    """The tuner of a call, which goes on from earlier calls. It changes nothing where the options or the verifier forbid it."""
     options = drafter.generation_config
     is_text_safe = keeps_seeded_text or not options.deterministic
     if not options.tune or not is_text_safe:
