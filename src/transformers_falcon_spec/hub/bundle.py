@@ -7,12 +7,14 @@ source.
 """
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from importlib.metadata import requires, version
 from pathlib import Path
 
 from ..drafters.base import DrafterModel
+from ..drafters.registry import METHODS
 from ..errors import CheckpointError
 from .custom_generate import CustomGenerate
 
@@ -92,12 +94,21 @@ def requirements() -> list[str]:
 
 
 def module_of(kind: type) -> str:
+<<<<<<< HEAD
     """The name of a class's module inside the package, with dots.
 
     Raises:
         [`CheckpointError`]: the class is not of this package.
+=======
+    """The module of a class: a dotted name below the package, or the whole name of one in which a registered drafter is defined.
+
+    Raises:
+        [`CheckpointError`]: it is neither.
+>>>>>>> f60e30c (A drafter of one's own: the page is a whole example, and a test follows it; recipes take drafters of other packages along)
     """
     package, _, name = kind.__module__.partition(".")
+    if any(kind in (method.drafter, method.config_class) for method in METHODS.values()) and package != _PACKAGE:
+        return kind.__module__
     if package != _PACKAGE:
         raise CheckpointError(
             f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
@@ -133,18 +144,38 @@ def flattened(module: str) -> str:
     """The source of a module with flat relative imports, and a first line that names its origin."""
     lines = _path(module).read_text(encoding="utf-8").splitlines()
     for node, names in _relative_imports(module):
+<<<<<<< HEAD
         lines[node.lineno - 1] = _rewritten(lines[node.lineno - 1], node, names)
+=======
+        lines[node.lineno - 1] = _respelled(lines[node.lineno - 1], node, names)
+        if "" not in names:  # its other lines are in the first one now
+            lines[node.lineno : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno)
+>>>>>>> f60e30c (A drafter of one's own: the page is a whole example, and a test follows it; recipes take drafters of other packages along)
     for number, line in enumerate(lines):
         lines[number] = re.sub(r"^from jaxtyping import", f"from .{_SHAPES} import", line)
-    path = _path(module).relative_to(_SOURCE.parent).as_posix()
-    head = f"# {path} of {_PACKAGE} {version(_PACKAGE)}, Apache-2.0; made flat by {_PACKAGE}.hub.bundle."
+    if _path(module).is_relative_to(_SOURCE):
+        path = _path(module).relative_to(_SOURCE.parent).as_posix()
+        head = f"# {path} of {_PACKAGE} {version(_PACKAGE)}, Apache-2.0; made flat by {_PACKAGE}.hub.bundle."
+    else:
+        head = f"# {_path(module).name}; made flat by {_PACKAGE}.hub.bundle."
     return "\n".join([head, *lines]) + "\n"
 
 
+<<<<<<< HEAD
 def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
     """The first line of an import, rewritten; it names the module, or the modules of `from . import ...`."""
     if node.module is not None:
+=======
+def _respelled(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
+    """The first line of an import, which holds the module, or the modules where it is `from . import ...`."""
+    if "" in names:
+>>>>>>> f60e30c (A drafter of one's own: the page is a whole example, and a test follows it; recipes take drafters of other packages along)
         return line.replace(f"from {'.' * node.level}{node.module} import", f"from .{flat_name(names[''])} import", 1)
+    if node.module is not None:  # public names, from where each is defined
+        found = [f"from .{flat_name(names[each.name])} import {ast.unparse(each)}" for each in node.names]
+        return "\n".join(
+            line[: node.col_offset] + each for each in found
+        )  # Transformers looks for one at the start of each line
     parts = [f"{flat_name(names[each.name])} as {each.asname or each.name}" for each in node.names]
     return line[: node.col_offset] + f"from . import {', '.join(parts)}"
 
@@ -155,7 +186,12 @@ def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, s
     parts = module.split(".")
     parents = parts if path.name == "__init__.py" else parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level:
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module == _PACKAGE:
+            public = importlib.import_module(_PACKAGE)
+            yield node, {each.name: module_of(getattr(public, each.name)) for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and str(node.module).startswith(f"{_PACKAGE}."):
+            yield node, {"": str(node.module).partition(".")[2]}
+        elif isinstance(node, ast.ImportFrom) and node.level:
             base = parents[: len(parents) - node.level + 1]
             named = {"": node.module} if node.module else {each.name: each.name for each in node.names}
             yield node, {name: ".".join([*base, target]) for name, target in named.items()}
@@ -164,4 +200,5 @@ def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, s
 def _path(module: str) -> Path:
     """The source file of a module."""
     path = _SOURCE.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path if path.exists() else Path(str(importlib.import_module(module).__file__))
