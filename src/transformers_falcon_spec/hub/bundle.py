@@ -94,17 +94,10 @@ def requirements() -> list[str]:
 
 
 def module_of(kind: type) -> str:
-<<<<<<< HEAD
-    """The name of a class's module inside the package, with dots.
+    """The name of a class's module: with dots inside this package, whole for a registered drafter of another package.
 
     Raises:
-        [`CheckpointError`]: the class is not of this package.
-=======
-    """The module of a class: a dotted name below the package, or the whole name of one in which a registered drafter is defined.
-
-    Raises:
-        [`CheckpointError`]: it is neither.
->>>>>>> f60e30c (A drafter of one's own: the page is a whole example, and a test follows it; recipes take drafters of other packages along)
+        [`CheckpointError`]: the class is neither.
     """
     package, _, name = kind.__module__.partition(".")
     if any(kind in (method.drafter, method.config_class) for method in METHODS.values()) and package != _PACKAGE:
@@ -144,13 +137,9 @@ def flattened(module: str) -> str:
     """The source of a module with flat relative imports, and a first line that names its origin."""
     lines = _path(module).read_text(encoding="utf-8").splitlines()
     for node, names in _relative_imports(module):
-<<<<<<< HEAD
         lines[node.lineno - 1] = _rewritten(lines[node.lineno - 1], node, names)
-=======
-        lines[node.lineno - 1] = _respelled(lines[node.lineno - 1], node, names)
-        if "" not in names:  # its other lines are in the first one now
+        if "" not in names:  # the whole import is in the first line now
             lines[node.lineno : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno)
->>>>>>> f60e30c (A drafter of one's own: the page is a whole example, and a test follows it; recipes take drafters of other packages along)
     for number, line in enumerate(lines):
         lines[number] = re.sub(r"^from jaxtyping import", f"from .{_SHAPES} import", line)
     if _path(module).is_relative_to(_SOURCE):
@@ -161,27 +150,21 @@ def flattened(module: str) -> str:
     return "\n".join([head, *lines]) + "\n"
 
 
-<<<<<<< HEAD
 def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
-    """The first line of an import, rewritten; it names the module, or the modules of `from . import ...`."""
-    if node.module is not None:
-=======
-def _respelled(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
-    """The first line of an import, which holds the module, or the modules where it is `from . import ...`."""
+    """The first line of an import, rewritten; it names the module, or the modules of several names."""
     if "" in names:
->>>>>>> f60e30c (A drafter of one's own: the page is a whole example, and a test follows it; recipes take drafters of other packages along)
         return line.replace(f"from {'.' * node.level}{node.module} import", f"from .{flat_name(names[''])} import", 1)
     if node.module is not None:  # public names, from where each is defined
         found = [f"from .{flat_name(names[each.name])} import {ast.unparse(each)}" for each in node.names]
         return "\n".join(
             line[: node.col_offset] + each for each in found
-        )  # Transformers looks for one at the start of each line
+        )  # Transformers finds those that begin a line
     parts = [f"{flat_name(names[each.name])} as {each.asname or each.name}" for each in node.names]
     return line[: node.col_offset] + f"from . import {', '.join(parts)}"
 
 
 def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, str]]]:
-    """Relative imports of a module, with the modules that each loads; '' is the key for `from module import`."""
+    """Imports of this package's modules, and relative ones, with the modules that each loads; '' is the key for `from module import`."""
     path = _path(module)
     parts = module.split(".")
     parents = parts if path.name == "__init__.py" else parts[:-1]
