@@ -36,7 +36,7 @@ pytestmark = pytest.mark.docs
 
 NOT_RUN = {("publish.md", "needs the Hub"): 2, ("diffuspec.md", "needs the Hub"): 2}
 TAKES_LONG = ["scale.md"]
-ELSEWHERE = ["metrics.md"]  # tests/evaluation/test_metrics.py runs it, and compares what it prints
+ELSEWHERE = ["metrics.md", "extending.md"]  # tests/evaluation/test_metrics.py and tests/test_extending.py run them
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
 )

@@ -5,7 +5,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
-from .drafters.base import DrafterModel
+from .drafters.base import DrafterModel, TextDrafter
 from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from .drafters.drafter_pool import DrafterPool
 from .drafters.eagle import EagleConfig, EagleDrafter
@@ -78,6 +78,7 @@ __all__ = [
     "SeamError",
     "SpeculationConfig",
     "TargetError",
+    "TextDrafter",
     "TrainingError",
     "TreeCandidateGenerator",
     "Verifier",

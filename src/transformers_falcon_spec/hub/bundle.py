@@ -7,12 +7,14 @@ source.
 """
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from importlib.metadata import requires, version
 from pathlib import Path
 
 from ..drafters.base import DrafterModel
+from ..drafters.registry import METHODS
 from ..errors import CheckpointError
 from .custom_generate import CustomGenerate
 
@@ -92,12 +94,14 @@ def requirements() -> list[str]:
 
 
 def module_of(kind: type) -> str:
-    """The name of a class's module inside the package, with dots.
+    """The name of a class's module: with dots inside this package, whole for a registered drafter of another package.
 
     Raises:
-        [`CheckpointError`]: the class is not of this package.
+        [`CheckpointError`]: the class is neither.
     """
     package, _, name = kind.__module__.partition(".")
+    if any(kind in (method.drafter, method.config_class) for method in METHODS.values()) and package != _PACKAGE:
+        return kind.__module__
     if package != _PACKAGE:
         raise CheckpointError(
             f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
@@ -134,28 +138,43 @@ def flattened(module: str) -> str:
     lines = _path(module).read_text(encoding="utf-8").splitlines()
     for node, names in _relative_imports(module):
         lines[node.lineno - 1] = _rewritten(lines[node.lineno - 1], node, names)
+        if "" not in names:  # the whole import is in the first line now
+            lines[node.lineno : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno)
     for number, line in enumerate(lines):
         lines[number] = re.sub(r"^from jaxtyping import", f"from .{_SHAPES} import", line)
-    path = _path(module).relative_to(_SOURCE.parent).as_posix()
-    head = f"# {path} of {_PACKAGE} {version(_PACKAGE)}, Apache-2.0; made flat by {_PACKAGE}.hub.bundle."
+    if _path(module).is_relative_to(_SOURCE):
+        path = _path(module).relative_to(_SOURCE.parent).as_posix()
+        head = f"# {path} of {_PACKAGE} {version(_PACKAGE)}, Apache-2.0; made flat by {_PACKAGE}.hub.bundle."
+    else:
+        head = f"# {_path(module).name}; made flat by {_PACKAGE}.hub.bundle."
     return "\n".join([head, *lines]) + "\n"
 
 
 def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
-    """The first line of an import, rewritten; it names the module, or the modules of `from . import ...`."""
-    if node.module is not None:
+    """The first line of an import, rewritten; it names the module, or the modules of several names."""
+    if "" in names:
         return line.replace(f"from {'.' * node.level}{node.module} import", f"from .{flat_name(names[''])} import", 1)
+    if node.module is not None:  # public names, from where each is defined
+        found = [f"from .{flat_name(names[each.name])} import {ast.unparse(each)}" for each in node.names]
+        return "\n".join(
+            line[: node.col_offset] + each for each in found
+        )  # Transformers finds those that begin a line
     parts = [f"{flat_name(names[each.name])} as {each.asname or each.name}" for each in node.names]
     return line[: node.col_offset] + f"from . import {', '.join(parts)}"
 
 
 def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, str]]]:
-    """Relative imports of a module, with the modules that each loads; '' is the key for `from module import`."""
+    """Imports of this package's modules, and relative ones, with the modules that each loads; '' is the key for `from module import`."""
     path = _path(module)
     parts = module.split(".")
     parents = parts if path.name == "__init__.py" else parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level:
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module == _PACKAGE:
+            public = importlib.import_module(_PACKAGE)
+            yield node, {each.name: module_of(getattr(public, each.name)) for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and str(node.module).startswith(f"{_PACKAGE}."):
+            yield node, {"": str(node.module).partition(".")[2]}
+        elif isinstance(node, ast.ImportFrom) and node.level:
             base = parents[: len(parents) - node.level + 1]
             named = {"": node.module} if node.module else {each.name: each.name for each in node.names}
             yield node, {name: ".".join([*base, target]) for name, target in named.items()}
@@ -164,4 +183,5 @@ def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, s
 def _path(module: str) -> Path:
     """The source file of a module."""
     path = _SOURCE.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path if path.exists() else Path(str(importlib.import_module(module).__file__))
