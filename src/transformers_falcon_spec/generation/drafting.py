@@ -69,7 +69,7 @@ class DraftBudget:
     """The limits of one draft. The loop chooses them, and the generator keeps to them."""
 
     depths: tuple[int, ...]  # [rows] deepest node allowed: room to the end of text and context; 0 = draft nothing
-    num_nodes: int  # most nodes per row, root and guests included
+    num_nodes: int  # most nodes per row, root and lookahead nodes included
     num_passes: int | None = None  # most drafter passes; None leaves it to the generator
     is_chain: bool = False  # the target cannot verify trees: at most one child per node
     temperature: float | None = (
@@ -130,7 +130,7 @@ class Committed:
     num_new: tuple[int, ...]  # [rows] newest of them; at first all but t[0] and a user's cached prefix
     features: Tensor | None  # [rows, max(num_new), feature_dim]: f[p] of each new t[p+1]; None without layers to read
     node_choices: Tensor | None = (
-        None  # [rows, nodes] raw argmax after each node read last, guests too; None unless wanted
+        None  # [rows, nodes] raw argmax after each node read last, lookahead nodes too; None unless wanted
     )
 
 

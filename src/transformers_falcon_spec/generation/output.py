@@ -152,7 +152,7 @@ def observe_steps(observer: Observer) -> Iterator[None]:
 
     ```python
     >>> kept = []
-    >>> with observe_steps(lambda draft, verdicts: kept.append([verdict.num_accepted for verdict in verdicts])):
+    >>> with observe_steps(lambda draft, paths: kept.append([path.num_accepted for path in paths])):
     ...     pass  # target.generate(..., assistant_model=drafter)
 
     ```
@@ -169,7 +169,7 @@ def is_observed() -> bool:
     return bool(_OBSERVERS.get())
 
 
-def show(draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
+def show(draft: Draft, paths: Sequence[AcceptedPath]) -> None:
     """Show a step to every observer."""
     for observer in _OBSERVERS.get():
-        observer(draft, verdicts)
+        observer(draft, paths)

@@ -86,7 +86,7 @@ class NodeScores:
         sequence ([`SequenceState`]): The text, whose newest token is the root.
         tree ([`TokenTree`]): The draft of the row.
         logits (`torch.Tensor` of shape `(nodes, vocab)`): The target's raw logits after each node.
-        probs_device (`torch.device`): Where rules that judge drawn tokens compute.
+        probs_device (`torch.device`): Where drawn tokens are verified.
     """
 
     def __init__(self, sequence: SequenceState, tree: TokenTree, logits: Tensor, probs_device: torch.device) -> None:
@@ -153,7 +153,9 @@ class NodeScores:
     def settle_draws(self, num_tokens: int) -> None:
         """Put the draws where they are after the first `num_tokens` tokens of the path, if more were drawn ahead."""
         if self._draw_states:
-            self.draws.set_state(self._draw_states[num_tokens - 1], self._logits.device)
+            self.draws.set_state(
+                self._draw_states[num_tokens - 1], self._text_ids.device
+            )  # where scores are processed
 
     def _ids_to(self, node: int) -> Tensor:
         """The text `[1, tokens]` that ends with a node; the root is part of the text already."""

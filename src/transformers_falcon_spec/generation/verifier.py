@@ -25,7 +25,7 @@ class Verifier:
     Args:
         name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
         accept (`Callable`): The rule, given the [`NodeScores`] of a row, whose `tree` is the draft.
-        needs_draft_probs (`bool`): It judges tokens that were drawn, and needs the distributions they were drawn from.
+        needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions they were drawn from.
         allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
         runs_on_device (`bool`): Where processors allow it, the target's tokens after all nodes may be chosen at once on the device.
         takes_target_tokens (`bool`):
@@ -136,7 +136,7 @@ def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: 
         draft ([`Draft`]): What was drafted.
         verifier ([`Verifier`]): The rule.
         is_open (`Sequence[bool]`): For each row whether it takes a step.
-        device (`torch.device`): Where drawn tokens are judged.
+        device (`torch.device`): Where drawn tokens are verified.
 
     Raises:
         [`OptionError`]: the rule needs a draft that was drawn, and this one was not.
