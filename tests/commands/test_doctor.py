@@ -17,7 +17,7 @@ from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer, save_tar
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.compatibility.contract import sign
+from transformers_falcon_spec.drafters.compatibility.contract import record_target
 from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 from transformers_falcon_spec.evaluation.doctor.diagnosis import diagnose
@@ -61,7 +61,7 @@ def signed_pair(**changes: Any) -> tuple[Any, Any, Any]:
     """A tiny target, its tokenizer and a drafter that knows both."""
     target, tokenizer = make_target(**changes), make_tokenizer()
     drafter = make_drafter(target)
-    sign(drafter.config, target, tokenizer)
+    record_target(drafter.config, target, tokenizer)
     return target, tokenizer, drafter
 
 

@@ -214,11 +214,11 @@ def listed(hub: Hub, query: Query, user: str | None) -> Answer:
         except HubError:
             continue
         reply = info(hub, repo, state, state["refs"]["main"])
-        wanted = query.get("filter", [])
+        required_tags = query.get("filter", [])
         is_named = query.get("search", [""])[0].lower() in repo.lower()
         if (
             is_named
-            and set(wanted) <= set(reply["tags"])
+            and set(required_tags) <= set(reply["tags"])
             and query.get("author", [reply["author"]])[0] == reply["author"]
         ):
             found.append(reply)

@@ -106,7 +106,7 @@ def test_a_typed_figure_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_the_metadata_says_the_same_as_the_files(name: str) -> None:
+def test_the_metadata_agrees_with_the_files(name: str) -> None:
     card = ModelCard.load(ROOT / "hub_cards" / f"{name}.md")
     given = [(r.metric_name, r.dataset_name, r.metric_value) for r in card.data.eval_results]
 
@@ -120,7 +120,7 @@ def test_the_metadata_says_the_same_as_the_files(name: str) -> None:
     )
 
 
-def test_what_the_drafter_remembers_of_its_target_stands_on_the_card() -> None:
+def test_the_drafters_record_of_its_target_is_on_the_card() -> None:
     drafter = LookaheadDrafter.from_target(make_target())
     drafter.config.target_contract = {"revision": "abc123", "dtype": "bfloat16", "template": "258015e0815376ab"}
 
@@ -129,7 +129,7 @@ def test_what_the_drafter_remembers_of_its_target_stands_on_the_card() -> None:
     assert "made for revision abc123 of it in bfloat16, with the chat template of digest 258015e0815376ab" in card
 
 
-def test_a_card_says_how_the_target_was_asked_where_the_file_does(tmp_path: Path) -> None:
+def test_a_card_shows_the_conditions_of_a_measurement_if_the_file_has_them(tmp_path: Path) -> None:
     drafter = AutoModel.from_pretrained(ROOT / "models/falcon-reference")
     result = json.loads((RESULTS_FOLDER / "speed.json").read_text(encoding="utf-8"))
     shown = {}
@@ -205,14 +205,14 @@ def test_a_card_without_figures_says_so() -> None:
 @pytest.mark.parametrize(
     "content", ["[]", "{", '{"licence": "mit"}', '{"data": [{"name": "x"}]}', '{"data": ["x"]}'], ids=range(5)
 )
-def test_what_is_said_about_a_drafter_must_be_known_words(content: str, tmp_path: Path) -> None:
+def test_facts_about_a_drafter_must_be_known_fields(content: str, tmp_path: Path) -> None:
     (tmp_path / "about.json").write_text(content, encoding="utf-8")
 
     with pytest.raises(PublishError, match="must be a JSON object of `license`, `data`, `notes`"):
         About.read(tmp_path / "about.json")
 
 
-def test_a_card_names_the_data_its_licences_and_what_is_known_to_be_open() -> None:
+def test_a_card_names_the_data_its_licences_and_further_limits() -> None:
     about = About("mit", [{"name": "talks of 2025", "licence": "cc-by-4.0"}], ["It never saw code."])
 
     card = render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", about=about)

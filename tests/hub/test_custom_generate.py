@@ -132,7 +132,7 @@ def test_published_code_takes_no_stock_assistant() -> None:
         CustomGenerate(FalconSpecDrafter, "").generate(torch.tensor(SHORT), model=target, assistant_model=target)
 
 
-def test_the_place_of_a_module_tells_repository_and_commit() -> None:
+def test_the_path_of_a_module_holds_repository_and_commit() -> None:
     commit = "0123456789" * 4
     file = f"/home/me/modules/transformers_modules/some_hyphen_one/_7b_dot_1/{commit}/custom_generate/generate.py"
 

@@ -258,7 +258,7 @@ def test_pickles_are_refused_and_left_behind(hub: Hub, folder: Path) -> None:
         publish(folder, REPO, Publication(target=TARGET))
 
 
-def test_what_is_no_drafter_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_folders_without_a_drafter_are_refused(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"it has no `config.json`"):
         publish(tmp_path, REPO, Publication(target=TARGET))
     make_target().save_pretrained(tmp_path / "target")
@@ -272,9 +272,7 @@ def test_a_target_must_be_named_as_the_hub_names_it(hub: Hub, folder: Path, tmp_
             publish(folder, REPO, Publication(target=name))
 
 
-def test_the_command_says_how_to_pin_what_it_published(
-    hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_how_to_pin_the_commit(hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["publish", str(folder), REPO, "--target", TARGET]) == 0
 
     commit = HfApi().model_info(REPO).sha

@@ -28,7 +28,7 @@ REFUSING_TEMPLATE = (
 )
 
 
-def spoken(example: dict[str, list[int]], tokenizer: Any) -> list[str]:
+def assistant_texts(example: dict[str, list[int]], tokenizer: Any) -> list[str]:
     """The runs of tokens under the mask, as text."""
     runs, ids = [], []
     for token, is_spoken in zip([*example["input_ids"], 0], [*example["assistant_mask"], 0], strict=True):
@@ -41,12 +41,12 @@ def spoken(example: dict[str, list[int]], tokenizer: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("template", [PLAIN_TEMPLATE, MARKED_TEMPLATE], ids=["found by turns", "marked"])
-def test_the_mask_covers_what_the_assistant_said_with_its_end_and_no_more(template: str) -> None:
+def test_the_mask_covers_the_assistants_tokens_with_the_end_of_the_turn_and_no_more(template: str) -> None:
     tokenizer = make_tokenizer(template)
 
     (example,) = ConversationDataset([DIALOGUE], tokenizer, LONG)
 
-    assert spoken(example, tokenizer) == ["two</s>", "six minus two</s>"]
+    assert assistant_texts(example, tokenizer) == ["two</s>", "six minus two</s>"]
     assert tokenizer.decode(example["input_ids"]).startswith("<system>two</s><user>one plus one is</s><assistant>two")
 
 
@@ -64,11 +64,11 @@ def test_marks_with_white_space_control_are_seen() -> None:
 
     (example,) = ConversationDataset([DIALOGUE], make_tokenizer(template), LONG)
 
-    assert len(spoken(example, make_tokenizer())) == 2
+    assert len(assistant_texts(example, make_tokenizer())) == 2
 
 
 @pytest.mark.parametrize("template", [REWRITING_TEMPLATE, PROMPTING_TEMPLATE], ids=["earlier turns", "the prompt"])
-def test_a_template_that_rewrites_what_was_said_is_refused(template: str) -> None:
+def test_a_template_that_rewrites_earlier_turns_is_refused(template: str) -> None:
     with pytest.raises(TrainingError, match=r"rewrites earlier turns.*Add `{% generation %}` marks"):
         ConversationDataset([DIALOGUE[1:3], DIALOGUE], make_tokenizer(template), LONG)
 

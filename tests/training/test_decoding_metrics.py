@@ -59,7 +59,7 @@ def decoded(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", LOADED)
-def test_an_evaluation_tells_what_the_saved_drafter_will_keep(tmp_path: Path, kind: str) -> None:
+def test_an_evaluation_measures_the_acceptance_of_the_saved_drafter(tmp_path: Path, kind: str) -> None:
     make, options = KINDS[kind]
     trainer = make_trainer(tmp_path, options, make=make, max_steps=24, **DECODING)
     trainer.train()
@@ -168,9 +168,9 @@ def test_stock_drafting_is_counted_alike_in_any_company() -> None:
     options.num_assistant_tokens, options.assistant_confidence_threshold = 1, 0.0
 
     together = measure_decoding(target, drafter, prompts, 12).stats
-    apart = sum((measure_decoding(target, drafter, [prompt], 12).stats for prompt in prompts), GenerationStats())
+    separately = sum((measure_decoding(target, drafter, [prompt], 12).stats for prompt in prompts), GenerationStats())
 
-    assert together.acceptance_histogram == apart.acceptance_histogram
+    assert together.acceptance_histogram == separately.acceptance_histogram
     assert set(together.acceptance_histogram) == {3, 5}  # 1 before the first step, then 3, then what is left of 5
     assert drafter.generation_config.num_assistant_tokens == 1
 
@@ -215,8 +215,8 @@ def test_prompts_end_where_the_first_answer_begins(template: str) -> None:
 
     (prompt,) = prompts_before_answers(data, 4, None)
 
-    wanted = make_tokenizer(template).apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=True)
-    assert prompt == list(wanted["input_ids"])
+    expected = make_tokenizer(template).apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=True)
+    assert prompt == list(expected["input_ids"])
 
 
 def test_prompts_are_chosen_evenly_from_those_that_fit() -> None:
@@ -238,7 +238,7 @@ def test_prompts_of_cached_features_are_those_of_the_data(tmp_path: Path, monkey
     assert prompts_before_answers(cache, 5, None) == prompts_before_answers(data, 5, None)
 
 
-def test_where_no_prompt_fits_the_context_it_is_said_and_nothing_is_decoded(
+def test_without_a_prompt_that_fits_the_context_nothing_is_decoded_and_a_warning_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = make_trainer(tmp_path, **{**DECODING, "eval_decode_tokens": 255}).evaluate()
@@ -250,7 +250,7 @@ def test_where_no_prompt_fits_the_context_it_is_said_and_nothing_is_decoded(
 
 
 @pytest.mark.parametrize("options", [{"eval_decode_prompts": 0}, {"prediction_loss_only": True}])
-def test_what_nobody_wants_is_not_decoded(
+def test_evaluation_does_not_decode_unless_asked(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_file, "measure_decoding", None)  # must not be called
@@ -269,7 +269,7 @@ def test_each_of_several_evaluation_sets_has_its_own_numbers(tmp_path: Path) -> 
     assert {"eval_other_acceptance_length", "eval_other_speedup"} <= set(metrics)
 
 
-def test_with_a_drafter_in_shards_the_numbers_are_left_out_and_it_is_said(
+def test_a_sharded_drafter_is_not_decoded_with_and_a_warning_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(tmp_path, **DECODING)

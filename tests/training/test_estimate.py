@@ -120,11 +120,11 @@ def test_the_mean_of_the_sample_is_that_of_the_epoch_however_time_grows(power: i
     assert sum(size(step) ** power for step in sampled) / NUM_TIMED == pytest.approx(expected, rel=0.02)
 
 
-def test_the_whole_is_steps_times_their_mean() -> None:
+def test_the_duration_is_the_number_of_steps_times_their_mean() -> None:
     assert RunEstimate(100, 4, 20, [1.0, 3.0, 1.0, 3.0], 0, None, None).train_seconds == pytest.approx(200)
 
 
-def test_a_batch_beyond_the_memory_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_fit_into_memory_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

@@ -34,7 +34,9 @@ def make_cache(folder: Path, num_rows: int = NUM_ROWS, layers: tuple[int, ...] =
 
 @pytest.mark.parametrize("layers", [(-1,), (1, -1)])
 @torch.no_grad()
-def test_each_example_brings_what_the_target_says_of_it_alone(tmp_path: Path, layers: tuple[int, ...]) -> None:
+def test_each_example_brings_the_features_that_the_target_has_of_it_alone(
+    tmp_path: Path, layers: tuple[int, ...]
+) -> None:
     cache, target = make_cache(tmp_path, layers=layers), make_target(**SMALL)
 
     for index in (0, 7, 8, 13, NUM_ROWS - 1, -1):
@@ -106,7 +108,9 @@ def test_a_shard_cut_short_is_refused(tmp_path: Path) -> None:
         make_cache(tmp_path)
 
 
-def test_too_little_room_is_said_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_reported_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
 
     with pytest.raises(TrainingError, match="must have room for"):

@@ -19,8 +19,8 @@ def padded_batch() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     is_token = torch.arange(LENGTH) < torch.tensor(LENGTHS)[:, None]
     ids = torch.randint(3, VOCAB_SIZE, (2, LENGTH), generator=generator)
-    spoken = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0]]).bool()
-    return {"input_ids": ids * is_token, "attention_mask": is_token.long(), "assistant_mask": spoken}
+    is_assistant = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0]]).bool()
+    return {"input_ids": ids * is_token, "attention_mask": is_token.long(), "assistant_mask": is_assistant}
 
 
 def read(target: PreTrainedModel, block_size: int = 2, layers: tuple[int, ...] = (-1,)) -> PairBatch:
@@ -36,7 +36,7 @@ def hidden_states(target: PreTrainedModel) -> list[Tensor]:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])
-def test_a_row_pairs_a_feature_with_the_next_embedding_and_should_say_the_feature_a_block_ahead(
+def test_a_pair_is_a_feature_and_the_next_embedding_and_its_label_the_feature_a_block_ahead(
     family: str, block_size: int
 ) -> None:
     target = make_target(family)
@@ -56,10 +56,13 @@ def test_a_row_pairs_a_feature_with_the_next_embedding_and_should_say_the_featur
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 20])
 def test_a_row_counts_where_its_label_token_is_the_assistants(block_size: int) -> None:
-    pairs, spoken = read(make_target(), block_size), padded_batch()["assistant_mask"].tolist()
+    pairs, is_assistant = read(make_target(), block_size), padded_batch()["assistant_mask"].tolist()
 
     expected = [
-        [column + block_size + 1 < LENGTH and spoken[row][column + block_size + 1] for column in range(LENGTH - 1)]
+        [
+            column + block_size + 1 < LENGTH and is_assistant[row][column + block_size + 1]
+            for column in range(LENGTH - 1)
+        ]
         for row in range(2)
     ]
 

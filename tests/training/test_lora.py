@@ -58,7 +58,7 @@ def test_the_adapter_alone_learns(kind: str, folders: dict[str, Path], tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["falcon", "falcon, as shipped"])
-def test_parts_beside_the_adapter_learn_as_a_whole_but_for_what_is_never_trained(
+def test_modules_besides_the_adapter_learn_in_full_except_frozen_weights(
     kind: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     trainer = make_lora_trainer(tmp_path, folders[kind], {"lora_modules_to_save": ["recurrence"]})
@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_adapter(
     assert "model.safetensors" not in files
 
 
-def test_a_drafter_that_is_trained_further_leaves_out_what_a_fresh_one_does(folders: dict[str, Path]) -> None:
+def test_training_further_takes_no_options_of_fresh_drafters(folders: dict[str, Path]) -> None:
     untrained = {
         kind: [name for name, weight in load_trainable(str(folder)).named_parameters() if not weight.requires_grad]
         for kind, folder in folders.items()

@@ -22,7 +22,7 @@ def two_turns(num_rows: int) -> list[list[dict[str, str]]]:
 
 @pytest.mark.parametrize("template", [PLAIN_TEMPLATE, MARKED_TEMPLATE], ids=["found by turns", "marked"])
 @pytest.mark.parametrize("max_length", [LONG, 30])
-def test_tokens_turns_and_what_is_cut_are_counted(template: str, max_length: int) -> None:
+def test_tokens_turns_and_cut_tokens_are_counted(template: str, max_length: int) -> None:
     rows, tokenizer = two_turns(4), make_tokenizer(template)
     whole = ConversationDataset(rows, tokenizer, LONG).examples
 
@@ -55,7 +55,7 @@ def test_rows_without_a_counted_token_are_no_part_of_the_share() -> None:
 
 
 @pytest.mark.parametrize(("num_words", "is_low"), [(40, True), (4, False)])
-def test_a_low_share_is_said(num_words: int, is_low: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_low_share_is_reported(num_words: int, is_low: bool, caplog: pytest.LogCaptureFixture) -> None:
     row = [{"role": "user", "content": "one " * num_words}, {"role": "assistant", "content": "two"}]
 
     share = ConversationDataset([row], make_tokenizer(), LONG).coverage.share
@@ -65,7 +65,7 @@ def test_a_low_share_is_said(num_words: int, is_low: bool, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize(("template", "num_runs"), [(LAST_ONLY_TEMPLATE, 3), (MARKED_TEMPLATE, 6)])
-def test_a_template_that_marks_some_turns_only_is_said(
+def test_a_template_that_marks_only_some_turns_is_reported(
     template: str, num_runs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     coverage = ConversationDataset(two_turns(3), make_tokenizer(template), LONG).coverage

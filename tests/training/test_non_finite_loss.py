@@ -94,7 +94,7 @@ def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(tmp_path: Path
 
 
 @pytest.mark.parametrize("num_batches", [1, 2])
-def test_broken_features_are_told_by_their_rows(tmp_path: Path, num_batches: int) -> None:
+def test_the_error_for_broken_features_names_their_rows(tmp_path: Path, num_batches: int) -> None:
     trainer = make_trainer(tmp_path, gradient_accumulation_steps=num_batches, **ORDERED)
     dataset = make_dataset(20)
     dataset.origins = [f"data.jsonl, line {number}" for number in range(1, 21)]
@@ -112,7 +112,7 @@ def test_broken_features_are_told_by_their_rows(tmp_path: Path, num_batches: int
             trainer.train()
 
 
-def test_evaluation_says_that_it_is_evaluation(tmp_path: Path) -> None:
+def test_the_error_names_evaluation(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     with torch.no_grad():
         for weight in trainer.model.parameters():
@@ -133,7 +133,7 @@ def test_checking_weights_changes_nothing(tmp_path: Path) -> None:
     assert same(*found)
 
 
-def test_rows_are_found_by_their_tokens_wherever_they_are() -> None:
+def test_rows_are_found_by_their_tokens_in_any_data_set() -> None:
     data = ConversationDataset(make_rows(6), make_tokenizer(), 64, [f"line {number}" for number in range(6)])
     batch = ConversationCollator(0)([data[4], data[1]])
 

@@ -61,11 +61,11 @@ def test_a_prompt_is_found_whatever_its_case_and_punctuation(text: str, origin: 
         ("a\u00a0b\u200bc", "a b c"),
     ],
 )
-def test_what_looks_the_same_has_the_same_words(text: str, other: str) -> None:
+def test_texts_that_look_the_same_have_the_same_words(text: str, other: str) -> None:
     assert words_of(text) == words_of(other)
 
 
-def test_words_are_whole_in_every_script() -> None:
+def test_words_are_complete_in_every_script() -> None:
     assert words_of("हिन्दी में has_close") == ("हिन्दी", "में", "has_close")
     assert words_of("ตอบ") == ("ต", "อ", "บ")
     assert words_of("!? ...") == ("!?", "...")
@@ -73,11 +73,11 @@ def test_words_are_whole_in_every_script() -> None:
 
 def holds(text: str, prompt: str) -> bool:
     """Whether a run of 13 words occurs, or all words of a shorter prompt; one of under 8 must be the whole text."""
-    words, wanted = words_of(text), words_of(prompt)
-    if len(wanted) < 8:
-        return words == wanted
-    length = min(13, len(wanted))
-    runs = [" ".join(wanted[start : start + length]) for start in range(len(wanted) - length + 1)]
+    words, prompt_words = words_of(text), words_of(prompt)
+    if len(prompt_words) < 8:
+        return words == prompt_words
+    length = min(13, len(prompt_words))
+    runs = [" ".join(prompt_words[start : start + length]) for start in range(len(prompt_words) - length + 1)]
     return any(f" {run} " in f" {' '.join(words)} " for run in runs)
 
 

@@ -74,7 +74,7 @@ def test_nothing_fills_no_row() -> None:
     assert best_fit([], 20, torch.Generator()) == []
 
 
-def test_a_row_holds_its_conversations_whole_and_tells_where_each_begins() -> None:
+def test_a_row_holds_complete_conversations_and_where_each_begins() -> None:
     data, rows = make_dataset(40), packed()
 
     for number, row in enumerate(rows.bins):
@@ -146,7 +146,7 @@ def test_conversations_of_a_packed_batch_are_found_by_their_tokens(tmp_path: Pat
     assert row_origins(rows, batch) == [f"line {number}" for number in (5, 3, 2, 0, 4, 1)]
 
 
-def test_a_packed_batch_without_a_finite_loss_is_told_by_its_conversations(tmp_path: Path) -> None:
+def test_the_error_for_a_packed_batch_names_its_conversations(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, train_dataset=packed(), per_device_train_batch_size=1, train_sampling_strategy="sequential"
     )

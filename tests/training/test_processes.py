@@ -30,7 +30,7 @@ Path(sys.argv[1], f"{trainer.args.process_index}.json").write_text(json.dumps(fo
 
 
 @pytest.mark.slow  # two processes that start from nothing
-def test_two_processes_tell_what_one_tells(tmp_path: Path) -> None:
+def test_two_processes_report_what_one_reports(tmp_path: Path) -> None:
     run_two(SCRIPT, tmp_path, json.dumps(DECODING))
 
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))

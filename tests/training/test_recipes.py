@@ -25,9 +25,9 @@ def test_a_recipe_sets_its_options_and_leaves_those_that_are_given(tmp_path: Pat
 
     recipe.apply(args, {"warmup_steps"}, MEASURED_WIDTH)
 
-    wanted = {**recipe.training, "warmup_steps": 7}
-    assert {option: getattr(args, option) for option in wanted} == wanted
-    others = {field.name for field in fields(args)} - set(wanted) - {"output_dir", "logging_dir"}
+    expected = {**recipe.training, "warmup_steps": 7}
+    assert {option: getattr(args, option) for option in expected} == expected
+    others = {field.name for field in fields(args)} - set(expected) - {"output_dir", "logging_dir"}
     assert all(getattr(args, option) == getattr(arguments(tmp_path), option) for option in others)
 
 
@@ -79,7 +79,7 @@ def test_a_recipe_that_there_is_not_is_refused(name: str, method: str, text: str
         recipe_of(name, method)
 
 
-def test_the_help_says_what_each_recipe_is() -> None:
+def test_the_help_describes_each_recipe() -> None:
     text = recipe_help()
 
     assert "default, for falcon: --learning_rate 0.002 --warmup_steps 0.025 --lr_scheduler_type cosine" in text

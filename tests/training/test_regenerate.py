@@ -82,7 +82,7 @@ def answer_alone(target: PreTrainedModel, messages: list[dict[str, str]]) -> tup
     return tokenizer.decode(ids, skip_special_tokens=True), bool(set(ids.tolist()) & set(ENDS))
 
 
-def test_each_answer_is_the_one_the_target_gives_alone_to_all_that_was_said_before(
+def test_each_answer_is_the_one_that_the_target_gives_alone_to_all_earlier_turns(
     tmp_path: Path, target: PreTrainedModel
 ) -> None:
     rows, path = dialogues(8), tmp_path / "out.jsonl"

@@ -77,7 +77,7 @@ def learn(target: nn.Module, drafter: nn.Module, rows: slice) -> list[float]:
 
 
 @pytest.mark.slow  # two processes that start from nothing
-def test_a_sharded_drafter_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_path: Path) -> None:
+def test_a_sharded_drafter_learns_as_one_process_does_and_is_saved_complete(tmp_path: Path) -> None:
     run_two(SHARDED, tmp_path)
 
     for name, form in FORMS.items():

@@ -36,7 +36,7 @@ def trained(folder: Path, target: Any, drafter_options: Any = None, **options: A
     return trainer
 
 
-def test_losses_and_texts_are_those_of_a_whole_target(tmp_path: Path) -> None:
+def test_losses_and_texts_are_those_of_a_target_on_one_device(tmp_path: Path) -> None:
     options = {"logging_steps": 1, "eval_decode_prompts": 2, "eval_decode_tokens": 8}
     targets = make_target(**SMALL), spread_target(tmp_path / "target")
 
@@ -51,7 +51,7 @@ def test_losses_and_texts_are_those_of_a_whole_target(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_several_layers_are_read_wherever_they_are(tmp_path: Path) -> None:
+def test_several_layers_are_read_on_all_devices(tmp_path: Path) -> None:
     options = {"make": EagleDrafter.from_target, "ttt_steps": 2}
     targets = make_target(**SMALL), spread_target(tmp_path / "target")
 
@@ -62,7 +62,7 @@ def test_several_layers_are_read_wherever_they_are(tmp_path: Path) -> None:
     torch.testing.assert_close(loss_curve(spread), loss_curve(whole), rtol=1e-5, atol=1e-6)
 
 
-def test_the_command_takes_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_device_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_target(tmp_path / "target", **SMALL)
     data = write_rows(tmp_path / "data.jsonl", make_rows(8))
     line = [

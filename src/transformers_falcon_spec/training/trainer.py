@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
-from ..drafters.compatibility.contract import sign
+from ..drafters.compatibility.contract import record_target
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import explain_write_errors
@@ -118,7 +118,7 @@ class DrafterTrainer(Trainer):
         """Train as the Trainer does, and check the final weights."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
-        sign(self.drafter.config, self.features.target, self.processing_class)
+        record_target(self.drafter.config, self.features.target, self.processing_class)
         self.throughput = Throughput(self.args.device)
         with self.throughput.timed("run"):
             result = super().train(*args, **kwargs)

@@ -17,7 +17,7 @@ from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.compatibility.contract import TargetContract, sign
+from transformers_falcon_spec.drafters.compatibility.contract import TargetContract, record_target
 from transformers_falcon_spec.drafters.compatibility.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
 from transformers_falcon_spec.drafters.compatibility.mismatches import check_contract, mismatches
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
@@ -206,7 +206,7 @@ def test_the_chat_template_is_compared_where_both_are_known() -> None:
     drafter = make_drafter(target)
     assert names(drafter, target, make_tokenizer(MARKED_TEMPLATE)) == []  # none was at hand when it was made
 
-    sign(drafter.config, target, tokenizer)
+    record_target(drafter.config, target, tokenizer)
 
     assert names(drafter, target) == names(drafter, target, tokenizer) == []
     assert names(drafter, target, make_tokenizer(MARKED_TEMPLATE)) == ["wrong template"]
@@ -281,7 +281,7 @@ def test_an_adapter_is_told_and_what_lies_under_it_is_still_known() -> None:
     with adapted.disable_adapter():
         assert names(drafter, target) == []
 
-    sign(drafter.config, target)
+    record_target(drafter.config, target)
 
     assert names(drafter, target) == []
     with torch.no_grad():

@@ -67,12 +67,12 @@ def test_the_loss_is_that_of_each_place_against_the_target(tmp_path: Path) -> No
     loss, outcome = trainer.compute_loss(trainer.model, batch, return_outputs=True)
 
     logits, total, weights = target(batch["input_ids"]).logits, 0.0, 0.0
-    for row, spoken in enumerate(batch["assistant_mask"].tolist()):
-        anchors = [position for position in range(1, 13) if spoken[position + 1]]  # an assistant token follows
+    for row, is_assistant in enumerate(batch["assistant_mask"].tolist()):
+        anchors = [position for position in range(1, 13) if is_assistant[position + 1]]  # an assistant token follows
         states = trainer.objective.fill_in(trainer.model, pairs, torch.tensor([anchors, anchors]))[row]
         for number, anchor in enumerate(anchors):
             for offset in range(1, 4):
-                if anchor + offset < 14 and spoken[anchor + offset]:
+                if anchor + offset < 14 and is_assistant[anchor + offset]:
                     ours = [target.lm_head(states[number, offset - 1]).tolist()]
                     theirs = [logits[row, anchor + offset - 1].tolist()]
                     weight = math.exp(-(offset - 1) / 2)

@@ -106,19 +106,19 @@ def test_the_loss_is_that_of_each_place_and_of_the_clean_text(tmp_path: Path, at
     loss, outcome = trainer.compute_loss(drafter, batch, return_outputs=True)
 
     theirs, total, weights, own = target(batch["input_ids"]).logits, 0.0, 0.0, []
-    for row, spoken in enumerate(batch["assistant_mask"].tolist()):
+    for row, is_assistant in enumerate(batch["assistant_mask"].tolist()):
         for anchor in range(1, 13):
             text = batch["input_ids"][row, : anchor + 1]
             drafted = DenoisedRow(drafter).scores(text, 4, 1, lambda found: found[:, : drafter.config.vocab_size])
-            if not spoken[anchor + 1]:
+            if not is_assistant[anchor + 1]:
                 continue
             for offset in range(4):
-                if anchor + 1 + offset < 14 and spoken[anchor + 1 + offset]:
+                if anchor + 1 + offset < 14 and is_assistant[anchor + 1 + offset]:
                     pair = [drafted[offset].tolist()], [theirs[row, anchor + offset].tolist()]
                     total += 0.85**offset * (0.9 * naive_divergence(*pair) + 0.1 * naive_cross_entropy(*pair))
                     weights += 0.85**offset
         plain = drafter.model(batch["input_ids"][row : row + 1]).logits[0, :, : drafter.config.vocab_size]
-        own += [(plain[p].tolist(), theirs[row, p].tolist()) for p in range(13) if spoken[p + 1]]
+        own += [(plain[p].tolist(), theirs[row, p].tolist()) for p in range(13) if is_assistant[p + 1]]
     expected = total / weights
     if attention != "full":
         pairs = tuple(map(list, zip(*own, strict=True)))
@@ -142,7 +142,7 @@ def test_it_learns_with_every_weight_and_the_target_stays_as_it_is(tmp_path: Pat
     assert "eval_accuracy_at_4" in trainer.evaluate()
 
 
-def test_with_annealing_more_and_more_of_what_stands_behind_is_seen(tmp_path: Path) -> None:
+def test_with_annealing_more_and_more_of_the_later_slots_are_seen(tmp_path: Path) -> None:
     trainer, anchors = trainer_of(tmp_path, "full", anneal_share=0.5), torch.tensor([[12], [12]])
     layout = trainer.objective.layout(trainer.features(example_batch(2)), anchors)
     behind = torch.ones(layout.allowed.shape[1:], dtype=torch.bool).triu(1) & layout.allowed[0]
@@ -190,7 +190,7 @@ def test_a_batch_in_which_no_block_can_start_costs_nothing_but_its_text(tmp_path
 @pytest.mark.parametrize(
     "options", [{"attention": "block_causal", "block_size": 4}, {"draft_vocab_size": 40}], ids=["grid", "fewer tokens"]
 )
-def test_what_is_not_trained_here_is_refused(options: dict[str, Any]) -> None:
+def test_drafters_without_an_objective_are_refused(options: dict[str, Any]) -> None:
     target = make_target()
 
     with pytest.raises(OptionError, match="A diffusion drafter is trained with"):

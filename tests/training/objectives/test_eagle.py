@@ -167,7 +167,7 @@ def test_a_tree_is_no_wider_than_the_draft_vocabulary(tmp_path: Path, monkeypatc
     assert out.shape == (1, 18)
 
 
-def test_the_most_frequent_tokens_are_those_that_the_assistant_says(tmp_path: Path) -> None:
+def test_the_most_frequent_tokens_are_those_of_the_assistant(tmp_path: Path) -> None:
     dataset = make_dataset(12)
     counts: dict[int, int] = dict.fromkeys(range(97), 0)
     for example in dataset.examples:

@@ -38,7 +38,7 @@ def test_glancing_takes_a_second_pass_with_a_gradient_only_there(
 
 
 @pytest.mark.parametrize(("progress", "is_revealing"), [(0.0, True), (1.0, False)])
-def test_what_is_revealed_does_not_count_and_falls_to_nothing_with_progress(
+def test_revealed_rows_do_not_count_and_become_fewer_with_progress(
     tmp_path: Path, progress: float, is_revealing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(tmp_path, {"block_size": 2}, glancing_ratio=0.5)
@@ -79,7 +79,7 @@ def test_noise_lies_on_the_features_alone_and_the_revealed_truth_is_free_of_it(
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3])
-def test_every_guess_is_told_its_place_in_the_block(tmp_path: Path, block_size: int) -> None:
+def test_every_guess_has_its_block_offset(tmp_path: Path, block_size: int) -> None:
     trainer = make_trainer(tmp_path, {"block_size": block_size})
     phases: list[list[int]] = []
     trainer.model.register_forward_hook(lambda _module, inputs, _output: phases.append(inputs[2].tolist()))
@@ -94,7 +94,7 @@ def test_every_guess_is_told_its_place_in_the_block(tmp_path: Path, block_size: 
 
 
 @torch.no_grad()
-def test_a_place_is_told_the_texts_own_token_before_it(tmp_path: Path) -> None:
+def test_guesses_are_conditioned_on_the_texts_own_previous_token(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, {"block_size": 2, "transition_rank": 3}, use_glancing=False)
     drafter = trainer.model.eval()
     drafter.transition.after.weight.normal_()

@@ -41,12 +41,12 @@ def naive_loss(trainer: DrafterTrainer, batch: dict[str, torch.Tensor]) -> tuple
     num_heads = trainer.objective.num_offsets
     for head in range(num_heads):
         ours, theirs = [], []
-        for row, spoken in enumerate(batch["assistant_mask"].tolist()):
-            for position in range(len(spoken)):
+        for row, is_assistant in enumerate(batch["assistant_mask"].tolist()):
+            for position in range(len(is_assistant)):
                 drafted = (
                     position + 2 + head
                 )  # the feature at `position` chose the token after it; the heads name those after that
-                if drafted < len(spoken) and spoken[drafted]:
+                if drafted < len(is_assistant) and is_assistant[drafted]:
                     ours.append(naive_head(weights, head, hidden[row, position], trainer.features.head).tolist())
                     theirs.append(logits[row, drafted - 1].tolist())
                     guesses.append((head, theirs[-1].index(max(theirs[-1]))))

@@ -133,7 +133,10 @@ class Learner:
         assert gradients.keys() == expected.keys()
         assert one.terms.keys() == other.terms.keys()
         assert len(other.block_offsets) > 20
-        found = {"loss": (one.loss, other.loss), "wanted": (one.target_logits[order], other.target_logits[its_order])}
+        found = {
+            "loss": (one.loss, other.loss),
+            "target_logits": (one.target_logits[order], other.target_logits[its_order]),
+        }
         found |= {"logits": (one.draft_logits[order], other.draft_logits[its_order])}
         found |= {name: (value, other.terms[name]) for name, value in one.terms.items()}
         largest = max(gradient.abs().max() for gradient in expected.values())
@@ -211,9 +214,9 @@ def leak_of_phase(_monkeypatch: pytest.MonkeyPatch, learner: Learner) -> None:
 
 def leak_of_labels(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> None:
     def through(values: Tensor, positions: Tensor, distance: int) -> Tensor:
-        return features_ahead(values, one_text(positions.shape[1], positions.device), distance)
+        return shift_features(values, one_text(positions.shape[1], positions.device), distance)
 
-    features_ahead = features_file.shift_left
+    shift_features = features_file.shift_left
     for module in (features_file, falcon, eagle):
         monkeypatch.setattr(module, "shift_left", through)
 

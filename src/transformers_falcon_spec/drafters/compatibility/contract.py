@@ -89,7 +89,7 @@ class TargetContract:
             ) from error
 
 
-def sign(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
+def record_target(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
     """Write into a drafter's config which target it is for; configs of stock models, which have no such field, stay as they are."""
     if hasattr(config, FIELD):
         setattr(config, FIELD, TargetContract.of(target, tokenizer).to_json())
