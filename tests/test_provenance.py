@@ -1,4 +1,4 @@
-"""Where figures come from is said in paths that mean something on other machines: in every file that is kept, and by those that write."""
+"""Records of provenance hold paths that make sense on other machines, in every tracked file and in new ones."""
 
 import json
 import re
@@ -16,38 +16,39 @@ from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.provenance import portable, project_folder, provenance
 
 ROOT = Path(__file__).parents[1]
-PLACES = re.compile(
+MACHINE_PATHS = re.compile(
     r"(?<![\w./~-])(?:/(?:work|root|home|tmp|private|Users|mnt|media|scratch|workspace)/|[A-Za-z]:\\+Users)"
 )
 ALLOWED = {
-    "tests/test_provenance.py": "made-up places, and the names that are looked for",
-    "tests/hub/test_custom_generate.py": "made-up places of the cache of code from the Hub",
+    "tests/test_provenance.py": "made-up paths, and the names that are looked for",
+    "tests/hub/test_custom_generate.py": "made-up paths of the cache of code from the Hub",
 }
 
 
-def test_no_file_that_is_kept_holds_a_place_of_the_machine_that_made_it() -> None:
+def test_no_tracked_file_holds_a_path_of_the_machine_that_made_it() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
-        pytest.skip("This is no checkout: nothing says which files are kept.")
+        pytest.skip("This is no checkout: the tracked files are not known.")
     found = []
     for name in filter(None, listed.stdout.split("\0")):
         if name in ALLOWED or Path(name).suffix == ".safetensors" or not (ROOT / name).is_file():
             continue
         for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1):
             found += [
-                f"{name}:{number}: {line[place.start() : place.start() + 80]}" for place in PLACES.finditer(line)
+                f"{name}:{number}: {line[match.start() : match.start() + 80]}"
+                for match in MACHINE_PATHS.finditer(line)
             ]
 
     assert not found
 
 
 @pytest.mark.parametrize("text", ['"/work/main/x"', "a=/home/me/x", "see `/tmp/x/y`", "C:\\Users\\me", "['/root/x']"])
-def test_places_of_a_machine_are_recognised(text: str) -> None:
-    assert PLACES.search(text)
+def test_paths_of_a_machine_are_recognised(text: str) -> None:
+    assert MACHINE_PATHS.search(text)
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a project and, beside it, the current folder."""
     for name in ("near/project/models", "near/here", "far/away/models", "my home/drafters"):
         (tmp_path / name).mkdir(parents=True)
@@ -70,8 +71,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("far/hub/models--own--llama/snapshots/0123abc", ".../models--own--llama/snapshots/0123abc"),
     ],
 )
-def test_a_path_keeps_what_says_something_elsewhere(places: Path, path: str, expected: str) -> None:
-    assert portable(places / path) == expected
+def test_a_path_keeps_what_makes_sense_elsewhere(root: Path, path: str, expected: str) -> None:
+    assert portable(root / path) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,8 @@ def test_what_is_no_place_of_this_machine_stays(value: Any) -> None:
     assert type(portable(value)) is type(value)
 
 
-def test_paths_are_found_inside_of_texts_and_of_lists(places: Path) -> None:
-    inside, outside = places / "near/project/a.jsonl", places / "far/away/models/b"
+def test_paths_are_found_inside_of_texts_and_of_lists(root: Path) -> None:
+    inside, outside = root / "near/project/a.jsonl", root / "far/away/models/b"
 
     assert portable(f"['{inside}', 'x/y']") == "['a.jsonl', 'x/y']"
     assert portable(f"name={outside}") == "name=.../models/b"
@@ -103,8 +104,8 @@ def test_paths_are_found_inside_of_texts_and_of_lists(places: Path) -> None:
     assert portable({"a": [inside, (str(outside), 1)]}) == {"a": ["a.jsonl", (".../models/b", 1)]}
 
 
-def test_a_record_names_arguments_and_settings_portably(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, output = places / "near/project/models/t", places / "far/away/models/x.json"
+def test_a_record_names_arguments_and_settings_portably(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, output = root / "near/project/models/t", root / "far/away/models/x.json"
     monkeypatch.setattr(
         sys, "argv", ["/usr/bin/falcon-spec", "bench", f"--targets=t={target}", "--output", str(output)]
     )
@@ -113,11 +114,11 @@ def test_a_record_names_arguments_and_settings_portably(places: Path, monkeypatc
 
     assert record["command"] == "falcon-spec bench --targets=t=models/t --output .../models/x.json"
     assert (record["targets"], record["output"]) == ({"t": "models/t"}, ".../models/x.json")
-    assert str(places) not in json.dumps(record)
+    assert str(root) not in json.dumps(record)
 
 
-def test_measurements_go_on_whether_their_settings_were_stored_with_a_place_or_without(places: Path) -> None:
-    file, prompts = places / "near/here/x.jsonl", places / "near/project/p.jsonl"
+def test_measurements_go_on_from_settings_with_absolute_paths_and_with_portable_ones(root: Path) -> None:
+    file, prompts = root / "near/here/x.jsonl", root / "near/project/p.jsonl"
     file.write_text(json.dumps({"settings": {"prompts": [str(prompts)]}}) + '\n{"a": 1}\n', encoding="utf-8")
 
     assert Records(file, {"prompts": [str(prompts)]}).entries == [{"a": 1}]
