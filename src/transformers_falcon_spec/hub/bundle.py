@@ -66,7 +66,7 @@ def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> No
     """Write the folder `custom_generate/` for a drafter class: `generate.py`, its modules and `requirements.txt`.
 
     Raises:
-        [`CheckpointError`]: the class is not of this package.
+        [`CheckpointError`]: the class is neither of this package nor registered.
     """
     start = {module_of(drafter_class), module_of(CustomGenerate)}
     code = folder / FOLDER
@@ -151,7 +151,7 @@ def flattened(module: str) -> str:
 
 
 def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
-    """The first line of an import, rewritten; it names the module, or the modules of several names."""
+    """The first line of an import, with the flat name of each module."""
     if "" in names:
         return line.replace(f"from {'.' * node.level}{node.module} import", f"from .{flat_name(names[''])} import", 1)
     if node.module is not None:  # public names, from where each is defined
@@ -164,7 +164,7 @@ def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
 
 
 def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, str]]]:
-    """Imports of this package's modules, and relative ones, with the modules that each loads; '' is the key for `from module import`."""
+    """The imports that are rewritten, with the modules that each loads; '' is the key for `from module import`."""
     path = _path(module)
     parts = module.split(".")
     parents = parts if path.name == "__init__.py" else parts[:-1]

@@ -18,7 +18,7 @@ from .packed_inputs import packed_inputs
 
 @dataclass(frozen=True)
 class PairBatch:
-    """The drafter's inputs and labels for a batch. Pair p holds the feature of token p and the token p + 1.
+    """The drafter's inputs and labels for a batch. Pair p holds the feature of token p and token p + 1.
 
     Args:
         input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The token ids.

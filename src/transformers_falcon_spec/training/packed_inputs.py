@@ -71,7 +71,7 @@ def _find_boundaries(model: PreTrainedModel, part: nn.Module, num_rows: int) -> 
 
 
 def _errors(model: PreTrainedModel, part: nn.Module, num_rows: int, boundaries: Boundaries) -> tuple[float, float]:
-    """The largest change of the second texts' states by the first texts: with boundaries, and without."""
+    """The largest change that first texts cause in the states of second texts: with boundaries, and without."""
     vocab_size, (first, second) = model.config.get_text_config(decoder=True).vocab_size, _LENGTHS
     ids = torch.arange(num_rows * (first + second), device=model.device).view(num_rows, -1)
     ids = (ids * 7 + 3) % vocab_size

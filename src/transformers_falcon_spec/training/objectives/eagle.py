@@ -47,7 +47,7 @@ class FeatureObjective(EagleObjective):
 
 
 class TrainingTimeTest(EagleObjective):
-    """Version 3 learns distributions over its draft vocabulary, in steps that each read its states of the last.
+    """Version 3 learns distributions over its draft vocabulary, in several steps on its own states.
 
     Step j has weight `ttt_decay` to the power j. Its loss is the mean over the guesses for which the target's best
     token can be drafted.
