@@ -69,8 +69,8 @@ class DiffusionObjective(Objective):
         config = drafter.config
         if config.attention == "block_causal" or config.draft_vocab_size != config.vocab_size:
             raise OptionError(
-                'A diffusion drafter is trained with `attention` `"prefix_causal"` or `"full"`, and all tokens of the '
-                f"target, but it has {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. "
+                'A diffusion drafter is trained with `attention` `"prefix_causal"` or `"full"`, and all tokens of '
+                f"the target, but it has {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. "
                 "Make one with `DiffusionDrafter.from_target(target)`."
             )
         drafter.check_target(target)
