@@ -62,6 +62,13 @@ def test_a_drafter_from_outside_is_trained_saved_loaded_and_published(folder: Pa
     assert client == ["BigramDrafter", 4096]
 
 
+def test_a_verifier_from_outside_decides_what_becomes_text(folder: Path) -> None:
+    if not (folder / "my-bigrams").exists():
+        run(folder, "use.py")
+
+    run(folder, "verify.py")  # it asserts the text of the seed, and that a step keeps one drafted token at most
+
+
 def test_the_page_asks_for_public_names_alone(folder: Path) -> None:
     for path in folder.glob("*.py"):
         imported = re.findall(
