@@ -70,8 +70,8 @@ class DiffusionObjective(Objective):
         if config.attention == "block_causal" or config.draft_vocab_size != config.vocab_size:
             raise OptionError(
                 'A diffusion drafter is trained with `attention` `"prefix_causal"` or `"full"`, and all tokens of '
-                f"the target, but it has {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. "
-                "Make one with `DiffusionDrafter.from_target(target)`."
+                f"the target, but it has {config.attention!r} and {config.draft_vocab_size} of "
+                f"{config.vocab_size} tokens. Make one with `DiffusionDrafter.from_target(target)`."
             )
         drafter.check_target(target)
         return TargetFeatures(target, (-1,), 0)
