@@ -63,11 +63,7 @@ class BenchCommand(ModelOptions, TextOptions, ResultOptions):
 
 
 def run(command: BenchCommand) -> None:
-    """Measure, summarise, write, show.
-
-    Raises:
-        [`BenchmarkError`]: a method failed; what the others did is written.
-    """
+    """Measure, summarise, write, show."""
     logging.set_verbosity_error()
     torch.set_num_threads(command.threads or torch.get_num_threads())
     targets = parse_targets(command.targets)

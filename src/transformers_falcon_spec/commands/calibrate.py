@@ -58,11 +58,7 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
 
 
 def run(command: CalibrateCommand) -> None:
-    """Look, fit, write, show, and store if asked.
-
-    Raises:
-        [`OptionError`]: the drafter grows no trees, or too little was seen.
-    """
+    """Look, fit, write, show, and store if asked."""
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)

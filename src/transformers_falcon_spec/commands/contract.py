@@ -27,12 +27,7 @@ class ContractCommand(PairOptions):
 
 
 def run(command: ContractCommand) -> None:
-    """Check the sizes, sign, and show what was written.
-
-    Raises:
-        [`OptionError`]: the drafter is no folder, or learns nothing of a target.
-        [`DrafterMismatchError`]: its sizes are not the target's.
-    """
+    """Check the sizes, sign, and show what was written."""
     logging.set_verbosity_error()
     command.check_folder()
     target, tokenizer = command.load_target()

@@ -17,15 +17,7 @@ from .memory import peak_resident_bytes
 def print_dry_run(
     estimate: RunEstimate, target: PreTrainedModel, drafter: PreTrainedModel, coverage: MaskCoverage, cache: str | None
 ) -> None:
-    """Two tables: facts, and estimates under that name.
-
-    Args:
-        estimate ([`RunEstimate`]): What the steps told.
-        target ([`~transformers.PreTrainedModel`]): The target.
-        drafter ([`~transformers.PreTrainedModel`]): The drafter.
-        coverage ([`MaskCoverage`]): What counts in the loss.
-        cache (`str`, *optional*): Folder for features on disk.
-    """
+    """Two tables: facts, and estimates under that name."""
     console = Console(highlight=False)
     num_epochs = estimate.num_steps * estimate.rows_per_step / estimate.num_rows
     rows = "conversations" if estimate.num_rows == coverage.num_examples else "rows of conversations"

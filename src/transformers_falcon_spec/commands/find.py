@@ -27,11 +27,7 @@ class FindCommand:
 
 
 def run(command: FindCommand) -> None:
-    """Ask, and print.
-
-    Raises:
-        [`HubError`]: the Hub cannot be reached.
-    """
+    """Ask, and print."""
     found = find_drafters(command.target)
     if command.json:
         print(json.dumps([asdict(drafter) for drafter in found], indent=1))

@@ -35,12 +35,7 @@ LAYER_PARALLEL = "layer-parallel"  # what wraps a language model
 def load_target(
     name: str, dtype: str, device: str | dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The target, maybe an adapter and the model that it names, in evaluation mode, and its tokenizer.
-
-    Raises:
-        [`OptionError`]: `dtype` is none of the known ones.
-        [`CheckpointError`]: files of the folder cannot be read.
-    """
+    """The target, maybe an adapter and the model that it names, in evaluation mode, and its tokenizer."""
     if dtype not in DTYPES:
         raise OptionError(f"`dtype` must be one of {sorted(DTYPES)}, but it is {dtype!r}.")
     placed: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
@@ -50,11 +45,7 @@ def load_target(
 
 
 def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """The config of a target, and its tokenizer.
-
-    Raises:
-        [`CheckpointError`]: files of the folder cannot be read.
-    """
+    """The config of a target, and its tokenizer."""
     with readable(name):
         return config_of(name), _tokenizer(name)
 
@@ -84,12 +75,6 @@ def load_drafter(
 
     What differs from the target it was made for is told in the log when it is used; with `tokenizer` the chat
     template, too.
-
-    Raises:
-        [`CheckpointError`]: the config names no drafter of this package.
-        [`DraftTreeError`]: there is no tree in the file, or drafters of this kind draft no static trees.
-        [`OptionError`]: N is no number above 0, the language model cannot draft so, or the tree is too large or too
-            deep.
     """
     is_wrapped = name.partition(":")[0] == LAYER_PARALLEL
     drafter = _layer_parallel(name, target) if is_wrapped else _stored_drafter(name, target)
@@ -131,12 +116,7 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
 
 
 def load_trainable(name: str) -> PreTrainedModel:
-    """A drafter, or a model that drafts in stock `generate`, in float32, with the weights free that training changes.
-
-    Raises:
-        [`OptionError`]: it is an adapter.
-        [`CheckpointError`]: files of the folder cannot be read.
-    """
+    """A drafter, or a model that drafts in stock `generate`, in float32, with the weights free that training changes."""
     base = base_of_adapter(name)
     if base is not None:
         raise OptionError(
@@ -162,22 +142,13 @@ def load_assistant(
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tree: str | None = None,
 ) -> DrafterModel | DrafterPool:
-    """A drafter, or several of which the tuner asks one in each step.
-
-    Raises:
-        [`CheckpointError`]: a config names no drafter of this package.
-        [`DraftTreeError`]: `draft_tree` is no tree, or one of them drafts no static trees.
-    """
+    """A drafter, or several of which the tuner asks one in each step."""
     drafters = [load_drafter(name, target, tokenizer, draft_tree) for name in names]
     return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
 
 
 def load_tree(name: str) -> DraftTree:
-    """A static tree from a JSON file that is one or holds one as `draft_tree`, or from a drafter's folder.
-
-    Raises:
-        [`DraftTreeError`]: there is no such file, it is no JSON, it holds no tree, or the tree is not well formed.
-    """
+    """A static tree from a JSON file that is one or holds one as `draft_tree`, or from a drafter's folder."""
     path = Path(name)
     files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
     for file in files:

@@ -16,14 +16,7 @@ LEGEND = {True: "counts in the loss", False: "is read, but not learned"}
 def show_masks(
     dataset: ConversationDataset, tokenizer: PreTrainedTokenizerBase, num_examples: int, console: Console | None = None
 ) -> None:
-    """Print the first `num_examples` examples as the target reads them, and what counts of the whole data.
-
-    Args:
-        dataset ([`ConversationDataset`]): The examples.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Turns tokens back into text, special ones included.
-        num_examples (`int`): Most examples to show.
-        console (`rich.console.Console`, *optional*): Where to; standard output unless given.
-    """
+    """Print the first `num_examples` examples as the target reads them, and what counts of the whole data."""
     console = console or Console(highlight=False)
     has_colors = console.color_system is not None
     for origin, example in islice(zip(dataset.origins, dataset.examples, strict=True), num_examples):

@@ -64,12 +64,7 @@ class MemoryRun:
     draft_tree: str | None = None
 
     def measure(self) -> Peak:
-        """Do it in a fresh process.
-
-        Raises:
-            [`BenchmarkError`]: the process failed; the message holds its last line.
-            [`ProcessKilledError`]: a signal ended it.
-        """
+        """Do it in a fresh process."""
         command = [sys.executable, "-m", __name__, json.dumps(asdict(self))]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:

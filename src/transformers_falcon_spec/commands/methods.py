@@ -62,12 +62,6 @@ class MethodEntry:
 
         A folder whose config names a drafter of this package becomes that drafter, one that names a DFlash drafter of
         Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
-
-        Raises:
-            [`OptionError`]: the number of tokens of prompt lookup is none, or there is no such source, or it cannot
-                draft so.
-            [`DraftTreeError`]: `draft_tree` holds no tree, or the drafter drafts no static trees.
-            [`DrafterMismatchError`]: the drafter was made for another target.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
@@ -96,11 +90,7 @@ class MethodEntry:
 
 
 def parse_targets(entries: list[str]) -> dict[str, str]:
-    """Folders of targets by name: `NAME=FOLDER`, or a folder; a single target without a name is called `target`.
-
-    Raises:
-        [`OptionError`]: there is none, or two have one name.
-    """
+    """Folders of targets by name: `NAME=FOLDER`, or a folder; a single target without a name is called `target`."""
     named = [_named(entry) for entry in entries]
     if len(entries) == 1 and "=" not in entries[0]:
         named = [(BASELINE, entries[0])]
@@ -113,11 +103,7 @@ def parse_targets(entries: list[str]) -> dict[str, str]:
 
 
 def parse_methods(entries: list[str], targets: dict[str, str]) -> list[MethodEntry]:
-    """The methods, checked to belong to a target that is there and to have a name of their own on each.
-
-    Raises:
-        [`OptionError`]: a name is taken, or a target is unknown.
-    """
+    """The methods, checked to belong to a target that is there and to have a name of their own on each."""
     methods = [MethodEntry.parse(entry) for entry in entries]
     for method in methods:
         if method.target is not None and method.target not in targets:

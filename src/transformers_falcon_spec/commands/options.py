@@ -61,11 +61,7 @@ class PairOptions(TargetOptions):
     drafter: str = option("Folder or Hub name of the drafter.")
 
     def check_folder(self) -> None:
-        """Refuse a drafter whose config cannot be written to.
-
-        Raises:
-            [`OptionError`]: `drafter` is no folder with a config.
-        """
+        """Refuse a drafter whose config cannot be written to."""
         if not (Path(self.drafter) / "config.json").is_file():
             raise OptionError(
                 "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
@@ -83,11 +79,7 @@ class TextOptions:
     max_new_tokens: int = option("Most tokens of a text.", 128)
 
     def read_prompts(self, use: str = "answer") -> list[Prompt]:
-        """The prompts, which are there for this `use`.
-
-        Raises:
-            [`OptionError`]: there are none.
-        """
+        """The prompts, which are there for this `use`."""
         prompts = read_prompts(self.prompts, self.limit)
         if not prompts:
             raise OptionError(f"There must be a prompt to {use}, but {self.prompts} hold none within `limit`.")
@@ -133,11 +125,7 @@ class DataOptions:
     )
 
     def read_conversations(self, sources: list[str] | None = None) -> ConversationSet:
-        """The conversations of `sources`, else of `data`; system turns of the `forbid` files are free to be shared.
-
-        Raises:
-            [`ConversationError`]: a file cannot be used, or the data holds forbidden prompts.
-        """
+        """The conversations of `sources`, else of `data`; system turns of the `forbid` files are free to be shared."""
         index = OverlapIndex(  # first: a file that is missing is told before the data is read
             Forbidden(content, prompt.origin)
             for prompt in read_prompts(self.forbid)
@@ -151,22 +139,14 @@ class DataOptions:
 
 
 def json_file(name: str) -> Path:
-    """The path of a results file.
-
-    Raises:
-        [`OptionError`]: it does not end in `.json`.
-    """
+    """The path of a results file."""
     if Path(name).suffix != ".json":
         raise OptionError(f"`output` must end in `.json`, but it is `{name}`; other files are named after it.")
     return Path(name)
 
 
 def check_least(command: Any, **least: int) -> None:
-    """Refuse a number below the least that its option takes.
-
-    Raises:
-        [`OptionError`]: one is.
-    """
+    """Refuse a number below the least that its option takes."""
     for name, number in least.items():
         if getattr(command, name) < number:
             raise OptionError(f"`{name}` must be at least {number}, but it is {getattr(command, name)}.")

@@ -55,11 +55,7 @@ class ParityCommand(PairOptions, TextOptions, ResultOptions):
 
 
 def run(command: ParityCommand) -> None:
-    """Check every prompt under every decoding, write what was found, and say it.
-
-    Raises:
-        [`ParityError`]: there is a bug.
-    """
+    """Check every prompt under every decoding, write what was found, and say it."""
     logging.set_verbosity_error()
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts("check")

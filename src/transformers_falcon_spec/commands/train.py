@@ -51,14 +51,7 @@ help_notes = recipe_notes  # defaults of options as they are in the end
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
-    """Train, fit the draft tree, and save the drafter with its record; or only show what would be trained.
-
-    Args:
-        command ([`TrainCommand`]): What to train.
-        args ([`DrafterTrainingArguments`]): How; what the recipe says goes into it.
-        lora ([`LoraOptions`]): Whether an adapter is trained, and of which form.
-        given (`Collection[str]`): Names of the options that the user gave; they win over the recipe.
-    """
+    """Train, fit the draft tree, and save the drafter with its record; or only show what would be trained."""
     if command.show_masks is not None:
         _show_masks(command, command.show_masks)
         return
@@ -162,11 +155,7 @@ def _effective(name: str, recipe: Recipe, args: DrafterTrainingArguments, config
 
 
 def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> list[TrainerCallback]:
-    """What ends the run when evaluations get no better; nothing unless it is asked for.
-
-    Raises:
-        [`OptionError`]: nothing is evaluated, or no metric says which evaluation is better.
-    """
+    """What ends the run when evaluations get no better; nothing unless it is asked for."""
     patience = command.early_stopping_patience
     if patience is None:
         return []
@@ -220,12 +209,7 @@ def _judge(trainer: DrafterTrainer) -> None:
 
 
 def resume_point(args: DrafterTrainingArguments) -> str | None:
-    """The checkpoint to go on from: the newest whole one for `true`, the given one, or none.
-
-    Raises:
-        [`OptionError`]: the output folder holds checkpoints and nothing says whether to go on, or the given one is not
-            whole.
-    """
+    """The checkpoint to go on from: the newest whole one for `true`, the given one, or none."""
     newest = newest_complete_checkpoint(args.output_dir)
     wish = args.resume_from_checkpoint
     if wish is None or str(wish).lower() == "false":

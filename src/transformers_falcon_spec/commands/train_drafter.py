@@ -18,13 +18,7 @@ from .train_options import DEFAULT_METHOD, METHODS, TrainCommand, config_fields
 
 
 def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
-    """Refuse, before anything is loaded, options that do not go together.
-
-    Raises:
-        [`OptionError`]: an adapter without a drafter, a drafter that is there and options of a fresh one, or a recipe
-            that says
-            nothing of the method.
-    """
+    """Refuse, before anything is loaded, options that do not go together."""
     if command.drafter is None:
         recipe_of(command.recipe, command.method or DEFAULT_METHOD)
         if lora.use_peft:
@@ -40,11 +34,7 @@ def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
 
 
 def check_packing(command: TrainCommand, drafter: PreTrainedModel) -> None:
-    """Refuse packed rows before features are read, where the drafter cannot learn from them.
-
-    Raises:
-        [`OptionError`]: it cannot.
-    """
+    """Refuse packed rows before features are read, where the drafter cannot learn from them."""
     bare = unwrap_peft_model(drafter)
     if command.packing and not objective_of(bare).reads_packed:
         raise OptionError(
@@ -75,11 +65,7 @@ def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: Conversa
 
 
 def recipe_for(command: TrainCommand, drafter: PreTrainedModel) -> Recipe:
-    """The recipe of this run; a drafter that is there keeps its form.
-
-    Raises:
-        [`OptionError`]: the recipe says nothing of such a drafter.
-    """
+    """The recipe of this run; a drafter that is there keeps its form."""
     if command.drafter is None:
         return recipe_of(command.recipe, command.method or DEFAULT_METHOD)
     bare = unwrap_peft_model(drafter)

@@ -68,11 +68,7 @@ class TrainCommand(DataOptions):
 
     @property
     def device_map(self) -> str | dict[str, Any]:
-        """Where `from_pretrained` puts the target; from the CPU it follows the drafter.
-
-        Raises:
-            [`OptionError`]: an object that is no JSON.
-        """
+        """Where `from_pretrained` puts the target; from the CPU it follows the drafter."""
         asked = self.target_device_map or "cpu"
         try:
             return json.loads(asked) if asked.startswith("{") else asked
@@ -89,11 +85,7 @@ class TrainCommand(DataOptions):
 
 
 def config_fields(entries: list[str]) -> dict[str, Any]:
-    """Fields of a config from `NAME=VALUE`; a value is JSON (`3`, `true`, `[0, -1]`) if it can be, else a string.
-
-    Raises:
-        [`OptionError`]: an entry without `=`.
-    """
+    """Fields of a config from `NAME=VALUE`; a value is JSON (`3`, `true`, `[0, -1]`) if it can be, else a string."""
     found = {}
     for entry in entries:
         name, is_given, value = entry.partition("=")

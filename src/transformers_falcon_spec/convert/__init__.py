@@ -1,4 +1,4 @@
-"""Checkpoints of other software become drafters of this package; `docs/convert.md` lists the formats."""
+"""Converting checkpoints of other software to drafters of this package; `docs/convert.md` lists the formats."""
 
 from .conversion import convert_checkpoint
 from .formats import Format, detect

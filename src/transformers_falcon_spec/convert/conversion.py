@@ -1,12 +1,21 @@
-"""The way of a conversion: read, detect, convert, write."""
+"""Converting a checkpoint: reading it, detecting its format, and writing the drafter with a record of its source."""
 
+import json
+import logging
+import shutil
+import tempfile
 from pathlib import Path
 
 from ..drafters.registry import METHODS, resolved
+from ..errors import OptionError
+from ..provenance import provenance
+from .building import Conversion, build_drafter
 from .formats import Format, detect
-from .source import read_checkpoint
+from .source import Checkpoint, read_checkpoint
 from .target_facts import read_target
-from .writer import check_free, write
+
+RECORD_FILE = "conversion.json"
+logger = logging.getLogger(__name__)
 
 
 def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None = None) -> Format:
@@ -36,10 +45,45 @@ def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None 
 
     ```
     """
-    check_free(Path(dest))
+    _check_free(Path(dest))
     facts = None if target is None else read_target(target)
     checkpoint = read_checkpoint(str(source))
     kind = detect(checkpoint.config, checkpoint.tensors)
     convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
-    write(resolved(convert)(checkpoint, facts), Path(dest), checkpoint, kind)
+    _write(resolved(convert)(checkpoint, facts), Path(dest), checkpoint, kind)
     return kind
+
+
+def _check_free(dest: Path) -> None:
+    """Check that nothing would be overwritten."""
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another place.")
+
+
+def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Format) -> None:
+    """Write the drafter to `dest`: all of its files, or none if anything fails."""
+    drafter = build_drafter(conversion, checkpoint)
+    if conversion.dropped:
+        logger.info("Left out, because they are the target's own: %s.", ", ".join(conversion.dropped))
+    if conversion.filled:
+        logger.info("Filled in, because the source does without them: %s.", conversion.filled)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
+    try:
+        drafter.save_pretrained(unfinished)
+        record = provenance(
+            source=checkpoint.name,
+            format=kind.value,
+            source_sha256=checkpoint.files,
+            target=conversion.config.target_name_or_path,
+            dropped_weights=conversion.dropped,
+            filled_weights=conversion.filled,
+        )
+        (unfinished / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        unfinished.chmod(0o755)  # a temporary folder is its owner's alone
+        if dest.exists():
+            dest.rmdir()  # empty
+        unfinished.rename(dest)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise

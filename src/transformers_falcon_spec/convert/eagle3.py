@@ -1,7 +1,7 @@
-"""Eagle-3 checkpoints, in the published form (`midlayer.*`) and that of speculators (`layers.0.*`), become an [`EagleDrafter`].
+"""Converting Eagle-3 checkpoints, in the published form (`midlayer.*`) and in that of speculators (`layers.0.*`).
 
-Facts: SafeAILab/EAGLE, `eagle/model/cnets.py`; vllm-project/speculators, `models/eagle3`. Eagle-3.1 adds a norm for each feature and
-feeds back the normed output.
+Sources: SafeAILab/EAGLE, `eagle/model/cnets.py`; vllm-project/speculators, `models/eagle3`. Eagle-3.1 adds a norm for
+each feature and feeds back the normed output.
 """
 
 from typing import Any
@@ -13,29 +13,24 @@ from transformers import LlamaConfig
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.eagle.configuration_eagle import MIN_LAYERS_AS_PUBLISHED, eagle3_feature_layers
 from ..errors import CheckpointError
+from .building import Conversion, check_shape, rename_weights
 from .eagle import EMBEDDINGS, one_layer
-from .exact import Conversion, check_shape, renamed
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
-from .target_facts import TargetFacts, check_size, fields_of, needs_target
+from .target_facts import TargetFacts, check_widths, fields_of, needs_target
 
 NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
 VOCABULARY = ("d2t", "t2d")
-TARGETS_OWN = (EMBEDDINGS, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen copies
+TARGET_COPIES = (EMBEDDINGS, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen copies of the target's
 NUM_LAYERS_READ = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def convert_eagle3(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """The drafter of a checkpoint in the form published with Eagle-3.
-
-    Raises:
-        [`CheckpointError`]: config or weights are not those of a whole drafter, or leave open which layers it reads.
-        [`DrafterMismatchError`]: `target` has other sizes.
-    """
+    """Convert a checkpoint in the form that was published with Eagle-3."""
     config = checkpoint.config
     fields = layer_fields(config, checkpoint.name)
-    fields["head_dim"] = config.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    fields["head_dim"] = config.get("head_dim") or fields["head_dim"]
     options = {
         **fields_of(config, target, config.get("_name_or_path")),
         "norm_output": flag(config, "norm_output", False, checkpoint.name),
@@ -47,12 +42,7 @@ def convert_eagle3(checkpoint: Checkpoint, target: TargetFacts | None) -> Conver
 
 
 def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """The drafter of a checkpoint in the form of speculators, whose layer has a config of its own.
-
-    Raises:
-        [`CheckpointError`]: config or weights are not those of a whole drafter, or leave open which layers it reads.
-        [`DrafterMismatchError`]: `target` has other sizes.
-    """
+    """Convert a checkpoint in the form of speculators, where the layer has a config of its own."""
     config, name = checkpoint.config, checkpoint.name
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, dict) or inner.get("model_type", "llama") != "llama":
@@ -65,18 +55,15 @@ def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | Non
             f"An Eagle drafter must read the target's own embeddings, but `{name}` trained some of its own "
             f"(`embed_requires_grad`), and this package would drop them."
         )
-    whole = {
-        **LlamaConfig().to_dict(),
-        "rope_parameters": None,
-        "head_dim": None,
-        "num_key_value_heads": None,
-        **inner,
-    }
+    not_defaults = dict.fromkeys(
+        ("rope_parameters", "head_dim", "num_key_value_heads")
+    )  # they follow from other fields
+    whole = {**LlamaConfig().to_dict(), **not_defaults, **inner}
     ids = {field: inner.get(field) for field in ("bos_token_id", "eos_token_id", "pad_token_id")}
     fields = layer_fields(whole, name)
     options = {
         **fields_of({"vocab_size": whole["vocab_size"], **ids}, target, _verifier(config)),
-        "head_dim": whole["head_dim"] or fields["hidden_size"] // fields["num_attention_heads"],
+        "head_dim": whole["head_dim"] or fields["head_dim"],
         "attention_bias": flag(whole, "attention_bias", False, name),
         "norm_before_residual": flag(config, "norm_before_residual", False, name),
         "norm_before_fc": flag(config, "norm_before_fc", False, name),
@@ -85,7 +72,7 @@ def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | Non
 
 
 def _verifier(config: dict[str, Any]) -> str | None:
-    """The target's name in a config of speculators."""
+    """Return the target's name in a config of speculators, which calls it the verifier."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     return verifier.get("name_or_path")
 
@@ -96,12 +83,11 @@ def _convert(
     hidden = options["hidden_size"]
     if (checkpoint.config.get("target_hidden_size") or hidden) != hidden:
         raise CheckpointError(
-            f"An Eagle drafter must be as wide as its target, whose embeddings it reads, but `{checkpoint.name}` has {hidden} and "
-            f"`target_hidden_size` {checkpoint.config['target_hidden_size']}: it has embeddings of its own, which are not converted."
+            f"An Eagle drafter must be as wide as its target, whose embeddings it reads, but `{checkpoint.name}` has "
+            f"{hidden} and `target_hidden_size` {checkpoint.config['target_hidden_size']}: it has embeddings of its "
+            "own, which are not converted."
         )
-    if target is not None:
-        check_size("features", hidden, target.hidden_size, target)
-        check_size("embeddings", hidden, target.embedding_size, target)
+    check_widths(hidden, target, reads_head_input=False)
     layers = _feature_layers(layer_ids, target, checkpoint.name)
     config = EagleConfig(
         **one_layer(options, checkpoint.name),
@@ -110,7 +96,7 @@ def _convert(
         feature_layers=layers,
     )
     check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, hidden))
-    weights, dropped = renamed(checkpoint, _names(config, layer), [*TARGETS_OWN, *VOCABULARY])
+    weights, dropped = rename_weights(checkpoint, _names(config, layer), [*TARGET_COPIES, *VOCABULARY])
     if config.has_own_vocabulary:
         weights |= _vocabulary(checkpoint, config)
         dropped = [name for name in dropped if name not in VOCABULARY]
@@ -129,30 +115,33 @@ def _names(config: EagleConfig, layer: str) -> dict[str, str]:
 
 
 def _feature_layers(layer_ids: Any, target: TargetFacts | None, name: str) -> tuple[int, ...]:
-    """The hidden states that the drafter reads: those that the config names, else the published ones of the target's depth."""
+    """Return the hidden states that the drafter reads: those in its config, else those of the published rule."""
     if layer_ids is None:
         if target is None:
             raise needs_target("how many layers the target has, for from them follows which ones the drafter reads")
         if target.num_layers < MIN_LAYERS_AS_PUBLISHED:
             raise CheckpointError(
-                f"`{name}` must say which layers it reads (`{LAYER_IDS}`), for the published rule needs a target of at least "
-                f"{MIN_LAYERS_AS_PUBLISHED} layers, and `{target.fields['target_name_or_path']}` has {target.num_layers}."
+                f"`{name}` must say which layers it reads (`{LAYER_IDS}`), for the published rule needs a target of "
+                f"at least {MIN_LAYERS_AS_PUBLISHED} layers, and `{target.fields['target_name_or_path']}` has "
+                f"{target.num_layers}."
             )
         return eagle3_feature_layers(target.num_layers)
     is_list = isinstance(layer_ids, list) and all(type(each) is int and each >= 0 for each in layer_ids)
     if not is_list or len(layer_ids) != NUM_LAYERS_READ or len(set(layer_ids)) != NUM_LAYERS_READ:
         raise CheckpointError(
-            f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} different hidden states, counted from 0, but in `{name}` it is {layer_ids!r}."
+            f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} different hidden states, counted from 0, but in `{name}` it "
+            f"is {layer_ids!r}."
         )
     if target is not None and max(layer_ids) >= target.num_layers:
         raise CheckpointError(
-            f"`{LAYER_IDS}` must lie in 0..{target.num_layers - 1}, the inputs of the target's layers, but in `{name}` it is {layer_ids}."
+            f"`{LAYER_IDS}` must lie in 0..{target.num_layers - 1}, the inputs of the target's layers, but in "
+            f"`{name}` it is {layer_ids}."
         )
     return tuple(layer_ids)
 
 
 def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor]:
-    """`d2t` (what to add to an id of the drafter's) and `t2d` (which ids of the target's can be drafted), which must agree."""
+    """Check and return the draft vocabulary: `d2t` holds offsets from draft to target ids, `t2d` marks target ids."""
     if "d2t" not in checkpoint.tensors:
         raise CheckpointError(
             f"`{checkpoint.name}` must hold `d2t`, which tells its {config.num_draft_tokens} tokens from the target's "

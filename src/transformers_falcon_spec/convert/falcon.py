@@ -1,7 +1,8 @@
-"""Falcon checkpoints of the paper's authors (fields `k_mask`, weights `lstm.*`) become a [`FalconSpecDrafter`].
+"""Converting Falcon checkpoints of the paper's authors (field `k_mask`, weights `lstm.*`) to a [`FalconSpecDrafter`].
 
-The published code runs its LSTM over the batch axis, so that every token starts from a zero state: `recurrence="token"`.
-The checkpoints hold no tree; the drafter gets the paper's. Where the code cuts blocks from the first row fed, this package ends them at the newest one. Facts: Bestpay-inc/Falcon, `models/cnets.py`.
+The published code runs its LSTM over the batch axis, so every token starts from a zero state: `recurrence="token"`.
+The checkpoints hold no tree, so the drafter gets the paper's. The published code cuts blocks from the first row on;
+this package ends them at the newest row. Source: Bestpay-inc/Falcon, `models/cnets.py`.
 """
 
 import torch
@@ -9,23 +10,18 @@ import torch
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.falcon.paper_tree import paper_tree
 from ..errors import CheckpointError
-from .exact import Conversion, check_shape, renamed
+from .building import Conversion, check_shape, rename_weights
+from .eagle import EMBEDDINGS
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
-from .target_facts import TargetFacts, check_size, fields_of
+from .target_facts import TargetFacts, check_widths, fields_of
 
 NUM_RECURRENT_LAYERS = 2
 DROPOUT = 0.1
-EMBEDDINGS = "embed_tokens.weight"  # the target's own, frozen
 
 
 def convert_falcon(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """The drafter that a Falcon checkpoint describes.
-
-    Raises:
-        [`CheckpointError`]: config or weights are not those of a whole Falcon drafter.
-        [`DrafterMismatchError`]: `target` has other sizes.
-    """
+    """Convert a Falcon checkpoint."""
     config = _config(checkpoint, target)
     names: dict[str, str] = {}
     for layer in range(NUM_RECURRENT_LAYERS):
@@ -33,16 +29,15 @@ def convert_falcon(checkpoint: Checkpoint, target: TargetFacts | None) -> Conver
         names |= {f"lstm.{part}": f"recurrence.{part}" for part in parts}
     for layer in range(config.num_hidden_layers):
         norms = ("post_attention_layernorm",) if layer == 0 else ("input_layernorm", "post_attention_layernorm")
-        place = f"layers.{layer}"
-        names |= layer_names(place, place, norms, config.attention_bias)
-    weights, dropped = renamed(checkpoint, names, [EMBEDDINGS])
+        names |= layer_names(f"layers.{layer}", f"layers.{layer}", norms, config.attention_bias)
+    weights, dropped = rename_weights(checkpoint, names, [EMBEDDINGS])
     check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, config.hidden_size))
     filled = _fill(weights, config, has_recurrent_bias="bias" in _kinds(checkpoint))
     return Conversion(FalconSpecDrafter, config, weights, dropped, filled)
 
 
 def _kinds(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Kinds of weight of the LSTM."""
+    """Return the kinds of weights that the LSTM has."""
     return ("weight", "bias") if flag(checkpoint.config, "bias", True, checkpoint.name) else ("weight",)
 
 
@@ -53,13 +48,10 @@ def _config(checkpoint: Checkpoint, target: TargetFacts | None) -> FalconSpecCon
         raise CheckpointError(f"`k_mask` must be a whole number of at least 1, but it is {block_size!r}.")
     fields = layer_fields(config, checkpoint.name)
     hidden = fields["hidden_size"]
-    if target is not None:
-        check_size("features", hidden, target.head_size, target)
-        check_size("embeddings", hidden, target.embedding_size, target)
+    check_widths(hidden, target)
     return FalconSpecConfig(
         **fields,
         **fields_of(config, target, config.get("_name_or_path")),
-        head_dim=hidden // fields["num_attention_heads"],  # the published code knows no other
         attention_bias=flag(config, "qkv_bias", False, checkpoint.name),
         block_size=block_size,
         recurrence="token",
@@ -71,9 +63,9 @@ def _config(checkpoint: Checkpoint, target: TargetFacts | None) -> FalconSpecCon
 
 
 def _fill(weights: dict[str, torch.Tensor], config: FalconSpecConfig, has_recurrent_bias: bool) -> dict[str, float]:
-    """Add zeros for biases that the source does without, and tell which."""
+    """Add zeros for the biases that the source does not have, and return their names."""
     filled = []
-    if config.attention_bias:  # there on queries, keys and values alone; here the output has one, too
+    if config.attention_bias:  # the source has them on queries, keys and values only, this package on the output, too
         filled += [f"layers.{layer}.self_attn.o_proj.bias" for layer in range(config.num_hidden_layers)]
     sizes = dict.fromkeys(filled, config.hidden_size)
     if not has_recurrent_bias:

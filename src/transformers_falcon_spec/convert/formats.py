@@ -1,6 +1,7 @@
-"""Which foreign format a checkpoint has, from its config and the names of its weights; never from its own name.
+"""Detecting the format of a foreign checkpoint from its config and the names of its weights, never from its own name.
 
-Asked in this order: the speculators type, the architectures, the fields of the config, the names of the weights.
+The checks come in this order: the speculators type, the architectures, the fields of the config, the names of the
+weights.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
-from .weight_files import some
+from .weight_files import shortened
 
 
 class Format(Enum):
@@ -26,30 +27,32 @@ class Format(Enum):
 
 
 @dataclass(frozen=True)
-class Known:
-    """A format that is recognised and not converted."""
+class Unsupported:
+    """A format that is recognised but cannot be converted, and the reason."""
 
     name: str
     reason: str
 
 
 _PARALLEL = "it drafts all tokens of a block in one forward from mask tokens, and this package has no such drafter."
-_DFLASH = Known("DFlash", _PARALLEL)
-_DFLASH2 = Known(
+_DFLASH = Unsupported("DFlash", _PARALLEL)
+_DFLASH2 = Unsupported(
     "DFlash2", "its drafts come from mask tokens, convolutions and a selector, which no drafter here has."
 )
-_DSPARK = Known("DSpark", "it drafts blocks with a Markov head and embeddings of its own, which no drafter here has.")
-_PEAGLE = Known("P-EAGLE", _PARALLEL)
-_SPECBLOCK = Known("SpecBlock", "it drafts blocks with shift and rank heads, which no drafter here has.")
-_HYDRA = Known("Hydra", "its heads also read the tokens drafted before; Medusa's do not.")
-_DOMINO = Known("Domino", "it corrects its drafts with a GRU, which no drafter here has.")
-_JETSPEC = Known("JetSpec", _PARALLEL)
-_MEDUSA2 = Known(
+_DSPARK = Unsupported(
+    "DSpark", "it drafts blocks with a Markov head and embeddings of its own, which no drafter here has."
+)
+_PEAGLE = Unsupported("P-EAGLE", _PARALLEL)
+_SPECBLOCK = Unsupported("SpecBlock", "it drafts blocks with shift and rank heads, which no drafter here has.")
+_HYDRA = Unsupported("Hydra", "its heads also read the tokens drafted before; Medusa's do not.")
+_DOMINO = Unsupported("Domino", "it corrects its drafts with a GRU, which no drafter here has.")
+_JETSPEC = Unsupported("JetSpec", _PARALLEL)
+_MEDUSA2 = Unsupported(
     "Medusa-2", "its target was trained together with the heads, so that they do not fit the original target."
 )
 
 _SPECULATORS = {
-    "eagle": Known(
+    "eagle": Unsupported(
         "speculators' form of Eagle-1", "its layer has other norms than Eagle's own. Convert the original."
     ),
     "peagle": _PEAGLE,
@@ -59,18 +62,20 @@ _SPECULATORS = {
     "domino": _DOMINO,
     "jetspec": _JETSPEC,
     "hydra": _HYDRA,
-    "mlp": Known("speculators' MLP", "no drafter here has that shape."),
-    "mtp": Known("MTP", "its layers are the target's own."),
-    "fast_mtp": Known("FastMTP", "its layers are the target's own."),
+    "mlp": Unsupported("speculators' MLP", "no drafter here has that shape."),
+    "mtp": Unsupported("MTP", "its layers are the target's own."),
+    "fast_mtp": Unsupported("FastMTP", "its layers are the target's own."),
 }
 _ARCHITECTURES = {
     "DFlashDraftModel": _DFLASH,
     "DFlash2DraftModel": _DFLASH2,
     "Qwen3DSparkModel": _DSPARK,
-    "Qwen3Eagle3Model": Known("DeepSpec's Eagle-3", "it has embeddings of its own, while Eagle's are the target's."),
+    "Qwen3Eagle3Model": Unsupported(
+        "DeepSpec's Eagle-3", "it has embeddings of its own, while Eagle's are the target's."
+    ),
     "LlamaForCausalLMSpecBlock": _SPECBLOCK,
 }
-# By a field that is present and neither false nor null; the first that fits counts.
+# A field marks a format if it is neither missing, false nor null; the first match decides.
 _FIELDS = {
     "parallel_drafting": _PEAGLE,
     "hydra_num_heads": _HYDRA,
@@ -78,12 +83,14 @@ _FIELDS = {
     "markov_rank": _DSPARK,
     "gru_hidden_dim": _DOMINO,
     "dflash_config": _DFLASH,
-    "quantization_config": Known(
+    "quantization_config": Unsupported(
         "A quantised checkpoint", "a drafter's weights must be plain numbers. Take the original."
     ),
 }
 _MODEL_TYPES = {
-    "muse_glimmer_assistant": Known("Transformers' own DFlash", "load it with Transformers, as `assistant_model`."),
+    "muse_glimmer_assistant": Unsupported(
+        "Transformers' own DFlash", "load it with Transformers, as `assistant_model`."
+    ),
 }
 _KEYS = {
     r"medusa_head\.\d+\.": _MEDUSA2,
@@ -99,11 +106,7 @@ _MEDUSA_HEAD = re.compile(r"\d+\.\d+\.weight")  # a head's own LM head, the last
 
 
 def refuse_by_config(config: dict[str, Any]) -> None:
-    """Refuse what the config alone tells apart, before any weights are read.
-
-    Raises:
-        [`CheckpointError`]: a format that is known and not converted, or a drafter of this package.
-    """
+    """Refuse a checkpoint whose config shows that it cannot be converted, before any weights are read."""
     kind = config.get("speculators_model_type")
     if kind is not None:
         if kind in _SPECULATORS:
@@ -127,29 +130,25 @@ def refuse_by_config(config: dict[str, Any]) -> None:
 
 
 def _refuse_by_fields(config: dict[str, Any]) -> None:
-    """The part of `refuse_by_config` that looks at single fields."""
+    """Refuse a config with a field that only formats which cannot be converted have."""
     inner = config.get("dflash_config") or {}
     if isinstance(inner, dict) and (inner.get("causal_head") or inner.get("causal")):
         raise _refused(_JETSPEC, "`dflash_config` asks for a causal head")
-    for field, known in _FIELDS.items():
+    for field, unsupported in _FIELDS.items():
         if config.get(field):
-            raise _refused(known, f"`{field}` is {str(config[field])[:80]}")
+            raise _refused(unsupported, f"`{field}` is {str(config[field])[:80]}")
 
 
 def refuse_by_keys(keys: Collection[str]) -> None:
-    """Refuse what names of weights alone tell apart, before any weights are read.
-
-    Raises:
-        [`CheckpointError`]: a format that is known and not converted.
-    """
-    for pattern, known in _KEYS.items():
+    """Refuse a checkpoint whose weights have names of a format that cannot be converted, before any are read."""
+    for pattern, unsupported in _KEYS.items():
         found = [key for key in keys if re.match(pattern, key)]
         if found:
-            raise _refused(known, f"there are weights called {some(found)}")
+            raise _refused(unsupported, f"there are weights called {shortened(found)}")
 
 
 def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
-    """The format of a checkpoint.
+    """Detect the format of a checkpoint.
 
     Args:
         config (`dict`): Its `config.json`.
@@ -180,21 +179,22 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
         if fits:
             return kind
     raise CheckpointError(
-        f"The format must be one of {[each.value for each in Format]}, but neither the config nor the weights tell which. "
-        f"The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the weights are "
-        f"called {some(keys)}. See `docs/convert.md`."
+        f"The format must be one of {[each.value for each in Format]}, but neither the config nor the weights tell "
+        f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
+        f"weights are called {shortened(keys)}. See `docs/convert.md`."
     )
 
 
 def _medusa(config: dict[str, Any], keys: Collection[str]) -> Format:
-    """Heads with or without LM heads of their own."""
+    """Tell Medusa heads with LM heads of their own from v2 heads, which end in the target's."""
     if str(config.get("version")) == "2":
         return Format.MEDUSA_V2
     has_heads = any(_MEDUSA_HEAD.fullmatch(key) for key in keys)
     return Format.MEDUSA if has_heads else Format.MEDUSA_V2
 
 
-def _refused(known: Known, evidence: str) -> CheckpointError:
+def _refused(found: Unsupported, evidence: str) -> CheckpointError:
     return CheckpointError(
-        f"This is {known.name} ({evidence}), which cannot be converted: {known.reason} What can be is in `docs/convert.md`."
+        f"This is {found.name} ({evidence}), which cannot be converted: {found.reason} What can be is in "
+        "`docs/convert.md`."
     )

@@ -1,24 +1,20 @@
-"""Llama-style layers of foreign configs: their sizes and rotary positions, and the names of their weights."""
+"""Reading Llama-style decoder layers of foreign checkpoints: sizes, rotary positions and names of weights."""
 
 from typing import Any
 
 from ..errors import CheckpointError
 
-# What the configs of Eagle and Falcon mean where they say nothing.
+# The values that hold if a config of Eagle or Falcon does not give the field.
 DEFAULTS = {"hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
 DEFAULT_THETA = 10000.0
 MLP = ("gate_proj", "up_proj", "down_proj")
-# Scalings with one meaning everywhere; in the published Eagle code `linear` and `dynamic` forget `rope_theta`.
+# Scalings that all software reads alike; in the published Eagle code `linear` and `dynamic` forget `rope_theta`.
 SCALINGS = ("default", "llama3")
 
 
 def layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The fields of `LlamaConfig` that a foreign config of Eagle's or Falcon's kind gives.
-
-    Raises:
-        [`CheckpointError`]: a size is missing, is no positive whole number, or contradicts another.
-    """
+    """Read the sizes and rotary parameters of a foreign config under their names in `LlamaConfig`."""
     missing = [field for field in REQUIRED if field not in config]
     wrong = {
         field: config[field]
@@ -28,7 +24,8 @@ def layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
     if missing or wrong:
         raise CheckpointError(
             f"The config of `{name}` must give {REQUIRED} as positive whole numbers, but "
-            f"{f'it lacks {missing}' if missing else f'some are {wrong}'}. Fetch the `config.json` of the drafter itself."
+            f"{f'it lacks {missing}' if missing else f'some are {wrong}'}. Fetch the `config.json` of the drafter "
+            "itself."
         )
     fields = {field: config[field] for field in REQUIRED}
     fields |= {field: config.get(field, default) for field, default in DEFAULTS.items()}
@@ -38,30 +35,28 @@ def layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
             f"{config['hidden_size']} and {config['num_attention_heads']}."
         )
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    fields["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     return {**fields, "num_key_value_heads": heads, "rope_parameters": rope_parameters(config, name)}
 
 
 def rope_parameters(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Rotary parameters as Transformers 5 writes them, from a config of any age.
-
-    Raises:
-        [`CheckpointError`]: a scaling that software reads in different ways, or that is not known.
-    """
+    """Read rotary parameters from a config of any version of Transformers, in the form of version 5."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     theta = scaling.get("rope_theta", config.get("rope_theta", DEFAULT_THETA))
     is_plain_linear = kind == "linear" and theta == DEFAULT_THETA
     if kind not in SCALINGS and not is_plain_linear:
         raise CheckpointError(
-            f"Rotary positions must be of a kind in {SCALINGS}, or 'linear' with a `rope_theta` of {DEFAULT_THETA:.0f}, but "
-            f"the config of `{name}` says {scaling} with {theta}. Other kinds are not converted: software reads them in different ways."
+            f"Rotary positions must be of a kind in {SCALINGS}, or 'linear' with a `rope_theta` of "
+            f"{DEFAULT_THETA:.0f}, but the config of `{name}` says {scaling} with {theta}. Other kinds are not "
+            "converted: software reads them in different ways."
         )
     rest = {field: value for field, value in scaling.items() if field not in ("type", "rope_type", "rope_theta")}
     return {"rope_type": kind, "rope_theta": float(theta), **rest}
 
 
 def layer_names(foreign: str, ours: str, norms: tuple[str, ...], qkv_bias: bool = False) -> dict[str, str]:
-    """Names of the weights of one layer: attention, MLP and the norms named, from below `foreign` to below `ours`."""
+    """Map names of one layer's weights (attention, MLP, `norms`) from the prefix `foreign` to the prefix `ours`."""
     parts = [f"self_attn.{each}_proj.weight" for each in "qkvo"]
     parts += [f"self_attn.{each}_proj.bias" for each in "qkv"] if qkv_bias else []
     parts += [f"mlp.{each}.weight" for each in MLP] + [f"{norm}.weight" for norm in norms]
@@ -69,11 +64,7 @@ def layer_names(foreign: str, ours: str, norms: tuple[str, ...], qkv_bias: bool 
 
 
 def flag(config: dict[str, Any], field: str, default: bool, name: str) -> bool:
-    """A yes or no of a foreign config.
-
-    Raises:
-        [`CheckpointError`]: it is neither.
-    """
+    """Read a field of a foreign config that must be true or false."""
     value = config.get(field, default)
     if not isinstance(value, bool):
         raise CheckpointError(f"`{field}` must be true or false, but the config of `{name}` says {value!r}.")

@@ -1,38 +1,28 @@
-"""Medusa heads (files `medusa_lm_head.*`) become a [`MedusaDrafter`]: Medusa-1 with LM heads of their own, v2 with the target's.
+"""Converting Medusa heads (files `medusa_lm_head.*`): Medusa-1 has LM heads of its own, v2 uses the target's.
 
-The number of heads is that of the weights: published configs name fewer. Facts: FasterDecoding/Medusa, and arXiv 2401.10774.
+The number of heads is read from the weights, because published configs name fewer. Sources: FasterDecoding/Medusa,
+arXiv 2401.10774.
 """
 
 import re
 
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
 from ..errors import CheckpointError
-from .exact import Conversion, renamed
+from .building import Conversion, rename_weights
 from .source import Checkpoint
 from .target_facts import TargetFacts, check_size, fields_of
-from .weight_files import some
+from .weight_files import shortened
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 
 def convert_medusa(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """The drafter of Medusa-1 heads.
-
-    Raises:
-        [`CheckpointError`]: config or weights are not those of whole heads.
-        [`DrafterMismatchError`]: `target` has other sizes.
-    """
+    """Convert Medusa-1 heads."""
     return _convert(checkpoint, target, has_lm_heads=True)
 
 
 def convert_medusa_v2(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """The drafter of v2 heads, which end in the target's LM head.
-
-    Raises:
-        [`CheckpointError`]: config or weights are not those of whole heads; or there is no `target`, for such heads do not say
-            how large the vocabulary is.
-        [`DrafterMismatchError`]: `target` has other sizes.
-    """
+    """Convert v2 heads, which end in the target's LM head; the vocabulary size is that of `target`."""
     return _convert(checkpoint, target, has_lm_heads=False)
 
 
@@ -41,7 +31,7 @@ def _convert(checkpoint: Checkpoint, target: TargetFacts | None, has_lm_heads: b
     parts = [f"{layer}.linear.{part}" for layer in range(num_layers) for part in ("weight", "bias")]
     parts += [f"{num_layers}.weight"] if has_lm_heads else []
     names = {f"{head}.{part}": f"heads.{head}.{part}" for head in range(num_heads) for part in parts}
-    weights, _dropped = renamed(checkpoint, names)
+    weights, _dropped = rename_weights(checkpoint, names)
     hidden_size = weights["heads.0.0.linear.weight"].shape[-1]
     known = dict(checkpoint.config)
     if has_lm_heads:
@@ -59,19 +49,19 @@ def _convert(checkpoint: Checkpoint, target: TargetFacts | None, has_lm_heads: b
 
 
 def _counts(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Heads, and blocks of each; the config must agree on the blocks."""
+    """Return the number of heads and of blocks in each; the config must give the same number of blocks."""
     found = [match for key in checkpoint.tensors if (match := _BLOCK.fullmatch(key))]
     if not found:
         raise CheckpointError(
-            f"Medusa heads must have weights called `0.0.linear.weight` and so on, but those of `{checkpoint.name}` are "
-            f"called {some(checkpoint.tensors)}."
+            f"Medusa heads must have weights called `0.0.linear.weight` and so on, but those of `{checkpoint.name}` "
+            f"are called {shortened(checkpoint.tensors)}."
         )
     num_heads = 1 + max(int(match[1]) for match in found)
     num_layers = 1 + max(int(match[2]) for match in found)
     stated = checkpoint.config.get("medusa_num_layers", num_layers)
     if stated != num_layers:
         raise CheckpointError(
-            f"`medusa_num_layers` must be the number of blocks in each head, {num_layers} in `{checkpoint.name}`, but it is "
-            f"{stated!r}. Fetch config and weights again: they do not belong together."
+            f"`medusa_num_layers` must be the number of blocks in each head, {num_layers} in `{checkpoint.name}`, but "
+            f"it is {stated!r}. Fetch config and weights again: they do not belong together."
         )
     return num_heads, num_layers

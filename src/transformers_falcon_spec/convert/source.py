@@ -1,4 +1,4 @@
-"""A foreign checkpoint as it lies on disk or on the Hub: its config and its files. Reads nothing of what is not converted."""
+"""Reading a foreign checkpoint from a folder or the Hub: its config and its weights."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .formats import refuse_by_config, refuse_by_keys
 from .weight_files import check_values, read_tensors
 
 CONFIG_FILE = "config.json"
-# In order of preference: files that cannot hold code come before pickles.
+# In order of preference: safetensors, which cannot hold code, come before pickles.
 WEIGHT_FILES = (
     "medusa_lm_head.safetensors",
     "model.safetensors",
@@ -30,13 +30,13 @@ SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a foreign checkpoint holds.
+    """The content of a foreign checkpoint.
 
     Args:
-        name (`str`): The folder or Hub id, as it was given.
-        folder (`Path`): Where its files lie.
+        name (`str`): The folder or Hub id, as the user gave it.
+        folder (`Path`): The folder of its files.
         config (`dict`): Its `config.json`.
-        tensors (`dict`): Its weights by their foreign names, all finite.
+        tensors (`dict`): Its weights by their foreign names; all are finite.
         files (`dict`): SHA-256 of every file that was read, by name.
     """
 
@@ -48,13 +48,9 @@ class Checkpoint:
 
 
 def read_checkpoint(source: str) -> Checkpoint:
-    """Config and weights of a folder, or of a Hub repository, which is fetched without any code in it.
+    """Read config and weights from a folder, or from a Hub repository, of which no code is fetched.
 
-    Config and index come first: where they tell that nothing can be converted, weights are neither fetched nor read.
-
-    Raises:
-        [`CheckpointError`]: nothing is there, or a format that is not converted; files are missing or damaged, or hold anything
-            but finite numbers.
+    Config and index are read first. If they show that nothing can be converted, weights are neither fetched nor read.
     """
     is_local = Path(source).exists()
     folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES])
@@ -76,11 +72,7 @@ def read_checkpoint(source: str) -> Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        [`CheckpointError`]: there is no such file, or no JSON object in it.
-    """
+    """Read the object in a JSON file."""
     if not path.is_file():
         raise CheckpointError(
             f"`{path.parent}` must hold a `{path.name}`, which says what the weights are, but it does not. "
@@ -96,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _fetched(name: str, patterns: list[str]) -> Path:
-    """The folder of a Hub snapshot with the files of these names."""
+    """Fetch the files that match `patterns` from the Hub, and return their folder."""
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except HFValidationError as error:
@@ -111,7 +103,7 @@ def _fetched(name: str, patterns: list[str]) -> Path:
 
 
 def _weight_paths(folder: Path) -> list[Path]:
-    """The files that hold the weights; of several kinds the first in `WEIGHT_FILES`."""
+    """Find the files of the weights; of several kinds the first in `WEIGHT_FILES` is taken."""
     found = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if found is None:
         seen = sorted(path.name for path in folder.iterdir())
@@ -130,7 +122,7 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The file of every weight."""
+    """Read from an index which file holds each weight."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"`{index}` must name the file of every weight under `weight_map`, but it does not.")

@@ -1,4 +1,4 @@
-"""What a converter knows of the target: from `--target` alone, whose config is read and whose weights are not."""
+"""Facts about the target of a converted drafter, read from the config of `--target`; its weights are not read."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +31,7 @@ class TargetFacts:
 
 
 def read_target(name: str) -> TargetFacts:
-    """The facts of a target, from its config.
-
-    Raises:
-        [`OptionError`]: there is no config of a causal language model at `name`.
-    """
+    """Read the facts of a target from its config."""
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
@@ -55,16 +51,11 @@ def read_target(name: str) -> TargetFacts:
 
 
 def fields_of(config: dict[str, Any], target: TargetFacts | None, name: str | None) -> dict[str, Any]:
-    """Vocabulary, special ids and name of the target: those of `--target`, else what the foreign config says of them.
-
-    Raises:
-        [`DrafterMismatchError`]: config and `--target` have different vocabularies.
-        [`CheckpointError`]: neither says how large the vocabulary is.
-    """
+    """Return vocabulary size, special ids and name of the target, from `--target` or else from the foreign config."""
     size = config.get("vocab_size")
     if target is not None:
-        if size is not None and size != target.fields["vocab_size"]:
-            raise mismatch("a vocabulary", size, target.fields["vocab_size"], target)
+        if size is not None:
+            check_size("a vocabulary", size, target.fields["vocab_size"], target)
         return target.fields
     if size is None:
         raise needs_target("how large the vocabulary is")
@@ -72,26 +63,24 @@ def fields_of(config: dict[str, Any], target: TargetFacts | None, name: str | No
     return {"vocab_size": size, "target_name_or_path": name or None, **ids}
 
 
+def check_widths(width: int, target: TargetFacts | None, reads_head_input: bool = True) -> None:
+    """Check that features and embeddings of the target are as wide as the drafter, which reads both."""
+    if target is not None:
+        check_size("features", width, target.head_size if reads_head_input else target.hidden_size, target)
+        check_size("embeddings", width, target.embedding_size, target)
+
+
 def check_size(what: str, expected: int, found: int, target: TargetFacts) -> None:
-    """Refuse a target of another size than the drafter was made for.
-
-    Raises:
-        [`DrafterMismatchError`]: with both sizes.
-    """
+    """Check that the target has a size for which the drafter was made."""
     if expected != found:
-        raise mismatch(what, expected, found, target)
-
-
-def mismatch(what: str, expected: int, found: int, target: TargetFacts) -> DrafterMismatchError:
-    """A target that the drafter was not made for."""
-    return DrafterMismatchError(
-        f"This drafter expects {what} of size {expected}, but the target `{target.fields['target_name_or_path']}` gives "
-        f"{found}. Name the target it was trained for: `--target`."
-    )
+        raise DrafterMismatchError(
+            f"This drafter expects {what} of size {expected}, but the target `{target.fields['target_name_or_path']}` "
+            f"gives {found}. Name the target it was trained for: `--target`."
+        )
 
 
 def needs_target(what: str) -> CheckpointError:
-    """A source that leaves open what only the target tells."""
+    """Return the error for a checkpoint that lacks a fact which only the target's config can give."""
     return CheckpointError(
         f"A conversion must know {what}, but the source does not say it. Name the target that the drafter was trained "
         f"for, a folder or Hub id: `--target NAME`. Only its config is read."

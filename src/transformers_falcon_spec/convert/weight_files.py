@@ -1,4 +1,4 @@
-"""Tensors from files of others: safetensors, or pickles read without running anything in them."""
+"""Reading tensors from safetensors files, and from pickles without running any code in them."""
 
 import pickle
 from pathlib import Path
@@ -17,16 +17,12 @@ NUM_NAMED = 8  # names shown in a message
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a `.safetensors`, `.bin` or `.pt` file, on the CPU.
-
-    Raises:
-        [`CheckpointError`]: the file is damaged, or holds anything but named tensors.
-    """
+    """Read all tensors of a `.safetensors`, `.bin` or `.pt` file to the CPU."""
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
     wrong = {str(name): type(value).__name__ for name, value in content.items() if not isinstance(value, Tensor)}
     if wrong:
         raise CheckpointError(
-            f"`{path}` must hold tensors by name, but it also holds {some(wrong)}. Save the state dict alone: "
+            f"`{path}` must hold tensors by name, but it also holds {shortened(wrong)}. Save the state dict alone: "
             f"`torch.save(model.state_dict(), ...)`."
         )
     return content
@@ -40,7 +36,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """A pickle of tensors. `weights_only` calls nothing that a file names; what needs more is refused."""
+    """Read a pickle of tensors with `weights_only`, which refuses a file that needs any code to be run."""
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -65,27 +61,23 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 def check_values(tensors: dict[str, Tensor], name: str) -> None:
-    """Refuse weights that are not finite, or of a type that holds no plain weights.
-
-    Raises:
-        [`CheckpointError`]: with the names.
-    """
+    """Check that all weights are finite numbers of a plain dtype, so not quantised."""
     foreign = {key: str(value.dtype) for key, value in tensors.items() if value.dtype not in (*FLOATS, *INTEGERS)}
     if foreign:
         raise CheckpointError(
-            f"The weights of `{name}` must be plain floating point numbers, but some are {some(foreign)}. "
+            f"The weights of `{name}` must be plain floating point numbers, but some are {shortened(foreign)}. "
             f"Take the checkpoint that was not quantised."
         )
     bad = [key for key, value in tensors.items() if value.dtype in FLOATS and not value.isfinite().all()]
     if bad:
         raise CheckpointError(
-            f"The weights of `{name}` must be finite, but {some(bad)} hold NaN or infinity. "
+            f"The weights of `{name}` must be finite, but {shortened(bad)} hold NaN or infinity. "
             f"Fetch them again; if they stay so, the checkpoint is broken."
         )
 
 
-def some(names: Any) -> str:
-    """The first few of many names, or of names and values, for a message."""
+def shortened(names: Any) -> str:
+    """Shorten a list of names, or a dictionary, to its first few entries for an error message."""
     shown = dict(list(names.items())[:NUM_NAMED]) if isinstance(names, dict) else sorted(names)[:NUM_NAMED]
     more = len(names) - NUM_NAMED
     return f"{shown}" + (f" and {more} more" if more > 0 else "")

@@ -47,11 +47,7 @@ class About:
 
     @classmethod
     def read(cls, path: Path) -> "About":
-        """Read the facts from a JSON file.
-
-        Raises:
-            [`PublishError`]: the file cannot be read, or holds other fields.
-        """
+        """Read the facts from a JSON file."""
         try:
             about = cls(**json.loads(path.read_text(encoding="utf-8")))
             if any(set(source) != {"name", "licence"} for source in about.data):
@@ -123,11 +119,7 @@ def render_card(
 
 
 def check_target_name(name: str | None) -> str:
-    """Check the name of a target on the Hub and return it.
-
-    Raises:
-        [`PublishError`]: it is no name on the Hub, or a folder of this machine.
-    """
+    """Check the name of a target on the Hub and return it."""
     try:
         validate_repo_id(name or "")
         is_name = not Path(name or "").exists()
@@ -165,11 +157,7 @@ def _target_facts(drafter: DrafterModel) -> dict[str, Any]:
 
 
 def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The facts of `training.json` for the card: the accuracies of the last evaluation, and all but the curve.
-
-    Raises:
-        [`PublishError`]: the file is not from `falcon-spec train`.
-    """
+    """The facts of `training.json` for the card: the accuracies of the last evaluation, and all but the curve."""
     if training is None:
         return None
     missing = [name for name in (*_TRAINING, "curve") if name not in training]

@@ -38,10 +38,6 @@ class CustomGenerate:
 
         `assistant_model` may be another drafter to use. `revision`, `token`, `cache_dir`, `local_files_only`,
         `force_download` and `proxies` are used to load the drafter, as in `from_pretrained`.
-
-        Raises:
-            [`GenerationError`]: `assistant_model` is no drafter, or it is missing and this code was loaded from a
-                local folder.
         """
         hub = {name: arguments.pop(name) for name in _HUB_OPTIONS if name in arguments}
         drafter = arguments.pop("assistant_model", None)
@@ -67,11 +63,7 @@ class CustomGenerate:
 
 
 def origin(file: str) -> tuple[str, str]:
-    """The repository and commit of a module that Transformers fetched into `OWNER/NAME/COMMIT/custom_generate`.
-
-    Raises:
-        [`GenerationError`]: the module was loaded from a local folder.
-    """
+    """The repository and commit of a module that Transformers fetched into `OWNER/NAME/COMMIT/custom_generate`."""
     owner, name, commit = Path(file).parts[-5:-2]
     if _COMMIT.fullmatch(commit) is None:
         raise GenerationError(

@@ -48,12 +48,7 @@ class Figures:
 
 
 def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Figures]:
-    """Read the measurements of `drafter` from each file.
-
-    Raises:
-        [`OptionError`]: a file is not from `falcon-spec bench`.
-        [`PublishError`]: a file has no measurement with these weights and settings, or runs are missing.
-    """
+    """Read the measurements of `drafter` from each file."""
     return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
 

@@ -54,12 +54,7 @@ class Publication:
 
 
 def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> None:
-    """Write the publication of the drafter in `folder` into the empty folder `into`.
-
-    Raises:
-        [`CheckpointError`]: `folder` holds no complete drafter, or its weights are pickles.
-        [`PublishError`]: the target has no name on the Hub, or results belong to another drafter.
-    """
+    """Write the publication of the drafter in `folder` into the empty folder `into`."""
     drafter = load_drafter(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
@@ -97,11 +92,7 @@ def _record(path: Path) -> Any:
 
 
 def load_drafter(folder: Path) -> DrafterModel:
-    """Load the drafter in a folder as its users will load it.
-
-    Raises:
-        [`CheckpointError`]: there is no drafter of this package, or its weights are pickles.
-    """
+    """Load the drafter in a folder as its users will load it."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"`{folder}` must be the folder of a drafter, but it has no `config.json`.")
     pickles = sorted(

@@ -1,4 +1,4 @@
-"""From foreign names to a whole drafter: no weight missing, none left over, every shape as the config says."""
+"""Building a drafter from the weights of a foreign checkpoint; every weight must be used and have the right shape."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from transformers import PreTrainedConfig
 from ..drafters.base import DrafterModel
 from ..errors import CheckpointError
 from .source import Checkpoint
-from .weight_files import some
+from .weight_files import shortened
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a converter makes of a checkpoint.
+    """The result of a converter: class, config and weights of the drafter.
 
     Args:
-        drafter_class (`type`): The drafter it becomes.
+        drafter_class (`type`): The class of the drafter.
         config (`PreTrainedConfig`): Its configuration.
         weights (`dict`): Its weights under the names of this package.
-        dropped (`list[str]`): Foreign weights that are left out, because they are the target's own.
-        filled (`dict`): Weights that the source does not have, and the value that stands for them.
+        dropped (`list[str]`): Foreign weights that are left out, because they are copies of the target's.
+        filled (`dict`): Weights that the source does not have, and the value that each is filled with.
     """
 
     drafter_class: type[DrafterModel]
@@ -34,24 +34,15 @@ class Conversion:
     filled: dict[str, float] = field(default_factory=dict)
 
 
-def renamed(
+def rename_weights(
     checkpoint: Checkpoint, names: dict[str, str], droppable: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights under new names, and which of `droppable` were there.
-
-    Args:
-        checkpoint (`Checkpoint`): Where they come from.
-        names (`dict`): The new name of every weight that must be there.
-        droppable (`Collection[str]`): Weights that may be there and are left out.
-
-    Raises:
-        [`CheckpointError`]: weights are missing or left over.
-    """
+    """Rename all weights as `names` says and list the `droppable` ones; no other may be missing or left over."""
     seen = set(checkpoint.tensors)
     missing, unexpected = set(names) - seen, seen - set(names) - set(droppable)
     if missing or unexpected:
         wrong = {"missing": sorted(missing), "unexpected": sorted(unexpected)}
-        parts = [f"{kind}: {some(found)}" for kind, found in wrong.items() if found]
+        parts = [f"{kind}: {shortened(found)}" for kind, found in wrong.items() if found]
         raise CheckpointError(
             f"`{checkpoint.name}` must hold exactly the weights of its format, but there are {'; '.join(parts)}. "
             f"Check that config and weights belong together and that no weight was renamed."
@@ -60,31 +51,23 @@ def renamed(
 
 
 def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> None:
-    """Refuse a weight of another shape; a weight that is not there has none.
-
-    Raises:
-        [`CheckpointError`]: with both shapes.
-    """
+    """Check the shape of a weight, if the checkpoint holds it."""
     found = tuple(checkpoint.tensors[key].shape) if key in checkpoint.tensors else shape
     if found != shape:
         raise _wrong_shapes(checkpoint.name, {key: f"{found} instead of {shape}"})
 
 
-def whole_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
-    """The drafter, with every weight in the type that holds all of them.
-
-    Raises:
-        [`CheckpointError`]: a weight has another shape than the config says.
-    """
+def build_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
+    """Build the drafter, with every weight in the smallest dtype that holds all of them."""
     with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
         drafter = conversion.drafter_class(conversion.config)
     expected = drafter.state_dict()
-    assert set(expected) == set(conversion.weights)  # else a converter and its drafter disagree
+    assert set(expected) == set(conversion.weights)  # else a converter does not fit its drafter
     foreign = {id(weight): name for name, weight in checkpoint.tensors.items()}
     wrong = {
-        foreign[id(weight)]: f"{_form(weight)} instead of {_form(expected[key])}"
+        foreign[id(weight)]: f"{_describe(weight)} instead of {_describe(expected[key])}"
         for key, weight in conversion.weights.items()
-        if _form(weight) != _form(expected[key])
+        if _describe(weight) != _describe(expected[key])
     }
     if wrong:
         raise _wrong_shapes(checkpoint.name, wrong)
@@ -99,18 +82,18 @@ def whole_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterMode
 
 
 def common_dtype(weights: dict[str, Tensor]) -> torch.dtype:
-    """The smallest floating point type that holds all of them."""
+    """Return the smallest floating point dtype that holds all of the weights."""
     found = {value.dtype for value in weights.values() if value.is_floating_point()}
     return reduce(torch.promote_types, found)
 
 
-def _form(weight: Tensor) -> str:
-    """Its shape, and its type unless that is a floating point one."""
+def _describe(weight: Tensor) -> str:
+    """Describe the shape of a weight, and its dtype unless that is a floating point one."""
     return f"{tuple(weight.shape)}" + ("" if weight.is_floating_point() else f" of {weight.dtype}")
 
 
 def _wrong_shapes(name: str, wrong: dict[str, Any]) -> CheckpointError:
     return CheckpointError(
-        f"The weights of `{name}` must have the shapes that its config says, but these do not: {some(wrong)}. "
+        f"The weights of `{name}` must have the shapes that its config says, but these do not: {shortened(wrong)}. "
         f"Check that config and weights belong together."
     )
