@@ -8,7 +8,8 @@ are interleaved prompt by prompt; single drafted passes are timed in turns after
 
 import argparse
 import copy
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,7 @@ from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, Spec
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.drafters.easyspec.groups import build_groups
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.group_costs import time_passes
+from transformers_falcon_spec.evaluation.layer_group_costs import TimedPass
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
@@ -110,6 +111,18 @@ def name_of(kind: str, size: int, backend: str) -> str:
     return f"{kind}, groups of {size}, {backend}" if size > 1 else f"{kind}, groups of 1"
 
 
+def time_passes(passes: Mapping[str, TimedPass], repeats: int) -> list[dict[str, float]]:
+    """Seconds of passes by name, all of them once in every turn, in random order; a first turn as a warm-up is left out.
+
+    Nothing is timed inside a pass, so that backends of any kind can be compared.
+    """
+    order = random.Random(0)
+    turns = [
+        {name: passes[name].seconds() for name in order.sample([*passes], len(passes))} for _ in range(repeats + 1)
+    ]
+    return turns[1:]
+
+
 def pass_rows(
     drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, sizes: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
@@ -121,7 +134,8 @@ def pass_rows(
         for backend in (ORDER, AT_ONCE)
     }
     named = {"alone": alone, **{f"{size} {backend}": each for (size, backend), each in backends.items()}}
-    turns = time_passes(drafter, ids, width, named, repeats)
+    passes = {name: TimedPass(drafter, ids, width, backend, is_exact=False) for name, backend in named.items()}
+    turns = time_passes(passes, repeats)
     return [
         {
             "width": width,

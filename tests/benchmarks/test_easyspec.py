@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from benchmarks import easyspec_speed
-from benchmarks.easyspec_speed import rivals, side_by_side, times_as_fast
+from benchmarks.easyspec_speed import rivals, side_by_side, time_passes, times_as_fast
 from tests.chat import save_target
+from tests.drafters.easyspec.kinds import make_drafter, make_model
+from tests.evaluation.test_layer_group_costs import Clock
+from tests.tiny import make_prompt
+from transformers_falcon_spec.drafters.easyspec.families import LayeredModel
+from transformers_falcon_spec.evaluation import layer_group_costs
+from transformers_falcon_spec.evaluation.layer_group_costs import TimedPass
 from transformers_falcon_spec.provenance import provenance
 
 
@@ -126,3 +132,25 @@ def test_passes_come_first_then_arms_beside_others(name: str, shape: str, words:
     assert "| stock | 80.4 | 2.50 | 20.1 | - | 1.25x (1.00 to 1.50) | - |" in text
     assert "| chain, groups of 1 | 80.4 | 2.50 | 20.1 | 4.0 | 1.25x (1.00 to 1.50) | 1.25x (1.00 to 1.50) |" in text
     assert f"Source: `benchmarks/results/{name}`" in text
+
+
+def test_passes_of_all_backends_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, clock = make_drafter(make_model("llama")), Clock()
+    monkeypatch.setattr(layer_group_costs, "_now", clock)
+    drafter.config.backend = "sequential"
+    attend, backends = LayeredModel.attend, {"in order": drafter.backend()}
+    drafter.config.backend = "fused"
+    backends["at once"] = drafter.backend()
+
+    def slow(*args: Any) -> Any:
+        clock.now += 9
+        return attend(*args)
+
+    monkeypatch.setattr(LayeredModel, "attend", slow)
+    passes = {
+        name: TimedPass(drafter, make_prompt(6), 3, backend, is_exact=False) for name, backend in backends.items()
+    }
+    turns = time_passes(passes, repeats=2)
+
+    # of 7 layers 5 stand in groups; the fused backend asks none of them
+    assert turns == [{"in order": 1 + 5 * 9, "at once": 1}] * 2

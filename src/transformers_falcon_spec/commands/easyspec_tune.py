@@ -24,9 +24,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 from ..drafters.easyspec import LayerParallelDrafter
 from ..errors import OptionError
 from ..evaluation.decoding import decoding_options
-from ..evaluation.drafted_texts import Text, written_texts
-from ..evaluation.group_costs import Link, StepModel, measure_costs, measure_link
-from ..evaluation.group_fit import Groups, Replay, Steps, best_divisions, candidate_groups, singles, with_group
+from ..evaluation.draft_replay import DraftReplay, StepCounts, WrittenText, written_texts
+from ..evaluation.layer_group_costs import Link, StepModel, measure_costs, measure_link
+from ..evaluation.layer_groups import Groups, best_divisions, candidate_groups, single_layers, with_group
 from ..evaluation.records import Records
 from ..generation.distributed import ProcessGroup
 from ..generation.options import SpeculationConfig
@@ -83,7 +83,7 @@ def run(command: TuneGroupsCommand) -> None:
     if not is_first:
         return
     models = _loaded(command)
-    replay = Replay(models.target, models.drafter, _options(command), command.max_new_tokens)
+    replay = DraftReplay(models.target, models.drafter, _options(command), command.max_new_tokens)
     records = Records(command.records_file, _settings(command, models))
     named, rate = written_texts(
         models.target, models.tokenizer, command.read_prompts(), command.max_new_tokens, records
@@ -96,11 +96,11 @@ def run(command: TuneGroupsCommand) -> None:
 
 
 def _result(
-    command: TuneGroupsCommand, models: _Models, texts: list[Text], counts: "_Counts", link: Link | None
+    command: TuneGroupsCommand, models: _Models, texts: list[WrittenText], counts: "_Counts", link: Link | None
 ) -> dict[str, Any]:
     """Groups alone, divisions of the layers, and what each number of devices would make of them."""
     num_layers = len(models.drafter.layered.layers)
-    alone = counts.of(singles(num_layers))
+    alone = counts.of(single_layers(num_layers))
     found = {
         each: counts.of(with_group(num_layers, *each)) for each in candidate_groups(num_layers, command.max_group_size)
     }
@@ -169,28 +169,31 @@ def _settings(command: TuneGroupsCommand, models: _Models) -> dict[str, Any]:
 class _Counts:
     """What texts would take with given groups; counted once."""
 
-    def __init__(self, replay: Replay, texts: list[Text], records: Records) -> None:
+    def __init__(self, replay: DraftReplay, texts: list[WrittenText], records: Records) -> None:
         self._replay, self._texts, self._records = replay, texts, records
         self._known = {str(entry["groups"]): entry["steps"] for entry in records.entries if "groups" in entry}
 
-    def of(self, groups: Groups) -> Steps:
+    def of(self, groups: Groups) -> StepCounts:
         if str(groups) not in self._known:
-            each = [self._replay.steps(text, groups) for text in tqdm(self._texts, desc=str(groups)[:60], leave=False)]
-            steps = asdict(sum(each, Steps(0, 0, 0, 0)))
+            each = [self._replay.count(text, groups) for text in tqdm(self._texts, desc=str(groups)[:60], leave=False)]
+            steps = asdict(sum(each, StepCounts()))
             self._records.append({"groups": groups, "steps": steps})
             self._known[str(groups)] = steps
-        return Steps(**self._known[str(groups)])
+        return StepCounts(**self._known[str(groups)])
 
 
 def _model(
-    command: TuneGroupsCommand, models: _Models, texts: list[Text], alone: Steps, link: Link | None
+    command: TuneGroupsCommand, models: _Models, texts: list[WrittenText], alone: StepCounts, link: Link | None
 ) -> StepModel:
     """Parts of drafting, timed; the rest of a step is what it takes with the model as it is, less its drafting."""
     drafter = models.drafter
     longest = max(texts, key=lambda text: len(text.token_ids))
     ids = torch.tensor([longest.token_ids[:MOST_CONTEXT]], device=drafter.device)
     costs = measure_costs(drafter, ids, command.tree_top_k, round(alone.acceptance_length), command.repeats)
-    drafter.config.layer_groups, drafter.generation_config = singles(len(drafter.layered.layers)), _options(command)
+    drafter.config.layer_groups, drafter.generation_config = (
+        single_layers(len(drafter.layered.layers)),
+        _options(command),
+    )
     seconds, num_steps = 0.0, 0
     for text in texts[:MOST_TIMED]:
         prompt = torch.tensor([text.token_ids[: text.prompt_len]])

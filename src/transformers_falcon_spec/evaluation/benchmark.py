@@ -36,47 +36,40 @@ class Cell:
     """One run to make: a method on a prompt under a decoding."""
 
     target: str
-    arm: str
+    method: str
     decoding: str
     prompt: Prompt
     repeat: int
 
     @property
     def key(self) -> str:
-        """The identifier of this run: it differs from that of every other run of the benchmark."""
-        return "|".join(
-            [self.target, self.arm, self.decoding, self.prompt.set_name, self.prompt.prompt_id, str(self.repeat)]
-        )
+        """The identifier of this run, which no other run of the benchmark has."""
+        prompt = (self.prompt.set_name, self.prompt.prompt_id)
+        return "|".join((self.target, self.method, self.decoding, *prompt, str(self.repeat)))
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Says at which stage a method raised which exception, and how many of its runs were done.
-
-    Each prompt counts once a decoding and repeat.
-    """
+    """Says at which stage a method raised which exception, and how many of its runs were done."""
 
     target: str
-    arm: str
+    arm: str  # the name of the method
     stage: Stage
     error: str
     message: str
-    num_done: int = 0
+    num_done: int = 0  # runs
     num_planned: int = 0
 
     @classmethod
-    def of(cls, error: Exception, target: str, arm: str, stage: Stage, **counts: int) -> "Failure":
+    def of(cls, error: Exception, target: str, method: str, stage: Stage, **counts: int) -> "Failure":
         """The failure that an exception stands for."""
-        return cls(target, arm, stage, type(error).__name__, portable(str(error)), **counts)
+        return cls(target, method, stage, type(error).__name__, portable(str(error)), **counts)
 
     @property
     def text(self) -> str:
         """The failure in one line of text."""
-        when = (
-            f"after {self.num_done} of {self.num_planned} prompts"
-            if self.stage == "writing"
-            else f"while {self.stage}"
-        )
+        progress = f"after {self.num_done} of {self.num_planned} prompts"
+        when = progress if self.stage == "writing" else f"while {self.stage}"
         return f"failed {when}: {self.error}: {' '.join(self.message.split())}"
 
     def to_json(self) -> dict[str, Any]:
@@ -98,17 +91,17 @@ class Outcome:
             [`BenchmarkError`]: a method failed.
         """
         if self.failures:
+            listed = "; ".join(f"`{failure.arm}` on `{failure.target}` {failure.text}" for failure in self.failures)
             raise BenchmarkError(
-                "All methods must finish, but these did not: "
-                + "; ".join(f"`{failure.arm}` on `{failure.target}` {failure.text}" for failure in self.failures)
-                + ". The other methods are measured; run the same command again to try the rest."
+                f"All methods must finish, but these did not: {listed}. The other methods are measured; run the same "
+                "command again to try the rest."
             )
         return self.records
 
 
 @dataclass
 class Benchmark:
-    """A benchmark of one target: the methods, what they write, and under which rules.
+    """A benchmark of one target: methods that answer the same prompts under the same rules.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
@@ -118,9 +111,9 @@ class Benchmark:
         decodings (`list[str]`): Names from `DECODINGS`.
         max_new_tokens (`int`): Same stop for all methods.
         repeats (`int`): Runs of each cell.
-        seed (`int`): Of the sampling and of the order of methods.
+        seed (`int`): Seed of the sampling and of the order of methods.
         with_baseline (`bool`): Also run the target alone.
-        target_name (`str`): Tells its runs from those of other targets in the same file.
+        target_name (`str`): The target's name in a file that holds runs of several targets.
     """
 
     target: PreTrainedModel
@@ -159,36 +152,34 @@ class Benchmark:
             logger.info("%s holds %d of these runs; %d are left.", path, len(cells) - len(todo), len(todo))
         failures = self._warm_up(todo)
         for cell in tqdm(todo, desc=f"bench {self.target_name}", unit="run"):
-            if cell.arm in failures:
+            if cell.method in failures:
                 continue
             try:
                 measured = self._measure(cell)
             except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
-                failures[cell.arm] = self._failure(error, cell.arm, "writing", cells, records)
+                planned = {other.key for other in cells if other.method == cell.method}
+                num_done = sum(row["key"] in planned for row in records.entries)
+                counts = {"num_done": num_done, "num_planned": len(planned)}
+                failures[cell.method] = self._failure(error, cell.method, "writing", **counts)
                 continue
-            told = {"identity": self._identities[cell.arm], "conditions": self._conditions}
-            records.append({"key": cell.key, **told, **measured})
-        asked = {cell.key for cell in cells}
-        return Outcome([row for row in records.entries if row["key"] in asked], list(failures.values()))
+            origin = {"identity": self._identities[cell.method], "conditions": self._conditions}
+            records.append({"key": cell.key, **origin, **measured})
+        keys = {cell.key for cell in cells}
+        return Outcome([row for row in records.entries if row["key"] in keys], list(failures.values()))
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
         """The entry of each method, also of one that failed, in the results file, with the conditions of its runs.
 
-        Runs of earlier versions do not tell theirs: a method with such runs has None.
+        Runs of earlier versions lack their conditions: a method with such runs has None.
         """
         failed = {failure.arm: failure.to_json() for failure in outcome.failures}
-        told = {
-            name: [row.get("conditions") for row in outcome.records if row["arm"] == name] for name in self._methods
-        }
-        return [
-            {
-                "target": self.target_name,
-                **method.describe(),
-                "conditions": told[name][0] if told[name] and None not in told[name] else None,
-                "failure": failed.get(name),
-            }
-            for name, method in self._methods.items()
-        ]
+        entries = []
+        for name, method in self._methods.items():
+            conditions = [row.get("conditions") for row in outcome.records if row["arm"] == name]
+            known = conditions[0] if conditions and None not in conditions else None
+            origin = {"conditions": known, "failure": failed.get(name)}
+            entries.append({"target": self.target_name, **method.describe(), **origin})
+        return entries
 
     def _open(self, path: Path) -> Records:
         """Open the file of runs and check that the runs in it were made with these models."""
@@ -207,7 +198,7 @@ class Benchmark:
         return records
 
     def _check_origin(self, row: dict[str, Any], path: Path) -> None:
-        """Refuse to go on from a run of other models, settings or conditions; earlier versions did not write down conditions."""
+        """Refuse a run that was made with other models, settings or conditions; earlier versions did not store conditions."""
         expected = self._identities.get(row["arm"], row["identity"])
         if expected != row["identity"]:
             raise OptionError(
@@ -217,8 +208,9 @@ class Benchmark:
             )
         if row.get("conditions", self._conditions) != self._conditions:
             raise OptionError(
-                f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on `{self.target_name}` have "
-                f"{row['conditions']}, and now it is {self._conditions}. Delete it, or write to another file."
+                f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on "
+                f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, or write to "
+                "another file."
             )
 
     def _cells(self) -> Iterator[Cell]:
@@ -227,50 +219,43 @@ class Benchmark:
         for repeat in range(self.repeats):
             for decoding in self.decodings:
                 for prompt in self.prompts:
-                    arms = list(self._methods)
-                    order.shuffle(arms)
-                    yield from (Cell(self.target_name, arm, decoding, prompt, repeat) for arm in arms)
+                    methods = list(self._methods)
+                    order.shuffle(methods)
+                    yield from (Cell(self.target_name, method, decoding, prompt, repeat) for method in methods)
 
     def _warm_up(self, todo: list[Cell]) -> dict[str, Failure]:
-        """Call every method once, unmeasured: first calls allocate, probe and compile. Returns the methods that fail already."""
+        """Call every method once, unmeasured: first calls allocate, probe and compile. Returns those that already fail."""
         failures = {}
-        ids = self.prompts[0].input_ids(self.tokenizer)
-        for arm in dict.fromkeys(cell.arm for cell in todo):
-            method = self._methods[arm]
+        ids, options = self.prompts[0].input_ids(self.tokenizer), decoding_options("greedy")
+        for name in dict.fromkeys(cell.method for cell in todo):
+            method = self._methods[name]
             try:
                 with method.path(self.target):
-                    timed_generate(
-                        self.target, ids, WARM_UP_TOKENS, decoding_options("greedy"), self.seed, **method.arguments()
-                    )
+                    timed_generate(self.target, ids, WARM_UP_TOKENS, options, self.seed, **method.arguments())
             except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
-                failures[arm] = self._failure(error, arm, "warming up")
+                failures[name] = self._failure(error, name, "warming up")
         return failures
 
-    def _failure(
-        self, error: Exception, arm: str, stage: Stage, cells: Sequence[Cell] = (), records: Records | None = None
-    ) -> Failure:
-        logger.error("`%s` failed on `%s` and is left out from here on.", arm, self.target_name, exc_info=error)
-        planned = {cell.key for cell in cells if cell.arm == arm}
-        num_done = sum(row["key"] in planned for row in records.entries) if records else 0
-        return Failure.of(error, self.target_name, arm, stage, num_done=num_done, num_planned=len(planned))
+    def _failure(self, error: Exception, method: str, stage: Stage, **counts: int) -> Failure:
+        logger.error("`%s` failed on `%s` and is left out from here on.", method, self.target_name, exc_info=error)
+        return Failure.of(error, self.target_name, method, stage, **counts)
 
     def _measure(self, cell: Cell) -> dict[str, Any]:
         """Make one timed run; the counts of a stock method come from a second run that hooks watch."""
-        method = self._methods[cell.arm]
+        method = self._methods[cell.method]
         ids = cell.prompt.input_ids(self.tokenizer)
         options, seed = decoding_options(cell.decoding), self.seed + cell.repeat
         with method.path(self.target):
             first = timed_generate(self.target, ids, 1, options, seed, **method.arguments())
             run = timed_generate(self.target, ids, self.max_new_tokens, options, seed, **method.arguments())
+            stats = None
             if not method.is_stock:
                 stats = run.output.speculation
             elif method.drafts:
                 stats = watched_stats(self.target, ids, self.max_new_tokens, options, seed, method.arguments())
-            else:
-                stats = None
         return {
             "target": cell.target,
-            "arm": cell.arm,
+            "arm": cell.method,
             "decoding": cell.decoding,
             "set": cell.prompt.set_name,
             "prompt": cell.prompt.prompt_id,

@@ -21,7 +21,7 @@ from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
 from tests.tiny import make_prompt
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.group_costs import pass_traffic
+from transformers_falcon_spec.evaluation.layer_group_costs import pass_traffic
 from transformers_falcon_spec.generation.distributed import Processes
 
 pytestmark = pytest.mark.families

@@ -9,10 +9,11 @@ import torch
 from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
 from tests.tiny import make_prompt
 from transformers_falcon_spec.drafters.easyspec.families import LayeredModel
-from transformers_falcon_spec.evaluation import group_costs
-from transformers_falcon_spec.evaluation.group_costs import (
+from transformers_falcon_spec.evaluation import layer_group_costs
+from transformers_falcon_spec.evaluation.draft_replay import StepCounts
+from transformers_falcon_spec.evaluation.layer_group_costs import (
     LINK_BYTES,
-    MOST_RANKS,
+    MAX_DEVICES,
     Costs,
     Link,
     StepModel,
@@ -20,9 +21,7 @@ from transformers_falcon_spec.evaluation.group_costs import (
     measure_link,
     pass_seconds,
     pass_traffic,
-    time_passes,
 )
-from transformers_falcon_spec.evaluation.group_fit import Steps
 from transformers_falcon_spec.generation.distributed import Processes
 
 COSTS = Costs(attend=7.0, finish=11.0, layer=19.0, ends=5.0, read=50.0, state_bytes=64)
@@ -30,21 +29,23 @@ LINK = Link(latency_seconds=0.5, bytes_per_second=128.0)
 DIVISIONS = [[[0], [1], [2], [3], [4]], GROUPS, [[0], [1, 2, 3, 4, 5], [6]], [[0], [1, 2, 3], [4, 5, 6, 7], [8]]]
 
 
-def simulated(groups: Sequence[Sequence[int]], num_ranks: int) -> tuple[float, int, int]:
+def simulated(groups: Sequence[Sequence[int]], num_devices: int) -> tuple[float, int, int]:
     """The clock of the slowest rank after one pass, exchanges, and bytes that the first rank received; every hop of every part is walked."""
-    clocks, num_exchanges, received = [COSTS.ends] * num_ranks, 0, [0] * num_ranks
+    clocks, num_exchanges, received = [COSTS.ends] * num_devices, 0, [0] * num_devices
     for group in groups:
         if len(group) == 1:
             clocks = [clock + COSTS.layer for clock in clocks]
             continue
-        share = next(number for number in range(1, len(group) + 1) if number * num_ranks >= len(group))
+        share = next(number for number in range(1, len(group) + 1) if number * num_devices >= len(group))
         for place in range(len(group)):
             clocks[place // share] += COSTS.attend
-        if num_ranks > 1:
+        if num_devices > 1:
             num_exchanges += 1
-            for _ in range(num_ranks - 1):  # each hop, all ranks hand the part that they got last to their neighbour
+            for _ in range(num_devices - 1):  # each hop, all ranks hand the part that they got last to their neighbour
                 begin = max(clocks)
-                clocks = [begin + LINK.latency_seconds + share * COSTS.state_bytes / LINK.bytes_per_second] * num_ranks
+                clocks = [
+                    begin + LINK.latency_seconds + share * COSTS.state_bytes / LINK.bytes_per_second
+                ] * num_devices
                 received = [num + share * COSTS.state_bytes for num in received]
         for _ in group:
             clocks = [clock + COSTS.finish for clock in clocks]
@@ -52,16 +53,16 @@ def simulated(groups: Sequence[Sequence[int]], num_ranks: int) -> tuple[float, i
 
 
 @pytest.mark.parametrize("groups", DIVISIONS)
-@pytest.mark.parametrize("num_ranks", range(1, MOST_RANKS + 1))
-def test_a_pass_takes_what_simulated_clocks_say(groups: Sequence[Sequence[int]], num_ranks: int) -> None:
-    seconds, num_exchanges, num_bytes = simulated(groups, num_ranks)
+@pytest.mark.parametrize("num_devices", range(1, MAX_DEVICES + 1))
+def test_a_pass_takes_what_simulated_clocks_say(groups: Sequence[Sequence[int]], num_devices: int) -> None:
+    seconds, num_exchanges, num_bytes = simulated(groups, num_devices)
 
-    assert pass_seconds(groups, num_ranks, COSTS, LINK) == pytest.approx(seconds, rel=1e-12)
-    assert pass_traffic(groups, num_ranks, COSTS.state_bytes) == (num_exchanges, num_bytes)
+    assert pass_seconds(groups, num_devices, COSTS, LINK) == pytest.approx(seconds, rel=1e-12)
+    assert pass_traffic(groups, num_devices, COSTS.state_bytes) == (num_exchanges, num_bytes)
 
 
 def test_a_step_is_its_exact_pass_its_rough_ones_and_all_else() -> None:
-    model, steps = StepModel(COSTS, 100.0, LINK), Steps(num_steps=4, num_accepted=8, num_passes=13, num_drafts=3)
+    model, steps = StepModel(COSTS, 100.0, LINK), StepCounts(num_steps=4, num_accepted=8, num_passes=13, num_drafts=3)
     rough = pass_seconds(GROUPS, 2, COSTS, LINK)
 
     found = model.on_devices(GROUPS, steps)
@@ -71,7 +72,7 @@ def test_a_step_is_its_exact_pass_its_rough_ones_and_all_else() -> None:
     words = 4 * LINK.latency_seconds  # a draft and a verdict, each with its length
     assert found[0]["tokens_per_second"] == 3 / (model.draft_seconds(GROUPS, steps, 1) + 100)
     assert found[1]["tokens_per_second"] == 3 / ((3 * 50 + 10 * rough) / 4 + 100 + words)
-    assert len(model.on_devices([[0], [1, 2, 3, 4, 5, 6, 7], [8], [9]], steps)) == MOST_RANKS
+    assert len(model.on_devices([[0], [1, 2, 3, 4, 5, 6, 7], [8], [9]], steps)) == MAX_DEVICES
     assert (found[1]["gathers_per_pass"], found[1]["bytes_per_pass"]) == (2, (1 + 2) * 64)
     assert [each["devices"] for each in StepModel(COSTS, 100.0, None).on_devices(GROUPS, steps)] == [1]
 
@@ -89,7 +90,7 @@ class Clock:
 
 def test_parts_are_timed_apart_and_the_drafter_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, clock = make_drafter(make_model("llama")), Clock()
-    monkeypatch.setattr(group_costs, "_now", clock)
+    monkeypatch.setattr(layer_group_costs, "_now", clock)
     attend, before = LayeredModel.attend, set(vars(drafter.layered))
 
     def slow(*args: Any) -> Any:
@@ -106,28 +107,9 @@ def test_parts_are_timed_apart_and_the_drafter_stays_as_it_was(monkeypatch: pyte
     assert set(vars(drafter.layered)) == before
 
 
-def test_passes_of_all_backends_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, clock = make_drafter(make_model("llama")), Clock()
-    monkeypatch.setattr(group_costs, "_now", clock)
-    drafter.config.backend = "sequential"
-    attend, arms = LayeredModel.attend, {"in order": drafter.backend()}
-    drafter.config.backend = "fused"
-    arms["at once"] = drafter.backend()
-
-    def slow(*args: Any) -> Any:
-        clock.now += 9
-        return attend(*args)
-
-    monkeypatch.setattr(LayeredModel, "attend", slow)
-    turns = time_passes(drafter, make_prompt(6), 3, arms, repeats=2)
-
-    # of 7 layers 5 stand in groups; the fused backend asks none of them
-    assert turns == [{"in order": 1 + 5 * 9, "at once": 1}] * 2
-
-
 def test_a_link_is_found_from_its_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(group_costs, "_now", clock)
+    monkeypatch.setattr(layer_group_costs, "_now", clock)
 
     class Three(Processes):
         num = 3
