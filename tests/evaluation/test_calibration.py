@@ -15,17 +15,17 @@ from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.calibration import (
     Fit,
-    Text,
+    ObservedText,
     compare,
     error_by_luck,
     expected_calibration_error,
     fit,
     fits_of_folds,
     fold_of,
-    nearest_step,
+    nearest_index,
     reliability,
 )
-from transformers_falcon_spec.evaluation.confidence import AS_IT_IS, TEMPERATURES, ListWatch, Observations
+from transformers_falcon_spec.evaluation.observations import TEMPERATURES, UNCALIBRATED, DrafterObserver, Observations
 
 VOCAB = 30
 TRUE = Fit(greedy=(0.6, 1.6), sampled=(0.8, 0.0))
@@ -35,8 +35,8 @@ ONE_STEP = math.log(TEMPERATURES[1] / TEMPERATURES[0])
 Lists = tuple[list[int], torch.Tensor, list[int]]  # depths, scores and choices
 
 
-def true_temperature(place: int, heat: float | None) -> float:
-    return math.sqrt(TRUE.greedy[place] ** 2 + ((heat or 0.0) * TRUE.sampled[place]) ** 2)
+def true_temperature(position: int, heat: float | None) -> float:
+    return math.sqrt(TRUE.greedy[position] ** 2 + ((heat or 0.0) * TRUE.sampled[position]) ** 2)
 
 
 def made_lists(num: int, heat: float | None, seed: int) -> Lists:
@@ -49,38 +49,38 @@ def made_lists(num: int, heat: float | None, seed: int) -> Lists:
     return depths, scores, chosen.tolist()
 
 
-def made_texts(num_prompts: int, num: int) -> tuple[list[Text], dict[str, list[Lists]]]:
+def made_texts(num_prompts: int, num: int) -> tuple[list[ObservedText], dict[str, list[Lists]]]:
     texts, raw = [], {}
     for number in range(num_prompts):
-        for place, (name, heat) in enumerate(HEATS.items()):
-            lists = made_lists(num, heat, 10 * number + place)
+        for shift, (name, heat) in enumerate(HEATS.items()):
+            lists = made_lists(num, heat, 10 * number + shift)
             raw.setdefault(name, []).append(lists)
-            texts.append(Text(f"prompt {number:02d}", name, heat, Observations.of(*lists, heat or 1.0)))
+            texts.append(ObservedText(f"prompt {number:02d}", name, heat, Observations.of(*lists, heat or 1.0)))
     return texts, raw
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[list[Text], dict[str, list[Lists]]]:
+def made() -> tuple[list[ObservedText], dict[str, list[Lists]]]:
     return made_texts(10, 400)
 
 
 def test_known_temperatures_are_found_again(made: Any) -> None:
-    found = fit(made[0], num_places=2, block_size=2)
+    found = fit(made[0], num_positions=2, block_size=2)
 
-    for place in range(2):
-        assert abs(math.log(found.greedy[place] / TRUE.greedy[place])) < 1.5 * ONE_STEP
+    for position in range(2):
+        assert abs(math.log(found.greedy[position] / TRUE.greedy[position])) < 1.5 * ONE_STEP
     for heat in (0.5, 1.0):
-        for place in range(2):
-            spread = math.hypot(found.greedy[place], heat * found.sampled[place])
-            assert abs(math.log(spread / true_temperature(place, heat))) < 1.5 * ONE_STEP
+        for position in range(2):
+            spread = math.hypot(found.greedy[position], heat * found.sampled[position])
+            assert abs(math.log(spread / true_temperature(position, heat))) < 1.5 * ONE_STEP
 
 
-def naive_loss(lists: list[Lists], place: int, spread: float) -> float:
-    """Minus the log chance of all choices of a place, from whole softmaxes."""
+def naive_loss(lists: list[Lists], position: int, spread: float) -> float:
+    """Minus the log chance of all choices of a position, from whole softmaxes."""
     total = 0.0
     for depths, scores, chosen in lists:
         for depth, row, token in zip(depths, scores.double(), chosen, strict=True):
-            if (depth - 1) % 2 == place:
+            if (depth - 1) % 2 == position:
                 total -= float((row / spread).log_softmax(-1)[token])
     return total
 
@@ -88,24 +88,24 @@ def naive_loss(lists: list[Lists], place: int, spread: float) -> float:
 def test_the_fit_is_the_best_of_a_search_over_whole_softmaxes() -> None:
     texts, raw = made_texts(3, 60)
 
-    found = fit(texts, num_places=2, block_size=2)
+    found = fit(texts, num_positions=2, block_size=2)
 
-    for place in range(2):
-        losses = [naive_loss(raw["greedy"], place, temperature) for temperature in TEMPERATURES]
-        assert found.greedy[place] == TEMPERATURES[losses.index(min(losses))]
-        spreads = [0.0, *TEMPERATURES[::4], found.sampled[place]]
+    for position in range(2):
+        losses = [naive_loss(raw["greedy"], position, temperature) for temperature in TEMPERATURES]
+        assert found.greedy[position] == TEMPERATURES[losses.index(min(losses))]
+        spreads = [0.0, *TEMPERATURES[::4], found.sampled[position]]
         sums = []
         for spread in spreads:
-            used = {name: math.hypot(found.greedy[place], HEATS[name] * spread) for name in ("warm", "hot")}
-            nearest = {name: TEMPERATURES[nearest_step(value)] for name, value in used.items()}
-            sums.append(sum(naive_loss(raw[name], place, nearest[name]) for name in nearest))
+            used = {name: math.hypot(found.greedy[position], HEATS[name] * spread) for name in ("warm", "hot")}
+            nearest = {name: TEMPERATURES[nearest_index(value)] for name, value in used.items()}
+            sums.append(sum(naive_loss(raw[name], position, nearest[name]) for name in nearest))
         assert sums[-1] <= min(sums) + 1e-3
 
 
-def test_places_of_later_passes_count_as_those_of_the_last_one() -> None:
+def test_positions_of_later_passes_count_as_those_of_the_last_one() -> None:
     fitted = Fit(greedy=(0.5, 1.0, 2.0, 4.0), sampled=(0.0, 0.0, 0.0, 0.0))
 
-    steps = fitted.steps(torch.tensor([1, 2, 3, 4, 5, 6, 7]), None, block_size=2)
+    steps = fitted.indices(torch.tensor([1, 2, 3, 4, 5, 6, 7]), None, block_size=2)
 
     assert [TEMPERATURES[step] for step in steps] == [0.5, 1.0, 2.0, 4.0, 2.0, 4.0, 2.0]
 
@@ -156,11 +156,13 @@ def test_luck_alone_leaves_less_the_more_there_are() -> None:
     assert 0 < many < few / 5
 
 
-def test_too_few_tokens_at_a_place_are_refused(made: Any) -> None:
-    with pytest.raises(OptionError, match=r"at least 20 tokens, greedy and sampled, but place 1 of 2 saw 0 and 4000"):
+def test_too_few_tokens_at_a_position_are_refused(made: Any) -> None:
+    with pytest.raises(
+        OptionError, match=r"at least 20 tokens, greedy and sampled, but position 1 of 2 saw 0 and 4000"
+    ):
         fit([text for text in made[0] if text.decoding != "greedy"], 2, 2)
-    with pytest.raises(OptionError, match="place 5 of 6 saw 0 and 0"):
-        fit(made[0], num_places=6, block_size=2)
+    with pytest.raises(OptionError, match="position 5 of 6 saw 0 and 0"):
+        fit(made[0], num_positions=6, block_size=2)
 
 
 def test_what_was_seen_survives_json_and_a_token_that_cannot_be_drafted() -> None:
@@ -175,10 +177,10 @@ def test_what_was_seen_survives_json_and_a_token_that_cannot_be_drafted() -> Non
     assert again.losses[1].eq(0).all()
     assert again.is_kept[1].any().item() is False
     assert again.is_kept[2].tolist() == [True] + [False] * 7
-    steps = torch.full((3,), AS_IT_IS)
+    steps = torch.full((3,), UNCALIBRATED)
     expected = (scores / 0.7).softmax(-1)
-    torch.testing.assert_close(again.chances(steps), expected.topk(8).values, atol=1e-4, rtol=0)
-    torch.testing.assert_close(again.losses[0, AS_IT_IS], -expected[0, 4].log(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(again.best_probs(steps), expected.topk(8).values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(again.losses[0, UNCALIBRATED], -expected[0, 4].log(), atol=1e-4, rtol=0)
 
 
 def falcon(target: Any, **config: Any) -> Any:
@@ -200,18 +202,18 @@ def eagle(target: Any) -> Any:
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
 @pytest.mark.parametrize("make", [falcon, falcon_with_a_transition, eagle])
-def test_the_watch_sees_what_the_text_became(make: Callable[[Any], Any], temperature: float | None) -> None:
+def test_the_observer_sees_what_the_text_became(make: Callable[[Any], Any], temperature: float | None) -> None:
     target = make_target(seed=7).double()
-    watch = ListWatch(make(target))
+    observer = DrafterObserver(make(target))
     options = {} if temperature is None else {"do_sample": True, "temperature": temperature, "top_k": 0}
 
-    pairs = [runs.both(target, watch.drafter, make_prompt(seed=seed), **options) for seed in range(6)]
-    seen = watch.take(temperature)
+    pairs = [runs.both(target, observer.drafter, make_prompt(seed=seed), **options) for seed in range(6)]
+    seen = observer.take(temperature)
 
     for pair in pairs:
         pair.assert_equal(is_kept=False)
     assert seen is not None
-    assert watch.take(temperature) is None
+    assert observer.take(temperature) is None
     histogram: dict[int, int] = {}
     for pair in pairs:
         for num, steps in pair.stats.acceptance_histogram.items():
@@ -220,23 +222,23 @@ def test_the_watch_sees_what_the_text_became(make: Callable[[Any], Any], tempera
     # every node that a list gave is in the tree, so that what is kept of a tree is what the lists held; at its end a text
     # has no room for the second node, whose list a block has all the same
     num_first, num_second = (int(seen.is_kept[at].any(-1).sum()) for at in (is_first, is_second))
-    slack = len(pairs) * (watch.drafter.block_size > 1)
+    slack = len(pairs) * (observer.drafter.block_size > 1)
     assert num_first == sum(steps for num, steps in histogram.items() if num >= 1)
     assert 0 <= num_second - sum(steps for num, steps in histogram.items() if num >= 2) <= slack
     assert num_second <= int(is_second.sum()) <= num_first
     assert sum(histogram.values()) > 30
 
 
-def test_a_watched_drafter_drafts_as_if_it_were_not_calibrated() -> None:
+def test_an_observed_drafter_drafts_as_if_it_were_not_calibrated() -> None:
     target = make_target(seed=7).double()
     stored = {"greedy": [9.0, 0.1], "sampled": [9.0, 0.1]}
     found = []
     for temperatures in (None, stored):
         drafter = falcon(target)
         drafter.config.confidence_temperatures = temperatures
-        watch = ListWatch(drafter)
-        runs.drafted(target, watch.drafter)
-        found.append(watch.take(None))
+        observer = DrafterObserver(drafter)
+        runs.drafted(target, observer.drafter)
+        found.append(observer.take(None))
         assert drafter.config.confidence_temperatures == temperatures
 
     assert found[0].log_norms.equal(found[1].log_norms)
@@ -248,4 +250,4 @@ def test_a_drafter_without_growing_trees_is_refused() -> None:
 
     for drafter in (static, LookaheadDrafter.from_target(target)):
         with pytest.raises(OptionError, match="Chances are those of trees that grow"):
-            ListWatch(drafter)
+            DrafterObserver(drafter)

@@ -14,7 +14,7 @@ from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import Draft
 from transformers_falcon_spec.core.verification import AcceptedPath
-from transformers_falcon_spec.evaluation.step_page import WatchedText, render_step_page, render_tree, tree_style
+from transformers_falcon_spec.evaluation.step_page import ObservedText, render_step_page, render_tree, tree_style
 from transformers_falcon_spec.evaluation.step_text import step_text
 from transformers_falcon_spec.evaluation.steps import Step, StepLog, StepNode
 from transformers_falcon_spec.provenance import provenance
@@ -29,7 +29,7 @@ def a_step(bonus: str | None = "'own'") -> Step:
         StepNode(parent, 10 + number, f"'t{number}'", None if number == 0 else number / 10, number in (0, 1, 3))
         for number, parent in enumerate(PARENTS)
     ]
-    return Step(tuple(nodes), num_guests=0, bonus=bonus)
+    return Step(tuple(nodes), num_lookahead=0, bonus=bonus)
 
 
 def printed(step: Step) -> list[str]:
@@ -38,11 +38,11 @@ def printed(step: Step) -> list[str]:
     return console.file.getvalue().rstrip("\n").split("\n")
 
 
-def a_page(texts: list[WatchedText]) -> str:
+def a_page(texts: list[ObservedText]) -> str:
     return render_step_page(texts, provenance(seed=0, dtype="float32"))
 
 
-def test_the_log_keeps_nodes_chances_and_what_became_text() -> None:
+def test_the_log_keeps_nodes_probabilities_and_what_became_text() -> None:
     tokenizer = make_tokenizer()
     one, two, three = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("a", "b", "c"))
     log = StepLog(tokenizer)
@@ -55,30 +55,30 @@ def test_the_log_keeps_nodes_chances_and_what_became_text() -> None:
     log(draft, [AcceptedPath((0, 2), (three, two))])
 
     (step,) = log.steps
-    assert [(node.parent, node.text, node.chance, node.is_kept) for node in step.nodes] == [
+    assert [(node.parent, node.text, node.prob, node.is_accepted) for node in step.nodes] == [
         (-1, "'a'", None, True),
         (0, "'b'", 0.5, False),
         (0, "'c'", 0.25, True),
         (1, "'a'", 0.125, False),
     ]
-    assert (step.num_drafted, step.num_accepted, step.last_kept, step.bonus) == (3, 1, 2, "'b'")
+    assert (step.num_drafted, step.num_accepted, step.last_accepted, step.bonus) == (3, 1, 2, "'b'")
 
 
-def test_guests_are_counted_and_not_shown_and_a_step_may_keep_nothing() -> None:
+def test_lookahead_nodes_are_counted_and_not_shown_and_a_step_may_keep_nothing() -> None:
     log = StepLog(make_tokenizer())
-    guests = torch.tensor([[False, True, False, True]])
+    is_lookahead = torch.tensor([[False, True, False, True]])
 
     log(
-        Draft(torch.tensor([[7, 8, 9, 10]]), torch.tensor([[-1, 0, 0, 1]]), is_lookahead=guests),
+        Draft(torch.tensor([[7, 8, 9, 10]]), torch.tensor([[-1, 0, 0, 1]]), is_lookahead=is_lookahead),
         [AcceptedPath((), ())],
     )
 
     (step,) = log.steps
-    assert [(node.parent, node.token_id, node.chance, node.is_kept) for node in step.nodes] == [
+    assert [(node.parent, node.token_id, node.prob, node.is_accepted) for node in step.nodes] == [
         (-1, 7, None, False),
         (0, 9, None, False),
     ]
-    assert (step.num_guests, step.num_accepted, step.last_kept, step.bonus) == (2, 0, 0, None)
+    assert (step.num_lookahead, step.num_accepted, step.last_accepted, step.bonus) == (2, 0, 0, None)
 
 
 def test_the_terminal_marks_what_was_kept_without_colour() -> None:
@@ -97,13 +97,13 @@ def test_the_terminal_marks_what_was_kept_without_colour() -> None:
 def test_tokens_cannot_write_to_the_terminal() -> None:
     node = StepNode(-1, 1, repr("\x1b[2J[bold]\n"), None, True)
 
-    lines = printed(Step((node,), num_guests=4, bonus=None))
+    lines = printed(Step((node,), num_lookahead=4, bonus=None))
 
-    assert lines == ["Step 3: 0 of 0 drafted nodes kept (4 guests were read, too)", r"'\x1b[2J[bold]\n'"]
+    assert lines == ["Step 3: 0 of 0 drafted nodes kept (4 lookahead nodes were read, too)", r"'\x1b[2J[bold]\n'"]
 
 
 def test_the_page_nests_nodes_as_the_tree_does() -> None:
-    page = a_page([WatchedText("p", "t", [a_step()])])
+    page = a_page([ObservedText("p", "t", [a_step()])])
 
     Outline(page)  # every tag matches
     tree = re.search(r'<ul class="tree">(.*?)\n</ul>', page, re.DOTALL).group(1)
@@ -129,15 +129,15 @@ def test_the_page_nests_nodes_as_the_tree_does() -> None:
 
 
 def test_a_tree_alone_is_that_of_the_page_and_has_its_style() -> None:
-    page = a_page([WatchedText("p", "t", [a_step()])])
+    page = a_page([ObservedText("p", "t", [a_step()])])
 
     assert render_tree(a_step()).strip() in page
     assert tree_style().strip() in page
-    assert "&lt;script" in render_tree(Step((StepNode(-1, 1, ATTACK, None, True),), num_guests=0, bonus=None))
+    assert "&lt;script" in render_tree(Step((StepNode(-1, 1, ATTACK, None, True),), num_lookahead=0, bonus=None))
 
 
 def test_the_page_leads_from_step_to_step_and_needs_nothing_else() -> None:
-    outline = Outline(a_page([WatchedText("p", "t", [a_step(), a_step(None)]), WatchedText("q", "u", [a_step()])]))
+    outline = Outline(a_page([ObservedText("p", "t", [a_step(), a_step(None)]), ObservedText("q", "u", [a_step()])]))
 
     ids = {attributes["id"] for _, attributes in outline.tags if "id" in attributes}
     links = [attributes["href"] for tag, attributes in outline.tags if tag == "a"]
@@ -150,18 +150,18 @@ def test_the_page_leads_from_step_to_step_and_needs_nothing_else() -> None:
 
 
 def test_what_models_and_prompts_say_is_escaped() -> None:
-    step = Step((StepNode(-1, 1, repr(ATTACK), None, True),), num_guests=0, bonus=ATTACK)
+    step = Step((StepNode(-1, 1, repr(ATTACK), None, True),), num_lookahead=0, bonus=ATTACK)
 
-    page = a_page([WatchedText(ATTACK, ATTACK, [step])])
+    page = a_page([ObservedText(ATTACK, ATTACK, [step])])
 
     assert "<script" not in page
     assert page.count("&lt;script&gt;") == 4
 
 
 def test_a_long_chain_is_shown() -> None:
-    nodes = tuple(StepNode(number - 1, 1, "'t'", 0.5, is_kept=False) for number in range(512))
+    nodes = tuple(StepNode(number - 1, 1, "'t'", 0.5, is_accepted=False) for number in range(512))
 
-    outline = Outline(a_page([WatchedText("p", "t", [Step(nodes, 0, None)])]))
+    outline = Outline(a_page([ObservedText("p", "t", [Step(nodes, 0, None)])]))
 
     assert [tag for tag, _ in outline.tags].count("li") == 512 + 1
 
@@ -171,7 +171,7 @@ def test_a_long_chain_is_shown() -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page(width: int, scheme: str, tmp_path: Path) -> None:
     path = tmp_path / "steps.html"
-    path.write_text(a_page([WatchedText("p", "word " * 99, [a_step(), a_step()])]), encoding="utf-8")
+    path.write_text(a_page([ObservedText("p", "word " * 99, [a_step(), a_step()])]), encoding="utf-8")
 
     seen = seen_in_a_browser(path, width, scheme)
 

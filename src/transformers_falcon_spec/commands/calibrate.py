@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from ..drafters.base import DrafterModel
-from ..evaluation.calibration import Text, compare, fit, fits_of_folds
-from ..evaluation.confidence import NUM_BEST, ListWatch, Observations
+from ..evaluation.calibration import ObservedText, compare, fit, fits_of_folds
 from ..evaluation.decoding import decoding_options
+from ..evaluation.observations import NUM_BEST, DrafterObserver, Observations
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
@@ -62,11 +62,11 @@ def run(command: CalibrateCommand) -> None:
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
-    texts = _look(
+    texts = _observe(
         command, target, tokenizer, drafter, Records(command.records_file, _settings(command, target, drafter))
     )
-    size, num_places = drafter.block_size, command.passes * drafter.block_size
-    folds, found = fits_of_folds(texts, num_places, size), fit(texts, num_places, size)
+    size, num_positions = drafter.block_size, command.passes * drafter.block_size
+    folds, found = fits_of_folds(texts, num_positions, size), fit(texts, num_positions, size)
     result = {
         "provenance": command.origin(target),
         "fit": found.to_json(),
@@ -102,13 +102,13 @@ def _depth(command: CalibrateCommand, drafter: DrafterModel) -> int:
     return max(least, drafter.tree_depth) if command.tree_depth is None else command.tree_depth
 
 
-def _look(
+def _observe(
     command: CalibrateCommand,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     drafter: DrafterModel,
     records: Records,
-) -> list[Text]:
+) -> list[ObservedText]:
     """Write every text that was not written yet, and take what was seen."""
     prompts = command.read_prompts()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
@@ -119,17 +119,17 @@ def _look(
         tree_depth=_depth(command, drafter),
         tree_top_k=NUM_BEST,
     )
-    watch, done = ListWatch(drafter), {entry["key"] for entry in records.entries}
+    observer, done = DrafterObserver(drafter), {entry["key"] for entry in records.entries}
     todo = [(prompt, name) for prompt in prompts for name in DECODINGS if _key(prompt, name) not in done]
     for prompt, name in tqdm(todo, desc="calibrate", unit="text"):
         ids, options = prompt.input_ids(tokenizer), decoding_options(name)
-        timed_generate(target, ids, command.max_new_tokens, options, command.seed, watch.drafter)
-        seen = watch.take(options.get("temperature"))
+        timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
+        seen = observer.take(options.get("temperature"))
         records.append({"key": _key(prompt, name), "seen": None if seen is None else seen.to_json()})
     asked = {_key(prompt, name): (prompt, name) for prompt in prompts for name in DECODINGS}
     found = [(entry, *asked[entry["key"]]) for entry in records.entries if entry["key"] in asked]
     return [
-        Text(
+        ObservedText(
             f"{prompt.set_name} {prompt.prompt_id}",
             name,
             decoding_options(name).get("temperature"),

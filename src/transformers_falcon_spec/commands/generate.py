@@ -20,7 +20,7 @@ from ..errors import OptionError
 from ..evaluation.decoding import repetition_rate
 from ..evaluation.parity import ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
-from ..evaluation.step_page import WatchedText, render_step_page
+from ..evaluation.step_page import ObservedText, render_step_page
 from ..evaluation.step_text import step_text
 from ..evaluation.steps import StepLog
 from ..generation.output import observe_steps
@@ -128,7 +128,7 @@ def _watch(session: _Session, prompts: list[Prompt]) -> None:
         log = StepLog(session.tokenizer)
         with observe_steps(log):
             text = session.text(session.write(prompt, session.drafter))
-        texts.append(WatchedText(prompt.text, text, log.steps))
+        texts.append(ObservedText(prompt.text, text, log.steps))
         session.title(prompt)
         for number, step in enumerate(log.steps if command.show_tree else [], start=1):
             session.console.print(step_text(number, step))

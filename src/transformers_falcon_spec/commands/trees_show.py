@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from ..evaluation.step_text import drawn
+from ..evaluation.step_text import drawn_tree
 from .loading import load_tree
 from .options import option
 
@@ -34,4 +34,4 @@ def run(command: ShowTreeCommand) -> None:
         soft_wrap=True,
     )
     labels = [Text("root" if rank < 0 else f"rank {rank}") for rank in tree.ranks[0].tolist()]
-    console.print(drawn(tree.parents[0].tolist(), labels))
+    console.print(drawn_tree(tree.parents[0].tolist(), labels))

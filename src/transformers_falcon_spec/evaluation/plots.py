@@ -1,4 +1,4 @@
-"""Plots of a benchmark as inline SVG: speed-up, acceptance by depth, seconds by phase, speed against the size of the tree.
+"""Plots of results as inline SVG: speed-up, acceptance by depth, seconds by phase, speed by tree size, reliability.
 
 Matplotlib draws them in stand-in colours, which become the page's own (`var(--...)`), so that one drawing serves light and dark.
 """
@@ -56,7 +56,7 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing: its identifier on the page, heading, what it shows in words, and the SVG."""
+    """A plot: its identifier on the page, its heading, a description in words, and the SVG."""
 
     name: str
     title: str
@@ -64,17 +64,17 @@ class Plot:
     svg: str
 
 
-def speedup_plot(name: str, rows: Sequence[Row], arms: Sequence[str]) -> Plot | None:
-    """Bars of the speed-up with their intervals, a panel for each prompt set; None where nothing was compared."""
+def speedup_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot | None:
+    """Bars of the speed-up with their intervals, a panel for each prompt set; None if nothing was compared."""
     rows = [row for row in rows if "speedup" in row]
 
     def draw(axes: Axes, panel: Sequence[Row]) -> None:
-        for place, row in enumerate(panel):
-            low, high = row["speedup_interval"]
-            bar = axes.barh(place, row["speedup"], color=_color(arms.index(row["arm"])), height=0.7)[0]
-            bar.set_gid(f"mark-bar-{rows.index(row)}")
-            axes.plot([low, high], [place, place], color=_TEXT, linewidth=1.2, gid=f"mark-interval-{rows.index(row)}")
-            axes.text(max(high, row["speedup"]) + 0.03, place, f"{row['speedup']:.2f}x", va="center")
+        for y, row in enumerate(panel):
+            number, (low, high) = rows.index(row), row["speedup_interval"]
+            bar = axes.barh(y, row["speedup"], color=_color(methods.index(row["arm"])), height=0.7)[0]
+            bar.set_gid(f"mark-bar-{number}")
+            axes.plot([low, high], [y, y], color=_TEXT, linewidth=1.2, gid=f"mark-interval-{number}")
+            axes.text(max(high, row["speedup"]) + 0.03, y, f"{row['speedup']:.2f}x", va="center")
         axes.axvline(1, color=_TEXT, linewidth=0.8, linestyle=":")
         axes.set_xlim(0, 1.18 * max(max(row["speedup_interval"][1], row["speedup"], 1) for row in rows))
         _label_bars(axes, panel)
@@ -83,7 +83,7 @@ def speedup_plot(name: str, rows: Sequence[Row], arms: Sequence[str]) -> Plot | 
     return _plot(name, "Speed-up over the target alone, with 95 % intervals", "speed-up", described, rows, draw)
 
 
-def depth_plot(name: str, rows: Sequence[Row], arms: Sequence[str]) -> Plot | None:
+def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot | None:
     """Lines of the acceptance by depth, a panel for each prompt set; depths that no step reached are left out."""
     rows = [row for row in rows if any(row["acceptance_by_depth"])]
 
@@ -91,33 +91,28 @@ def depth_plot(name: str, rows: Sequence[Row], arms: Sequence[str]) -> Plot | No
         for row in panel:
             shares = row["acceptance_by_depth"]
             reached = 1 + max(depth for depth, share in enumerate(shares) if share)
-            index = arms.index(row["arm"])
-            (line,) = axes.plot(
-                range(1, reached + 1), shares[:reached], color=_color(index), marker=_marker(index), label=row["arm"]
-            )
+            style = _style(methods.index(row["arm"]))
+            (line,) = axes.plot(range(1, reached + 1), shares[:reached], label=row["arm"], **style)
             line.set_gid(f"mark-line-{rows.index(row)}")
         axes.set_ylim(0, 1.05)
         axes.set_ylabel("kept")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y", linewidth=0.5)
 
-    described = [
-        f"{row['arm']} on {row['set']} " + " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])
-        for row in rows
-    ]
+    shares = [" ".join(f"{share:.2f}" for share in row["acceptance_by_depth"]) for row in rows]
+    described = [f"{row['arm']} on {row['set']} {text}" for row, text in zip(rows, shares, strict=True)]
     return _plot(name, "Acceptance by depth", "depth", described, rows, draw, height=1.5)
 
 
-def phase_plot(name: str, rows: Sequence[Row], _arms: Sequence[str]) -> Plot | None:
-    """Stacked bars of where a step's time goes, a panel for each prompt set; a line marks a plain step."""
+def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
+    """Stacked bars of the seconds of a step by phase, a panel for each prompt set; a line marks a plain step."""
 
     def draw(axes: Axes, panel: Sequence[Row]) -> None:
-        for place, row in enumerate(panel):
+        for y, row in enumerate(panel):
             left = 0.0
             for index, (key, phase) in enumerate(_PHASES.items()):
-                width = 1000 * max(row[key], 0.0)
-                label = phase if place == 0 else None
-                bar = axes.barh(place, width, left=left, color=_color(index), height=0.7, label=label)[0]
+                width, label = 1000 * max(row[key], 0.0), phase if y == 0 else None
+                bar = axes.barh(y, width, left=left, color=_color(index), height=0.7, label=label)[0]
                 bar.set_gid(f"mark-{phase}-{rows.index(row)}")
                 left += width
         plain = [row["plain_seconds_per_step"] for row in panel if row.get("plain_seconds_per_step")]
@@ -125,16 +120,13 @@ def phase_plot(name: str, rows: Sequence[Row], _arms: Sequence[str]) -> Plot | N
             axes.axvline(1000 * plain[0], color=_TEXT, linewidth=1.2, linestyle=":", label="step of the target alone")
         _label_bars(axes, panel)
 
-    described = [
-        f"{row['arm']} on {row['set']} "
-        + ", ".join(f"{1000 * row[key]:.1f} {phase}" for key, phase in _PHASES.items())
-        for row in rows
-    ]
+    phases = [", ".join(f"{1000 * row[key]:.1f} {phase}" for key, phase in _PHASES.items()) for row in rows]
+    described = [f"{row['arm']} on {row['set']} {text}" for row, text in zip(rows, phases, strict=True)]
     return _plot(name, "Time of a step, by phase", "milliseconds", described, rows, draw)
 
 
 def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | None:
-    """Lines of the speed-up against the nodes of a draft: a line for each drafter, a panel for each prompt set."""
+    """Lines of the speed-up by the nodes of a draft: a line for each drafter, a panel for each prompt set."""
     sizes = {id(row): num_nodes for curve in curves.values() for num_nodes, row in curve}
     rows = [row for curve in curves.values() for _, row in curve]
 
@@ -144,17 +136,8 @@ def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | Non
             points = sorted((size, row) for size, row in found if id(row) in inside)
             if points:
                 x, y = [size for size, _ in points], [row["speedup"] for _, row in points]
-                intervals = zip(y, (row["speedup_interval"] for _, row in points), strict=True)
-                errors = [[max(a, 0), max(b, 0)] for a, b in ((v - low, high - v) for v, (low, high) in intervals)]
-                bars = axes.errorbar(
-                    x,
-                    y,
-                    list(zip(*errors, strict=True)),
-                    color=_color(index),
-                    marker=_marker(index),
-                    label=curve,
-                    capsize=2,
-                )
+                errors = _distances(y, [row["speedup_interval"] for _, row in points])
+                bars = axes.errorbar(x, y, errors, label=curve, capsize=2, **_style(index))
                 bars.lines[0].set_gid(f"mark-tree-{index}-{rows.index(panel[0])}")
         axes.axhline(1, color=_TEXT, linewidth=0.8, linestyle=":")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -166,7 +149,7 @@ def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | Non
 
 
 def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
-    """Share of drafts that were kept against their chance, before and after calibration, a panel for each decoding.
+    """The share of accepted drafts by their probability, before and after calibration, a panel for each decoding.
 
     Each row holds `set`, the name of its panel, and bins of `nodes` under `before` and `after`.
     """
@@ -177,21 +160,9 @@ def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
         axes.plot([0, 1], [0, 1], color=_TEXT, linewidth=0.8, linestyle=":", label="chances that come true")
         for index, (side, label) in enumerate(sides.items()):
             bins = row[side][nodes]["bins"]
-            shares = [each["share"] for each in bins]
-            errors = [
-                [max(each["share"] - each["interval"][0], 0) for each in bins],
-                [max(each["interval"][1] - each["share"], 0) for each in bins],
-            ]
-            lines = axes.errorbar(
-                [each["chance"] for each in bins],
-                shares,
-                errors,
-                color=_color(index),
-                marker=_marker(index),
-                markersize=4,
-                elinewidth=0.8,
-                label=label,
-            )
+            x, y, intervals = ([each[key] for each in bins] for key in ("chance", "share", "interval"))
+            style = {"markersize": 4, "elinewidth": 0.8, **_style(index)}
+            lines = axes.errorbar(x, y, _distances(y, intervals), label=label, **style)
             lines.lines[0].set_gid(f"mark-{side}-{rows.index(row)}")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
@@ -217,7 +188,7 @@ def _plot(
     *,
     height: float | None = None,
 ) -> Plot | None:
-    """A figure with a panel for each prompt set of `rows`; `height` is that of a panel in inches, else its bars decide."""
+    """A figure with a panel for each prompt set of `rows`, each `height` inches high; None takes the height of its bars."""
     if not rows:
         return None
     sets = list(dict.fromkeys(row["set"] for row in rows))
@@ -251,12 +222,19 @@ def _color(index: int) -> str:
     return f"#0300{index % NUM_COLORS:02x}"
 
 
-def _marker(index: int) -> str:
-    return _MARKERS[index % len(_MARKERS)]
+def _style(index: int) -> dict[str, Any]:
+    """The colour and marker of a line."""
+    return {"color": _color(index), "marker": _MARKERS[index % len(_MARKERS)]}
+
+
+def _distances(values: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[list[float]]:
+    """How far intervals reach below and above their values, as error bars are drawn."""
+    pairs = list(zip(values, intervals, strict=True))
+    return [[max(value - low, 0) for value, (low, _) in pairs], [max(high - value, 0) for value, (_, high) in pairs]]
 
 
 def _inline(document: str, name: str) -> str:
-    """An SVG document as an element of a page: no metadata, sizes or namespaces, identifiers of its own, the page's colours."""
+    """Make an SVG document an element of a page, in the page's colours, with identifiers that are unique there."""
     svg = document[document.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     opening, closing, rest = svg.partition(">")

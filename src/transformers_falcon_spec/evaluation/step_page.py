@@ -1,4 +1,4 @@
-"""One HTML page of the trees of a text's steps: what was drafted, how likely it seemed, and what was kept."""
+"""The HTML page of the draft trees of texts: what was drafted in each step, with which probability, and what was accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,16 @@ from .steps import Step
 
 
 @dataclass(frozen=True)
-class WatchedText:
-    """A text whose steps were watched.
-
-    Args:
-        prompt (`str`): What it answers.
-        text (`str`): What was written.
-        steps (`Sequence[Step]`): Its steps.
-    """
+class ObservedText:
+    """A prompt, the text that answers it, and the steps of the text."""
 
     prompt: str
     text: str
     steps: Sequence[Step]
 
 
-def render_step_page(texts: Sequence[WatchedText], provenance: dict[str, Any]) -> str:
-    """One HTML file that needs nothing else; what comes from models and prompts is escaped."""
+def render_step_page(texts: Sequence[ObservedText], provenance: dict[str, Any]) -> str:
+    """The page as one HTML file that needs nothing else."""
     shown = [
         {"prompt": text.prompt, "text": text.text, "steps": [_entry(step) for step in text.steps]} for text in texts
     ]
@@ -40,7 +34,7 @@ def render_step_page(texts: Sequence[WatchedText], provenance: dict[str, Any]) -
 
 
 def render_tree(step: Step) -> str:
-    """The tree of one step as a part of a page that has `tree_style`; what comes from models is escaped."""
+    """The tree of one step, for a page that has the style `tree_style`."""
     return render("tree.html", {"entry": _entry(step)})
 
 
@@ -50,21 +44,23 @@ def tree_style() -> str:
 
 
 def _entry(step: Step) -> dict[str, Any]:
-    """A step with its nodes in the order in which nested lists hold them; the bonus token is a node, too.
+    """A step with its nodes, bonus token included, in the order of nested lists.
 
-    `closes` says how many lists end after a node without children.
+    A node that `opens` a list has children; `closes` is the number of lists that end after a node without.
     """
     children: dict[int, list[int]] = {}
     for number, node in enumerate(step.nodes[1:], start=1):
         children.setdefault(node.parent, []).append(number)
     nodes: list[dict[str, Any]] = []
-    waiting = [(0, 0)]  # nodes still to come, the next one last, and the lists that end with each
+    waiting = [
+        (0, 0)
+    ]  # nodes still to come, the next one last, and the lists that end with each; -1 is the bonus token
     while waiting:
         number, num_ended = waiting.pop()
-        below = [] if number < 0 else list(children.get(number, []))
-        below += [-1] if number == step.last_kept and step.bonus is not None else []
-        shown = {"kind": "bonus", "text": step.bonus} if number < 0 else _node(step, number)
-        nodes.append({**shown, "opens": bool(below), "closes": num_ended})
+        below = children.get(number, []) if number >= 0 else []
+        if number == step.last_accepted and step.bonus is not None:
+            below = [*below, -1]
+        nodes.append({**_node(step, number), "opens": bool(below), "closes": num_ended})
         ends = [0] * len(below)
         ends[-1:] = [num_ended + 1] * bool(below)
         waiting += list(zip(below, ends, strict=True))[::-1]
@@ -72,6 +68,8 @@ def _entry(step: Step) -> dict[str, Any]:
 
 
 def _node(step: Step, number: int) -> dict[str, Any]:
+    if number < 0:
+        return {"kind": "bonus", "text": step.bonus}
     node = step.nodes[number]
-    kind = "root" if number == 0 else "kept" if node.is_kept else "left"
-    return {"kind": kind, "text": node.text, "chance": node.chance, "token_id": node.token_id}
+    kind = "root" if number == 0 else "kept" if node.is_accepted else "left"
+    return {"kind": kind, "text": node.text, "prob": node.prob, "token_id": node.token_id}

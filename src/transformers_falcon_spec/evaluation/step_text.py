@@ -1,4 +1,4 @@
-"""Drafted trees in the terminal."""
+"""Draft trees as text in the terminal."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from rich.tree import Tree
 
 from .steps import Step, StepNode
 
-KEPT, LEFT, BONUS = "✓", "·", "+"
+ACCEPTED, REJECTED, BONUS = "✓", "·", "+"
 
 
-def drawn(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
+def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
     """A tree of labelled nodes, the root first."""
     branches = [Tree(labels[0])]
     for parent, label in zip(parents[1:], labels[1:], strict=True):
@@ -20,18 +20,19 @@ def drawn(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
 
 
 def step_text(number: int, step: Step) -> Group:
-    """One step: what happened, and its tree, with a mark before every node: kept, left, or the target's own."""
+    """A step as a title and its tree, in which marks tell accepted nodes, rejected ones and the bonus token apart."""
     title = f"Step {number}: {step.num_accepted} of {step.num_drafted} drafted nodes kept"
-    title += f" ({step.num_guests} guests were read, too)" if step.num_guests else ""
+    title += f" ({step.num_lookahead} lookahead nodes were read, too)" if step.num_lookahead else ""
     parents, labels = [node.parent for node in step.nodes], [_label(node) for node in step.nodes]
     if step.bonus is not None:
-        parents.append(step.last_kept)
+        parents.append(step.last_accepted)
         labels.append(Text(f"{BONUS} {step.bonus} the target's own", style="italic"))
-    return Group(Text(title), drawn(parents, labels))
+    return Group(Text(title), drawn_tree(parents, labels))
 
 
 def _label(node: StepNode) -> Text:
     if node.parent < 0:
         return Text(node.text)
-    chance = "" if node.chance is None else f" {node.chance:.2f}"
-    return Text(f"{KEPT if node.is_kept else LEFT} {node.text}{chance}", style="bold" if node.is_kept else "dim")
+    mark, style = (ACCEPTED, "bold") if node.is_accepted else (REJECTED, "dim")
+    prob = "" if node.prob is None else f" {node.prob:.2f}"
+    return Text(f"{mark} {node.text}{prob}", style=style)

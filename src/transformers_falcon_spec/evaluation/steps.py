@@ -1,4 +1,4 @@
-"""Steps of a text as people look at them: the drafted tree with its tokens, how likely they seemed, and what was kept."""
+"""The steps of a text, for people to look at: each draft tree with its tokens, their probabilities, and what was accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,82 +11,64 @@ from ..generation.drafting import Draft
 
 @dataclass(frozen=True)
 class StepNode:
-    """A node of a drafted tree.
+    """A node of a draft tree."""
 
-    Args:
-        parent (`int`): Index of its parent; -1 at the root.
-        token_id (`int`): Its token.
-        text (`str`): That token alone, quoted, with what cannot be printed escaped.
-        chance (`float`, *optional*): The drafter's chance that the target takes it after its parent; None where the drafter says none.
-        is_kept (`bool`): Whether it became text; the root is kept if anything was.
-    """
-
-    parent: int
+    parent: int  # index of its parent; -1 at the root
     token_id: int
-    text: str
-    chance: float | None
-    is_kept: bool
+    text: str  # the token alone, quoted, with escapes for what cannot be printed
+    prob: float | None  # that the target takes it after its parent, says the drafter; None if it says nothing
+    is_accepted: bool  # the root is accepted if anything is
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a text.
+    """A step of a text."""
 
-    Args:
-        nodes (`tuple[StepNode, ...]`): The root, the newest token of the text before the step, and what was drafted.
-        num_guests (`int`): Tokens that were read beside the tree and could not be kept; they are not among the nodes.
-        bonus (`str`, *optional*): The token that the target added itself after the last kept node, as text; None if none.
-    """
-
-    nodes: tuple[StepNode, ...]
-    num_guests: int
-    bonus: str | None
+    nodes: tuple[StepNode, ...]  # the root, which is the newest token before the step, and what was drafted
+    num_lookahead: int  # lookahead nodes, which are not among `nodes`
+    bonus: str | None  # the target's own token after the last accepted node, as text; None if there is none
 
     @property
     def num_drafted(self) -> int:
-        """Nodes without the root."""
+        """The number of nodes, without the root."""
         return len(self.nodes) - 1
 
     @property
     def num_accepted(self) -> int:
-        """Drafted nodes that were kept, without root and bonus token."""
-        return sum(node.is_kept for node in self.nodes[1:])
+        """The number of accepted nodes, without root and bonus token."""
+        return sum(node.is_accepted for node in self.nodes[1:])
 
     @property
-    def last_kept(self) -> int:
+    def last_accepted(self) -> int:
         """The node that the bonus token follows."""
-        return max(number for number, node in enumerate(self.nodes) if node.is_kept or number == 0)
+        return max(number for number, node in enumerate(self.nodes) if node.is_accepted or number == 0)
 
 
 class StepLog:
-    """Keeps the steps of calls of one row; given to `observe_steps`.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): What makes text of tokens.
-    """
+    """Stores the steps of calls with one row; an observer for `observe_steps`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.steps: list[Step] = []
 
-    def __call__(self, draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
+    def __call__(self, draft: Draft, accepted: Sequence[AcceptedPath]) -> None:
         """Store one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
-        guests = [False] * len(parents) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
-        chances = [None] * len(parents) if draft.node_probs is None else draft.node_probs[0].tolist()
-        shown = [node for node, parent in enumerate(parents) if node == 0 or (parent >= 0 and not guests[node])]
+        is_lookahead = [False] * len(parents) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
+        probs = [None] * len(parents) if draft.node_probs is None else draft.node_probs[0].tolist()
+        shown = [node for node, parent in enumerate(parents) if node == 0 or (parent >= 0 and not is_lookahead[node])]
         nodes = tuple(
             StepNode(
                 parent=shown.index(parents[node]) if node else -1,
                 token_id=token_ids[node],
                 text=self._text(token_ids[node]),
-                chance=chances[node] if node else None,
-                is_kept=node in verdicts[0].path,
+                prob=probs[node] if node else None,
+                is_accepted=node in accepted[0].path,
             )
             for node in shown
         )
-        committed = verdicts[0].token_ids
-        self.steps.append(Step(nodes, sum(guests), self._text(committed[-1]) if committed else None))
+        new_ids = accepted[0].token_ids
+        self.steps.append(Step(nodes, sum(is_lookahead), self._text(new_ids[-1]) if new_ids else None))
 
     def _text(self, token_id: int) -> str:
         return repr(self.tokenizer.decode([token_id]))

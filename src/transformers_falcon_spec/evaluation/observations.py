@@ -1,0 +1,197 @@
+"""Observations of a drafter while text is written with grown trees: its scores, and the token that the target chose."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.tree_growth import Children, TreeGrowth
+from ..drafters.base import DrafterModel
+from ..drafters.tree_drafting.grown import GrownTreeGenerator
+from ..errors import OptionError
+from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
+
+STEPS_PER_OCTAVE = 16  # two neighbours differ by 4 %, less than what thousands of tokens can tell apart
+OCTAVES = (-2, 3)
+TEMPERATURES = tuple(
+    2 ** (step / STEPS_PER_OCTAVE) for step in range(OCTAVES[0] * STEPS_PER_OCTAVE, OCTAVES[1] * STEPS_PER_OCTAVE + 1)
+)
+UNCALIBRATED = len(TEMPERATURES)  # the index that stands for the temperature of a drafter that was not calibrated
+NUM_BEST = 8  # tokens of a list that are kept for the reliability plot
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Candidate lists of a drafter whose parents were accepted, and the token that the target chose from each.
+
+    They suffice to try any of `TEMPERATURES`, which are named by their index, or by `UNCALIBRATED`.
+    """
+
+    depths: Tensor  # [lists] int64, of the nodes that come from the list; 1 below the root
+    best: Tensor  # [lists, NUM_BEST] scores of its best tokens, best first
+    chosen: Tensor  # [lists] score of the token that the target chose; -inf if the drafter cannot draft it
+    ranks: Tensor  # [lists] int64, index of that token in `best`; `best.shape[1]` if it is not there
+    log_norms: Tensor  # [lists, temperatures] log of the sum of exp(score / temperature)
+    as_it_is: Tensor  # [lists] the temperature of a drafter that was not calibrated
+
+    @classmethod
+    def of(cls, depths: Sequence[int], scores: Tensor, chosen: Sequence[int], as_it_is: float) -> "Observations":
+        """Observe whole lists, which takes one pass over the scores for each temperature.
+
+        Args:
+            depths (`Sequence[int]`): The depth of each list's nodes.
+            scores (`torch.Tensor` of shape `(lists, tokens)`): Logits, before the temperature.
+            chosen (`Sequence[int]`): Index of the token that the target chose; -1 if the drafter cannot draft it.
+            as_it_is (`float`): The temperature of a drafter that was not calibrated.
+        """
+        scores, index = scores.detach().float(), torch.tensor(chosen, device=scores.device)
+        best = scores.topk(min(NUM_BEST, scores.shape[-1]), dim=-1)
+        is_it = best.indices == index[:, None]
+        ranks = torch.where(is_it.any(-1), is_it.int().argmax(-1), best.indices.shape[1])
+        found = scores.gather(1, index.clamp(min=0)[:, None])[:, 0].masked_fill(index < 0, -torch.inf)
+        norms = torch.stack([(scores / each).logsumexp(-1) for each in (*TEMPERATURES, as_it_is)], dim=-1)
+        used = torch.full((len(depths),), as_it_is, dtype=torch.float)
+        return cls(torch.tensor(depths), best.values.cpu(), found.cpu(), ranks.cpu(), norms.cpu(), used)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Observations":
+        """Read what `to_json` wrote."""
+        lists = value | {"chosen": [-torch.inf if score is None else score for score in value["chosen"]]}
+        types = {"depths": torch.long, "ranks": torch.long}
+        return cls(**{name: torch.tensor(each, dtype=types.get(name, torch.float)) for name, each in lists.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Lists of numbers, with scores to five digits after the point."""
+        lists = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            lists[field.name] = (
+                value.double().mul(1e5).round() / 1e5 if value.is_floating_point() else value
+            ).tolist()
+        return lists | {"chosen": [None if score == -torch.inf else score for score in lists["chosen"]]}
+
+    def __len__(self) -> int:
+        """The number of lists."""
+        return len(self.depths)
+
+    @property
+    def losses(self) -> Tensor:
+        """Minus the log-probability `[lists, temperatures]` of the chosen token; 0 if it cannot be drafted at all."""
+        losses = self.log_norms - self.chosen[:, None] / self._temperatures
+        return losses.masked_fill(self.chosen[:, None] == -torch.inf, 0.0)
+
+    def best_probs(self, indices: Tensor) -> Tensor:
+        """Probabilities `[lists, NUM_BEST]` of the best tokens, each list at the temperature of its index `[lists]`."""
+        temperatures = self._temperatures.gather(1, indices[:, None])
+        return (self.best / temperatures - self.log_norms.gather(1, indices[:, None])).exp().clamp(max=1)
+
+    @property
+    def is_kept(self) -> Tensor:
+        """Which of the best tokens the target chose, `[lists, NUM_BEST]`."""
+        return self.ranks[:, None] == torch.arange(self.best.shape[1])
+
+    @property
+    def _temperatures(self) -> Tensor:
+        """The temperature `[lists, temperatures]` that each index stands for."""
+        common = torch.tensor(TEMPERATURES, dtype=torch.float).expand(len(self), -1)
+        return torch.cat([common, self.as_it_is[:, None]], dim=1)
+
+
+class DrafterObserver:
+    """Observes a drafter: its attribute `drafter` drafts as the given one does, uncalibrated, and each text is recorded.
+
+    The lists of all passes along the accepted path are recorded with the token that the target chose, even if no node held it.
+
+    Args:
+        drafter ([`DrafterModel`]): A drafter that grows trees; it stays as it is.
+
+    Raises:
+        [`OptionError`]: the drafter grows no trees.
+    """
+
+    def __init__(self, drafter: DrafterModel) -> None:
+        if not drafter.is_tree_dynamic:
+            raise OptionError(
+                f"Chances are those of trees that grow, but this `{type(drafter).__name__}` drafts without. Take a drafter "
+                "that can grow them, and set `dynamic_tree=True`."
+            )
+        self.drafter = copy.copy(drafter)  # the same weights
+        self.drafter.config = copy.copy(drafter.config)
+        self.drafter.config.confidence_temperatures = None
+        self._make_generator = self.drafter.candidate_generator
+        self.drafter.candidate_generator = self._generator  # type: ignore[method-assign]
+        self._seen: list[tuple[int, Tensor, int]] = []  # depth, scores and chosen index of each list
+
+    def take(self, temperature: float | None) -> Observations | None:
+        """The observations since the last call, of texts drawn at `temperature`; None if there are none."""
+        if not self._seen:
+            return None
+        depths, scores, chosen = zip(*self._seen, strict=True)
+        self._seen = []
+        return Observations.of(depths, torch.stack(scores), chosen, 1.0 if temperature is None else temperature)
+
+    def add(self, depth: int, scores: Tensor, chosen: int) -> None:
+        """Record one list and the token that the target chose from it."""
+        self._seen.append((depth, scores, chosen))
+
+    def _generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> GrownTreeGenerator:
+        generator = self._make_generator(target, max_length, rng)
+        assert isinstance(generator, GrownTreeGenerator)  # its trees grow
+        _ObservedGenerator(self, generator)
+        return generator
+
+
+class _ObservedGenerator:
+    """Wraps the methods of a generator and keeps the scores of its lists, by the drafted tokens that each follows."""
+
+    def __init__(self, observer: DrafterObserver, generator: GrownTreeGenerator) -> None:
+        self.observer, self.generator = observer, generator
+        self.lists: dict[tuple[int, ...], Tensor] = {}  # [block positions, tokens], or [1, tokens] of one node
+        self.latest = torch.empty(0, dtype=torch.float)
+        self.inner_propose, self.inner_commit = generator.propose, generator.commit
+        self.inner_children, self.inner_scores = generator.children_of, generator.scores
+        for method in (self.propose, self.commit, self.children_of, self.scores):
+            setattr(generator, method.__name__, method)
+
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        self.lists = {}
+        return self.inner_propose(budget)
+
+    def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+        self.latest = self.inner_scores(logits, budget, depth)
+        return self.latest
+
+    def children_of(
+        self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
+    ) -> Children:
+        children = self.inner_children(growth, features, budget, depth, width)
+
+        def observed(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+            found = children(offset, nodes, blocks)
+            if offset == 0 or not self.generator.is_blind:  # else the lists of a block are known at offset 0
+                paths = growth.token_ids[0, growth.path_up(nodes, depth + offset + 1)[0, :, 1:]].tolist()
+                self.lists |= dict(zip(map(tuple, paths), self.latest[0], strict=True))
+            return found
+
+        return observed
+
+    def commit(self, committed: Committed) -> None:
+        """Record the lists along the new text, which is the accepted path and one token more."""
+        (length,), (num_new,) = committed.lengths, committed.num_new
+        tokens = committed.sequence_ids[0, length - num_new : length].tolist()
+        num_offsets = self.generator.block_size if self.generator.is_blind else 1
+        draft_ids = self.generator.target_ids(
+            torch.arange(self.generator.num_draft_tokens, device=committed.sequence_ids.device)
+        )
+        for index, token in enumerate(tokens if self.lists else []):
+            offset = index % num_offsets
+            lists = self.lists.get(tuple(tokens[: index - offset]))
+            if lists is None:
+                break
+            found = (draft_ids == token).nonzero().flatten().tolist()
+            self.observer.add(index + 1, lists[offset], found[0] if found else -1)
+        self.lists = {}
+        self.inner_commit(committed)
