@@ -17,7 +17,7 @@ from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.speed_results import today
+from transformers_falcon_spec.evaluation.speed_results import in_current_form
 from transformers_falcon_spec.generation.verifier import VERIFIERS
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def tables(result: Result, path: str) -> list[str]:
         "cost of a step in plain steps": "{step_cost:.2f}",
         "speed-up (95 % interval)": "{speedup:.2f}x ({speedup_interval:~.2f})",
     }
-    rows = sorted(today(result)["rows"], key=lambda row: row["set"])
+    rows = sorted(in_current_form(result)["rows"], key=lambda row: row["set"])
     return [table(columns, rows), source_line(result, path)]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.speed_results import is_complete, today
+from transformers_falcon_spec.evaluation.speed_results import in_current_form, is_complete
 
 from . import by, distinct, named, table
 
@@ -32,7 +32,7 @@ def _speed(results: dict[str, Any]) -> str:
     rows = [
         {**row, "machine": _machine(result["provenance"])}
         for result in results.values()
-        for row in today(result)["rows"]
+        for row in in_current_form(result)["rows"]
     ]
     rows = [row for row in rows if row["arm"] != BASELINE and is_complete(row)]
     shown = "**{@/speedup:.2f}x** ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.1f} tokens"

@@ -15,7 +15,7 @@ from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.evaluation.speed_page import render_speed_page, tree_curves
-from transformers_falcon_spec.evaluation.speed_results import read_result, today
+from transformers_falcon_spec.evaluation.speed_results import in_current_form, read_result
 from transformers_falcon_spec.evaluation.speed_tables import speed
 from transformers_falcon_spec.provenance import provenance
 
@@ -214,7 +214,7 @@ def test_old_results_files_are_read(tmp_path: Path) -> None:
         assert row["alpha"] == pytest.approx(kept / before["num_tokens"])
         assert row["acceptance_length_per_request"] is None
     assert len(drawings(render_speed_page(result))) >= 6
-    assert today(result) is result
+    assert in_current_form(result) is result
 
 
 def test_trees_of_several_sizes_become_a_curve_for_each_drafter() -> None:

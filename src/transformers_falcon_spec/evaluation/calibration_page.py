@@ -1,4 +1,4 @@
-"""One HTML page from a results file of `falcon-spec calibrate`: reliability before and after, and the temperatures."""
+"""The HTML page of a results file of `falcon-spec calibrate`: reliability before and after, and the temperatures."""
 
 from typing import Any
 
@@ -9,21 +9,16 @@ NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eig
 
 
 def render_calibration_page(result: dict[str, Any]) -> str:
-    """One HTML file that needs nothing else; names are escaped.
+    """The page as one HTML file that needs nothing else.
 
     Raises:
         [`OptionError`]: matplotlib is not installed.
     """
     rows = [{**row, "set": row["decoding"]} for row in result["rows"]]
-    sections = [
-        {
-            "name": name.replace("_", "-"),
-            "nodes": name,
-            "title": title,
-            "plot": reliability_plot(f"plot-{name}", rows, name),
-        }
-        for name, title in NODES.items()
-    ]
+    sections = []
+    for nodes, title in NODES.items():
+        plot = reliability_plot(f"plot-{nodes}", rows, nodes)
+        sections.append({"name": nodes.replace("_", "-"), "nodes": nodes, "title": title, "plot": plot})
     fit = result["fit"]
-    places = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
-    return render("calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *places]})
+    positions = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
+    return render("calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]})

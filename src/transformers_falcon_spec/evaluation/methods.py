@@ -1,7 +1,7 @@
-"""The methods that a benchmark compares: each is a name and what `generate` is given; stock methods run without this package.
+"""The methods that a benchmark compares: a name and the arguments of `generate`; stock ones run without this package.
 
-A benchmark knows no method by name. What a method is stands here: the target alone, a drafter of this package, stock assisted
-generation with a small model or a DFlash drafter, stock prompt lookup.
+They are the target alone, a drafter of this package, stock assisted generation with a small model or a DFlash drafter,
+and stock prompt lookup.
 """
 
 import copy
@@ -31,15 +31,13 @@ class Method:
     """A way to write text.
 
     Args:
-        name (`str`): Its arm in the benchmark.
-        kind (`str`):
-            `"target alone"`, `"drafter"` (of this package), `"stock assistant"`, `"stock prompt lookup"` or
-            `"stock block diffusion"`.
-        assistant ([`~transformers.PreTrainedModel`], *optional*): What goes to `generate` as `assistant_model`.
-        options (`dict`): What else `generate` is given by this method alone.
-        settings (`dict`): What decides its drafts besides weights; kept with measurements.
-        num_nodes (`int`, *optional*): Most tokens that the target reads in a step, the root included; None where it varies.
-        block_size (`int`): Tokens that one pass of a drafter drafts, each at a place of its own.
+        name (`str`): Its name in the benchmark.
+        kind (`str`): One of `Kind`; `"drafter"` is one of this package.
+        assistant ([`~transformers.PreTrainedModel`], *optional*): The `assistant_model` of `generate`.
+        options (`dict`): Other arguments of `generate`.
+        settings (`dict`): What decides its drafts besides weights; stored with measurements.
+        num_nodes (`int`, *optional*): Most tokens that the target reads in a step, root included; None if it varies.
+        block_size (`int`): Tokens that one pass of a drafter drafts.
 
     Example:
 
@@ -71,21 +69,20 @@ class Method:
 
     @property
     def drafts(self) -> bool:
-        """Whether it drafts at all."""
+        """Whether it drafts: all methods do but the target alone."""
         return self.kind != "target alone"
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `generate` for one run.
+        """Arguments of `generate` for one run, with the assistant's options as they were when it was loaded.
 
-        Stock assisted generation may write into the assistant's options (schedule `"heuristic"`), so that one run would depend on
-        those before it: the assistant gets the options it was loaded with back first.
+        Stock assisted generation may change them (schedule `"heuristic"`), and then a run would depend on those before it.
         """
         for options in self._given_options:
             self.assistant.generation_config = copy.deepcopy(options)  # type: ignore[union-attr]  # it is theirs
         return {"assistant_model": self.assistant, **self.options}
 
     def path(self, target: PreTrainedModel) -> AbstractContextManager[None]:
-        """A context for the method's calls of `target.generate`; in a stock method's no code of this package runs."""
+        """A context for calls of `target.generate`, in which no code of this package runs if the method is stock."""
         return without_patch(target) if self.is_stock else nullcontext()
 
     def describe(self) -> dict[str, Any]:
@@ -113,32 +110,26 @@ def target_alone() -> Method:
 
 def with_drafter(name: str, drafter: DrafterModel) -> Method:
     """A drafter of this package, as it is now: later changes of its options are undone before each run."""
-    return Method(
-        name,
-        "drafter",
-        assistant=drafter,
-        settings=drafter.draft_settings,
-        num_nodes=drafter.num_nodes,
-        block_size=drafter.block_size,
-    )
+    sizes = {"num_nodes": drafter.num_nodes, "block_size": drafter.block_size}
+    return Method(name, "drafter", drafter, settings=drafter.draft_settings, **sizes)
 
 
 def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
     """A drafter of the same weights with other options, and other `fields` of its config."""
-    arm = copy.copy(drafter)
-    arm.generation_config = options
+    changed = copy.copy(drafter)
+    changed.generation_config = options
     if fields:
-        arm.config = copy.copy(drafter.config)
+        changed.config = copy.copy(drafter.config)
         for name, value in fields.items():
-            setattr(arm.config, name, value)
-    return arm
+            setattr(changed.config, name, value)
+    return changed
 
 
 def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
-    """Stock assisted generation: `assistant` drafts a chain with `generate`, with the options of its own `generation_config`.
+    """Stock assisted generation: `assistant` drafts a chain with the options of its own `generation_config`.
 
-    Options that it leaves out are Transformers' defaults, which the settings name. With scikit-learn installed Transformers adapts
-    the confidence threshold within a call; no call inherits it from another.
+    Options that it leaves out are Transformers' defaults, which the settings name. With scikit-learn installed
+    Transformers adapts the confidence threshold within a call; no call inherits it from another.
     """
     defaults = GenerationConfig._get_default_generation_params()
     given = {option: getattr(assistant.generation_config, option, None) for option in _ASSISTANT_OPTIONS}
@@ -148,19 +139,12 @@ def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
 
 
 def stock_dflash(name: str, assistant: PreTrainedModel) -> Method:
-    """Stock block diffusion: a DFlash drafter of Transformers' own fills in a block of masks, and its best tokens are a chain."""
-    size = assistant.config.block_size
-    options = {"speculation_type": "dflash"}
-    return Method(
-        name, "stock block diffusion", assistant=assistant, options=options, num_nodes=size, block_size=size - 1
-    )
+    """Stock block diffusion: a DFlash drafter fills in a block of masks, and its best tokens are a chain."""
+    size, options = assistant.config.block_size, {"speculation_type": "dflash"}
+    return Method(name, "stock block diffusion", assistant, options, num_nodes=size, block_size=size - 1)
 
 
 def prompt_lookup(name: str, num_tokens: int = PROMPT_LOOKUP_TOKENS) -> Method:
     """Stock prompt lookup: at most `num_tokens` tokens that followed the same tokens earlier in the text."""
-    return Method(
-        name,
-        "stock prompt lookup",
-        options={"prompt_lookup_num_tokens": num_tokens},
-        num_nodes=num_tokens + 1,
-    )
+    options = {"prompt_lookup_num_tokens": num_tokens}
+    return Method(name, "stock prompt lookup", options=options, num_nodes=num_tokens + 1)

@@ -1,4 +1,4 @@
-"""HTML pages from templates: one file that needs nothing else, with everything escaped that comes from a model or a prompt."""
+"""Renders HTML pages from templates: files that need no others, with the text of models and prompts escaped."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 TEMPLATES = Path(__file__).parent / "templates"
-DASH = "\N{EN DASH}"  # where nothing was measured
+DASH = "\N{EN DASH}"  # stands for what was not measured
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
     """Fill a template of `templates/` and return the page."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), **options)
     environment.filters |= _NUMBERS | {"quoted": quoted, "interval": interval}
     return environment.get_template(template).render(context)
 
@@ -40,7 +35,7 @@ def interval(bounds: Sequence[float]) -> str:
 
 
 def _written(form: str, factor: float = 1) -> Any:
-    """A filter that writes a number in one form, and a dash where there is none."""
+    """A filter that writes a number in one form, and a dash for None."""
     return lambda value: DASH if value is None else form.format(factor * value)
 
 

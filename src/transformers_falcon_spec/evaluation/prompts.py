@@ -1,4 +1,4 @@
-"""Prompt sets from JSON lines files: `{"id": ..., "messages": [...]}` or `{"id": ..., "prompt": ...}` a row."""
+"""Prompt sets, read from JSON lines files: `{"id": ..., "messages": [...]}` or `{"id": ..., "prompt": ...}` a row."""
 
 import json
 from collections.abc import Sequence
@@ -11,18 +11,13 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ConversationError
 
-SET_NAMES = {
-    "gsm8k": "GSM8K",
-    "humaneval": "HumanEval",
-    "mt_bench": "MT-Bench",
-    "held_out": "held-out",
-}  # as readers know them
-_THINKING = ("enable_thinking", "thinking")  # what templates call the switch
+SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}  # for readers
+_THINKING = ("enable_thinking", "thinking")  # names of the switch in chat templates
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt and where it comes from; `origin` says it in words, for messages."""
+    """A prompt of a set, and its `origin` in words for error messages."""
 
     set_name: str
     prompt_id: str
@@ -30,7 +25,7 @@ class Prompt:
     origin: str = field(default="", compare=False)
 
     def input_ids(self, tokenizer: PreTrainedTokenizerBase, **switches: Any) -> Tensor:
-        """Token ids `[1, tokens]`: through the chat template, told `switches`, where there is one, else the plain text."""
+        """Token ids `[1, tokens]`: of the chat template, which gets `switches`, or of the plain text if there is none."""
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
         messages = [{"role": role, "content": content} for role, content in self.messages]
@@ -40,9 +35,9 @@ class Prompt:
         return cast(BatchEncoding, encoded)["input_ids"]
 
     def thinking(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Whether the chat template makes the target think, where nobody tells it to: `"on"`, `"off"`, or `"neither"`.
+        """The chat template's default for thinking, `"on"` or `"off"`; None if the template has no switch for it.
 
-        None where the template has no switch for it; `"neither"` where it does otherwise than with both settings of the switch.
+        `"neither"` means that the default prompt differs from those of both settings.
         """
         if tokenizer.chat_template is None:
             return None
@@ -55,12 +50,12 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """What the user says last."""
+        """The user's last turn."""
         return self.messages[-1][1]
 
 
 def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
-    """The first `limit` prompts of each file; a set is named after its file. All rows are checked, also those beyond `limit`.
+    """Read the first `limit` prompts of each file, after which a set is named; rows beyond `limit` are checked, too.
 
     Raises:
         [`ConversationError`]: a file is missing, empty or not UTF-8, a row is no prompt, or two have one id; names file and line.
@@ -81,7 +76,7 @@ def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]
 def check_lengths(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, config: Any, max_new_tokens: int
 ) -> None:
-    """Refuse prompts that leave no room for `max_new_tokens` in the context that a target's `config` names.
+    """Refuse prompts that leave no room for `max_new_tokens` in the context length of a target's `config`.
 
     Raises:
         [`ConversationError`]: a prompt is too long; names file and line.
@@ -93,8 +88,8 @@ def check_lengths(
         length = prompt.input_ids(tokenizer).shape[1]
         if length + max_new_tokens > context:
             raise ConversationError(
-                f"{prompt.origin}: a prompt and its {max_new_tokens} new tokens must fit into the target's context of {context} "
-                f"tokens, but the prompt has {length}. Shorten it, leave it out, or lower `max_new_tokens`."
+                f"{prompt.origin}: a prompt and its {max_new_tokens} new tokens must fit into the target's context of "
+                f"{context} tokens, but the prompt has {length}. Shorten it, leave it out, or lower `max_new_tokens`."
             )
 
 
@@ -119,18 +114,15 @@ def _prompt(line: str, path: Path, number: int) -> Prompt:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConversationError(
-            f"{origin}: a row must be one JSON object, but it is not JSON: {error}. Write each prompt in a line of its own."
+            f"{origin}: a row must be one JSON object, but it is not JSON: {error}. Write each prompt in a line of its "
+            "own."
         ) from None
     if not isinstance(row, dict):
         _refuse(origin, "a row must be a JSON object", row, 'Write `{"id": ..., "prompt": ...}`')
     name = row.get("id", number)
     if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
-        _refuse(
-            origin,
-            "`id` must be a text or a whole number",
-            name,
-            "Change it, or leave it out to use the line's number",
-        )
+        remedy = "Change it, or leave it out to use the line's number"
+        _refuse(origin, "`id` must be a text or a whole number", name, remedy)
     return Prompt(path.name.removesuffix(".jsonl"), str(name), _turns(row, origin), origin)
 
 
@@ -143,7 +135,7 @@ def _turns(row: dict[str, Any], origin: str) -> tuple[tuple[str, str], ...]:
     if not isinstance(messages, list):
         _refuse(origin, "`messages` must be a list", messages, 'Write `[{"role": "user", "content": ...}]`')
     turns = tuple(_turn(message, origin, given[0]) for message in messages)
-    users = [place for place, (role, _) in enumerate(turns, start=1) if role == "user"]
+    users = [number for number, (role, _) in enumerate(turns, start=1) if role == "user"]
     if not users:
         _refuse(origin, "`messages` must hold a turn of the user", [role for role, _ in turns], "Add what is asked")
     return turns[: users[-1]]

@@ -13,7 +13,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 def tables_of(path: Path) -> str | None:
-    """The tables of a results file of `falcon-spec bench`, `parity` or `calibrate`; None if it is another file."""
+    """The tables of a results file of `falcon-spec bench`, `parity` or `calibrate`; None for a file of another kind."""
     try:
         result: Any = json.loads(path.read_text(encoding="utf-8"))
         row = result["rows"][0] if "provenance" in result else {}
@@ -27,7 +27,7 @@ def tables_of(path: Path) -> str | None:
 
 
 def write_between_markers(document: Path, tables: Iterable[str]) -> None:
-    """Replace what stands between the markers of a document by tables.
+    """Replace the text between the markers of a document by tables.
 
     Raises:
         [`OptionError`]: the document lacks the markers.

@@ -8,7 +8,7 @@ from .methods import BASELINE
 from .pages import render
 from .plots import Plot, depth_plot, phase_plot, speedup_plot, tree_plot
 from .prompts import SET_NAMES
-from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, today
+from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, in_current_form, is_complete
 
 
 def render_speed_page(result: Result) -> str:
@@ -17,7 +17,7 @@ def render_speed_page(result: Result) -> str:
     Raises:
         [`OptionError`]: matplotlib is not installed.
     """
-    result = today(result)
+    result = in_current_form(result)
     targets = list(dict.fromkeys(method["target"] for method in result["methods"]))
     context = {
         "provenance": _origin(result["provenance"]),

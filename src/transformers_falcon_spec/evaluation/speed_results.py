@@ -1,4 +1,4 @@
-"""Reading results files of `falcon-spec bench`: older files are brought into today's form, and failures and changed texts are found."""
+"""Reads results files of `falcon-spec bench`, also those of earlier versions, and finds failures and changed texts."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ _NOT_MEASURED = ("acceptance_length_per_request", "prefill_seconds", "baseline_p
 
 
 def read_result(path: Path) -> Result:
-    """A results file in today's form.
+    """Read a results file and bring it into today's form.
 
     Raises:
         [`OptionError`]: there is no such file, or it is none of `falcon-spec bench`.
@@ -26,37 +26,27 @@ def read_result(path: Path) -> Result:
     if not path.is_file():
         raise OptionError(f"`{path}` must be a results file of `falcon-spec bench`, but there is no such file.")
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        return today(result)
+        return in_current_form(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OptionError(
-            f"`{path}` must be a results file of `falcon-spec bench`, but it is read with {type(error).__name__}: {error}. "
-            "Measure again."
+            f"`{path}` must be a results file of `falcon-spec bench`, but it is read with {type(error).__name__}: "
+            f"{error}. Measure again."
         ) from None
 
 
-def today(result: Result) -> Result:
+def in_current_form(result: Result) -> Result:
     """A result in today's form; older files hold one target, name lengths otherwise, and describe no methods."""
     if "methods" in result:
         return result
-    rows = [_row_today(row) for row in result["rows"]]
+    rows = [_row_in_current_form(row) for row in result["rows"]]
     trees = result["provenance"].get("trees", {})
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    methods = [
-        {
-            "target": BASELINE,
-            "arm": arm,
-            "kind": "drafter",
-            "num_nodes": trees.get(arm),
-            "weights": arm,
-            "failure": None,
-        }
-        for arm in arms
-    ]
+    method = {"target": BASELINE, "kind": "drafter", "failure": None}
+    names = dict.fromkeys(row["arm"] for row in rows)
+    methods = [{**method, "arm": name, "num_nodes": trees.get(name), "weights": name} for name in names]
     return {**result, "methods": methods, "rows": rows}
 
 
-def _row_today(row: Row) -> Row:
+def _row_in_current_form(row: Row) -> Row:
     counts = {int(accepted): steps for accepted, steps in row["acceptance_histogram"].items()}
     num_steps, num_accepted = sum(counts.values()), sum(kept * steps for kept, steps in counts.items())
     return {
@@ -72,7 +62,7 @@ def _row_today(row: Row) -> Row:
 
 
 def failures(result: Result) -> list[Row]:
-    """Methods that did not finish."""
+    """The methods that did not finish."""
     return [method for method in result["methods"] if method["failure"] is not None]
 
 
@@ -83,11 +73,12 @@ def is_complete(row: Row) -> bool:
 
 def failure_of(result: Result, row: Row) -> str:
     """The reason why runs of a row are missing."""
-    found = [m["failure"]["text"] for m in failures(result) if (m["target"], m["arm"]) == (row["target"], row["arm"])]
+    key = (row["target"], row["arm"])
+    found = [method["failure"]["text"] for method in failures(result) if (method["target"], method["arm"]) == key]
     return found[0] if found else f"{row['num_runs']} of {row['num_planned']} runs are there"
 
 
 def changes_greedy_text(row: Row) -> bool:
-    """Whether greedy decoding with this method wrote other text than the target alone; sampling may, where it is stock."""
+    """Whether greedy decoding wrote other text than the target alone; sampling with a stock method may."""
     is_greedy = not DECODINGS[row["decoding"]]["do_sample"]
     return is_greedy and row.get("num_identical") != row.get("num_compared")

@@ -1,9 +1,9 @@
-"""The results of `falcon-spec bench` as Markdown: speed, acceptance, where the time of a step goes, memory, and what failed."""
+"""Markdown tables of a results file of `falcon-spec bench`: speed, acceptance, time of a step, memory and failures."""
 
 from typing import Any
 
 from .methods import BASELINE
-from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, today
+from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, in_current_form, is_complete
 from .tables import fill, source_line, table
 
 _COSTS = {
@@ -23,8 +23,8 @@ _MEMORY = {
 
 
 def speed(result: Result, path: str) -> str:
-    """Speed-up, acceptance, and where the time of a step goes."""
-    result = today(result)
+    """The tables of speed-up, acceptance, and where the time of a step goes."""
+    result = in_current_form(result)
     lead, rows = _lead(result), [_shown(result, row) for row in result["rows"]]
     parts = [
         "### Speed against the target alone",
@@ -33,42 +33,31 @@ def speed(result: Result, path: str) -> str:
         table({**lead, **_rates(result)}, rows),
         "Where a step's time goes, in milliseconds:",
         table({**lead, **_COSTS}, rows),
-        *_memory(result),
-        *_failed(result),
-        source_line(result, path),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *_memory(result), *_failed(result), source_line(result, path)])
 
 
 def _lead(result: Result) -> dict[str, str]:
-    """The first columns: target, method, set and decoding; target or method is left out where there is one."""
+    """The first columns: target, method, set and decoding; target or method is left out if there is one only."""
     methods = [method for method in result["methods"] if method["arm"] != BASELINE]
     columns = {"target": "target", "method": "arm"}
-    several = {
-        heading: f"{{{key}}}" for heading, key in columns.items() if len({method[key] for method in methods}) > 1
-    }
-    return {**several, "set": "{set:set}", "decoding": "{decoding}"}
+    varying = {head: f"{{{key}}}" for head, key in columns.items() if len({each[key] for each in methods}) > 1}
+    return {**varying, "set": "{set:set}", "decoding": "{decoding}"}
 
 
 def _rates(result: Result) -> dict[str, str]:
-    """Speed and acceptance; results of earlier versions hold fewer numbers."""
-    has_requests = any(row["acceptance_length_per_request"] is not None for row in result["rows"])
-    pooled, decode = "{acceptance_length_pooled:.2f}", {"without prefill": "{decode_speedup:.2f}x"}
-    lengths = {"acceptance length": pooled}
-    if has_requests:
+    """The columns on speed and acceptance; results of earlier versions hold fewer numbers."""
+    decode: dict[str, str] = {}
+    lengths = {"acceptance length": "{acceptance_length_pooled:.2f}"}
+    if any(row["acceptance_length_per_request"] is not None for row in result["rows"]):
+        decode = {"without prefill": "{decode_speedup:.2f}x"}
         lengths = {
-            "acceptance length, pooled": pooled,
+            "acceptance length, pooled": "{acceptance_length_pooled:.2f}",
             "mean over requests": "{acceptance_length_per_request:.2f}",
             "alpha": "{alpha:.2f}",
         }
-    return {
-        "speed-up (95 % interval)": "{speed-up}",
-        **(decode if has_requests else {}),
-        "gate": "{gate:.2f}x",
-        **lengths,
-        "repeated 4-grams": "{repetition_rate:.0%}",
-        "identical": "{same}",
-    }
+    rates = {"speed-up (95 % interval)": "{speed-up}", **decode, "gate": "{gate:.2f}x", **lengths}
+    return {**rates, "repeated 4-grams": "{repetition_rate:.0%}", "identical": "{same}"}
 
 
 def _shown(result: Result, row: Row) -> dict[str, Any]:
@@ -86,17 +75,13 @@ def _shown(result: Result, row: Row) -> dict[str, Any]:
 
 
 def _memory(result: Result) -> list[str]:
-    """Peak memory of each method, where it was measured."""
+    """The table of each method's peak memory, if it was measured."""
     measured = [method for method in result["methods"] if method.get("peak_bytes") is not None]
     return ["Peak memory, each method in a process of its own:", table(_MEMORY, measured)] if measured else []
 
 
 def _failed(result: Result) -> list[str]:
     """A line for each method that did not finish."""
-    lines = [
-        f"- `{method['arm']}` on `{method['target']}` {' '.join(method['failure']['text'].split())}".replace(
-            "|", "\\|"
-        )
-        for method in failures(result)
-    ]
+    found = [(each["arm"], each["target"], " ".join(each["failure"]["text"].split())) for each in failures(result)]
+    lines = [f"- `{method}` on `{target}` {text}".replace("|", "\\|") for method, target, text in found]
     return ["Not finished:", "\n".join(lines)] if lines else []

@@ -1,4 +1,4 @@
-"""Rates with confidence intervals from the runs of a benchmark. Pure arithmetic: runs in, numbers out."""
+"""Rates with confidence intervals, computed from the runs of a benchmark."""
 
 import random
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ _GROUP = ("target", "arm", "decoding", "set")
 
 
 def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, int] | None = None) -> list[Record]:
-    """One row for each target, method, decoding and prompt set: speed-up with its interval, acceptance, and where the time goes.
+    """One row for each target, method, decoding and prompt set: speed-up, acceptance, and where the time goes.
 
     `docs/benchmarks.md` gives the formula of each number.
 
     Args:
         records (`list[dict]`): Runs of `Benchmark`.
-        seed (`int`): Of the intervals.
-        num_planned (`dict`, *optional*): Runs of each set that a method should have made; without it all are there.
+        seed (`int`): Seed of the intervals.
+        num_planned (`dict`, *optional*): Runs of each set that a method should have made; None if none is missing.
     """
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
@@ -62,11 +62,11 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "other_seconds_per_step": stats.other_seconds / steps,
         "overhead_share": stats.other_seconds / max(stats.total_seconds - stats.prefill_seconds, 1e-9),
     }
-    return row | (_against(runs, baseline, stats, seed) if baseline else {})
+    return row | (_compare(runs, baseline, stats, seed) if baseline else {})
 
 
-def _against(runs: list[Record], baseline: list[Record], stats: GenerationStats, seed: int) -> Record:
-    """Speed against the target alone, prompt by prompt, and the gate: what acceptance and cost of a step allow."""
+def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats, seed: int) -> Record:
+    """The speed-up over the target alone, prompt by prompt, and the gate: what acceptance and step cost allow."""
     plain = {(run["prompt"], run["repeat"]): run for run in baseline}
     pairs = [(run, plain[run["prompt"], run["repeat"]]) for run in runs if (run["prompt"], run["repeat"]) in plain]
     if not pairs:
@@ -74,7 +74,7 @@ def _against(runs: list[Record], baseline: list[Record], stats: GenerationStats,
     own, alone = [run for run, _ in pairs], [base for _, base in pairs]
     plain_rate, speedup = decode_tokens_per_second(alone), pooled_speedup(pairs)
     step_seconds = (stats.draft_seconds + stats.verify_seconds) / max(stats.num_steps, 1)
-    step_cost = step_seconds * plain_rate or None  # None where no text is longer than a token
+    step_cost = step_seconds * plain_rate or None  # None if no text is longer than a token
     gate = 0.9 * stats.acceptance_length / step_cost if step_cost else None
     return {
         "speedup": speedup,
@@ -93,14 +93,14 @@ def _against(runs: list[Record], baseline: list[Record], stats: GenerationStats,
 
 
 def bootstrap(values: list[Any], statistic: Any, seed: int) -> tuple[float, float]:
-    """95 % interval of `statistic` over resampled prompts."""
+    """The 95 % interval of `statistic` over resampled prompts."""
     draws = random.Random(seed)
     found = sorted(statistic(draws.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES))
     return found[int(0.025 * NUM_RESAMPLES)], found[int(0.975 * NUM_RESAMPLES) - 1]
 
 
 def wilson_interval(num_hits: int, num_trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Interval of a share: the score interval of E. B. Wilson, JASA 22 (1927), 209-212, without continuity correction.
+    """The score interval of a share (E. B. Wilson, JASA 22 (1927), 209-212), without continuity correction.
 
     It holds near 0 and 1, where the usual interval shrinks to nothing: no hit in 200 trials still allows 1.9 %.
 
@@ -120,14 +120,14 @@ def wilson_interval(num_hits: int, num_trials: int, level: float = 0.95) -> tupl
 
 
 def pooled_stats(run: Record) -> GenerationStats:
-    """The statistics stored with a run; JSON made strings of the histogram's keys."""
+    """The statistics that are stored with a run, in which JSON made strings of the histogram's keys."""
     stored = dict(run["speculation"])
     stored["acceptance_histogram"] = {int(key): count for key, count in stored["acceptance_histogram"].items()}
     return GenerationStats(**stored)
 
 
 def pooled_acceptance_length(runs: list[Record]) -> float:
-    """Tokens committed per step over all runs, bonus tokens included."""
+    """Mean tokens of a step over all runs, bonus tokens included."""
     accepted = sum(run["speculation"]["num_accepted"] for run in runs)
     return 1 + accepted / max(sum(run["speculation"]["num_steps"] for run in runs), 1)
 

@@ -1,4 +1,4 @@
-"""Markdown tables from results: a column is a heading and a template that is filled from each row."""
+"""Markdown tables from results, in which a column is a heading and a template that is filled from each row."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ class _MissingError(Exception):
 
 
 def fill(template: str, row: Row) -> str:
-    """A template with the values of a row; a dash where the row lacks one of them.
+    """Fill a template with the values of a row; the result is a dash if the row lacks one of them.
 
-    A field is a path of keys and, after a colon, a factor and a format, both optional. Lists are joined by spaces and, with `~` before
-    the format, as the ends of an interval. The format `set` gives the name that readers know a prompt set by; `MiB` and `GiB`
-    divide bytes.
+    A field is a path of keys and, after a colon, a factor and a format, both optional. Lists are joined by spaces or,
+    with `~` before the format, as the ends of an interval. The format `set` gives the name of a prompt set for readers;
+    `MiB` and `GiB` divide bytes.
 
     Example:
 
@@ -57,9 +57,8 @@ def _formatted(value: Any, spec: str, factor: float) -> str:
     if spec in _UNITS:
         return f"{value / _UNITS[spec]:.1f}"
     if isinstance(value, (list, tuple)):
-        return (" to " if spec.startswith("~") else " ").join(
-            _formatted(part, spec.removeprefix("~"), factor) for part in value
-        )
+        parts = [_formatted(part, spec.removeprefix("~"), factor) for part in value]
+        return (" to " if spec.startswith("~") else " ").join(parts)
     return format(value if factor == 1 else factor * value, spec)
 
 
@@ -72,7 +71,7 @@ def table(columns: Columns, rows: Iterable[Row]) -> str:
 
 
 def source_line(result: Result, path: str) -> str:
-    """Where the numbers of a results file come from."""
+    """The line that says where the numbers of a results file come from."""
     origin = result["provenance"]
     versions = ", ".join(f"{package} {number}" for package, number in origin["versions"].items())
     return (
@@ -82,7 +81,7 @@ def source_line(result: Result, path: str) -> str:
 
 
 def parity(result: Result, path: str, title: str | None = None) -> str:
-    """How many texts are the target's own, by decoding: a results file of `falcon-spec parity`."""
+    """The table of a results file of `falcon-spec parity`: how many texts are the target's own, by decoding."""
     dtype, limit = (result["provenance"].get(key) for key in ("dtype", "max_new_tokens"))
     columns = {
         "decoding": "{decoding}",
@@ -93,18 +92,13 @@ def parity(result: Result, path: str, title: str | None = None) -> str:
         "proven ties": "{tie}",
         "different": "{bug}",
     }
-    return "\n\n".join(
-        [
-            f"### The same text{f': {title}' if title else ''}",
-            f"At most {limit} new tokens a text, {dtype}.",
-            table(columns, result["rows"]),
-            source_line(result, path),
-        ]
-    )
+    heading = f"### The same text{f': {title}' if title else ''}"
+    limits = f"At most {limit} new tokens a text, {dtype}."
+    return "\n\n".join([heading, limits, table(columns, result["rows"]), source_line(result, path)])
 
 
 def calibration(result: Result, path: str) -> str:
-    """How far a drafter's chances are from the truth, before and after calibration, and the temperatures."""
+    """The tables of a results file of `falcon-spec calibrate`: errors before and after, and the temperatures."""
     columns = [
         ("decoding", "{decoding}"),
         ("lists", "{num_lists}"),
@@ -117,10 +111,6 @@ def calibration(result: Result, path: str) -> str:
         ("saved (95 % interval)", "{loss_saved:.3f} ({loss_saved_interval:~.3f})"),
     ]
     folds = [{"what": f"all but fold {n}", **fit} for n, fit in enumerate(result["fits_of_folds"], start=1)]
-    fits = {
-        "temperatures fitted to": "{what}",
-        "greedy, by place": "{greedy:.2f}",
-        "sampled, by place": "{sampled:.2f}",
-    }
-    fitted = table(fits, [{"what": "all prompts", **result["fit"]}, *folds])
+    names = {"greedy, by place": "{greedy:.2f}", "sampled, by place": "{sampled:.2f}"}
+    fitted = table({"temperatures fitted to": "{what}", **names}, [{"what": "all prompts", **result["fit"]}, *folds])
     return "\n\n".join([table(columns, result["rows"]), fitted, source_line(result, path)])

@@ -1,4 +1,4 @@
-"""Acceptance by depth and rank, measured with the decoding loop itself, and the static tree that it makes the best."""
+"""Measures acceptance by depth and sibling rank in the decoding loop itself, and fits the best static tree to it."""
 
 import copy
 from collections.abc import Sequence
@@ -24,46 +24,45 @@ Counts = list[list[int]]  # [depths][ranks + 1]; the last column: the target's t
 
 
 class RankLog:
-    """At which ranks the target's tokens stood among the children of kept nodes; watches calls of one row.
+    """Notes the sibling ranks of the target's tokens below accepted nodes; an observer of calls with one row.
 
-    Args:
-        num_ranks (`int`): Children of the nodes that count; others are too few to tell.
+    Only nodes with `num_ranks` children count.
     """
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
-        self.steps: list[list[int | None]] = []  # of each step by depth; `num_ranks` is a miss, None tells nothing
+        self.steps: list[list[int | None]] = []  # of each step by depth; `num_ranks` for a miss, None if not measured
 
-    def __call__(self, draft: Draft, verdicts: Sequence[AcceptedPath]) -> None:
+    def __call__(self, draft: Draft, accepted: Sequence[AcceptedPath]) -> None:
         """Count the ranks of one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
         ranks: list[int | None] = []
-        for node, token in zip(verdicts[0].path, verdicts[0].token_ids, strict=True):
+        for node, token in zip(accepted[0].path, accepted[0].token_ids, strict=True):
             children = [token_ids[child] for child, parent in enumerate(parents) if parent == node]
             rank = children.index(token) if token in children else self.num_ranks
             ranks.append(rank if len(children) == self.num_ranks else None)
         self.steps.append(ranks)
 
     def counts(self, depth: int) -> Counts:
-        """How often each rank was taken at each depth. The last token of the text is left out: a hit there would gain nothing."""
+        """How often each rank was taken at each depth, without the text's last token: a hit there gains nothing."""
         counts = [[0] * (self.num_ranks + 1) for _ in range(depth)]
         for number, ranks in enumerate(self.steps, start=1):
-            for place, rank in enumerate(ranks[:-1] if number == len(self.steps) else ranks):
+            for level, rank in enumerate(ranks[:-1] if number == len(self.steps) else ranks):
                 if rank is not None:
-                    counts[place][rank] += 1
+                    counts[level][rank] += 1
         return counts
 
 
 class TreeFit:
-    """Measures a drafter with a tree wide enough to see every rank, and fits trees to what was found.
+    """Measures a drafter with a tree that is wide enough to see every rank.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
         drafter ([`DrafterModel`]): A drafter that drafts static trees; stays as it is.
-        num_passes (`int`, *optional*): Drafter passes of the trees; None takes those of the drafter's present one.
-        num_ranks (`int`, *optional*, defaults to 10): Ranks that are measured at each depth.
-        width (`int`, *optional*, defaults to 6): Nodes of each depth, those of the best ranks, below which they are measured.
+        num_passes (`int`, *optional*): Drafter passes of the trees; None takes those of the drafter's present tree.
+        num_ranks (`int`): Ranks that are measured at each depth.
+        width (`int`): Nodes of each depth, those of the best ranks, below which ranks are measured.
 
     Raises:
         [`OptionError`]: the drafter drafts no static trees, or they would be too large, too wide or too deep.
@@ -109,7 +108,7 @@ class TreeFit:
 
 
 def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
-    """A tree of this depth in which the `width` nodes of each depth with the least sum of ranks have `num_ranks` children.
+    """A tree in which the `width` nodes of each depth with the least sum of ranks have `num_ranks` children.
 
     Raises:
         [`OptionError`]: more nodes than the decoding loop reads.
@@ -132,17 +131,17 @@ def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
 
 
 def acceptance(counts: Sequence[Counts]) -> Tensor:
-    """Chances `[depths, ranks]` from the counts of all texts, falling with rank.
+    """Acceptance probabilities `[depths, ranks]` from the counts of all texts, falling with rank.
 
-    Half a hit is added to each rank and to the misses (the estimate of Krichevsky and Trofimov), so that what was asked a few times
-    only is not taken for certain. Noise may swap neighbouring ranks; the order is known, so the chances of a depth are sorted.
+    Half a hit is added to each rank and to the misses (the estimate of Krichevsky and Trofimov), so that a few observations do not
+    pass for certainty. Noise may swap neighbouring ranks; the true order is known, so the probabilities of a depth are sorted.
     """
     total = torch.tensor(counts, dtype=torch.double).sum(0) + 0.5
     return (total / total.sum(-1, keepdim=True))[:, :-1].sort(dim=-1, descending=True).values
 
 
 def fit_result(fit: TreeFit, counts: Sequence[Counts], num_nodes: int) -> dict[str, Any]:
-    """The best tree of `num_nodes` nodes, root included, and the numbers behind it, for a JSON file."""
+    """The best tree of `num_nodes` nodes, root included, and the numbers behind it, as the results file holds them."""
     rates = acceptance(counts)
     tree = DraftTree.best_first(rates, num_nodes)
     present = fit.present
