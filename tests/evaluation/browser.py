@@ -1,4 +1,4 @@
-"""Run by a Python that has PyQt6-WebEngine: opens a page in Chromium without a screen and prints what a reader would get, as JSON.
+"""Run by a Python with PyQt6-WebEngine: opens a page in Chromium and prints what a reader would get, as JSON.
 
 Command: python tests/evaluation/browser.py PAGE WIDTH
 """
@@ -19,7 +19,8 @@ LOOK = """(() => {
     title: document.title,
     width: width,
     page_width: document.documentElement.scrollWidth,
-    beyond: [...document.querySelectorAll('body *')].filter(e => box(e).right > width + 1 && !isHidden(e)).map(e => e.tagName),
+    beyond: [...document.querySelectorAll('body *')]
+      .filter(e => box(e).right > width + 1 && !isHidden(e)).map(e => e.tagName),
     focusable: document.querySelectorAll('[tabindex="0"]').length,
     tables: document.querySelectorAll('table').length,
     plots: [...document.querySelectorAll('.plot svg')].map(svg => ({

@@ -12,12 +12,12 @@ import pytest
 
 
 def seen_in_a_browser(page: Path, width: int, scheme: str) -> dict[str, Any]:
-    """What a reader gets of a page in a window of this width, with a `light` or `dark` screen; skips without a browser."""
+    """What a reader sees of a page in a window of this width, `light` or `dark`; skips without a browser."""
     return said_by_chromium([str(Path(__file__).with_name("browser.py")), str(page), str(width)], scheme)
 
 
 def said_by_chromium(script: list[str], scheme: str, seconds: float = 120) -> dict[str, Any]:
-    """What a script says that a Python with Chromium runs, with a `light` or `dark` screen; skips without a browser."""
+    """The output of a script that a Python with Chromium runs, `light` or `dark`; skips without a browser."""
     flags = f"--no-sandbox --disable-gpu --blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
     environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", "QTWEBENGINE_CHROMIUM_FLAGS": flags}
     command = [_python(), *script]

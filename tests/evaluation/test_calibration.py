@@ -219,8 +219,8 @@ def test_the_observer_sees_what_the_text_became(make: Callable[[Any], Any], temp
         for num, steps in pair.stats.acceptance_histogram.items():
             histogram[num] = histogram.get(num, 0) + steps
     is_first, is_second = seen.depths == 1, seen.depths == 2
-    # every node that a list gave is in the tree, so that what is kept of a tree is what the lists held; at its end a text
-    # has no room for the second node, whose list a block has all the same
+    # every node of a list is in the tree, so that the accepted nodes of a tree are those of the lists; at its end a
+    # text has no room for the second node, whose list a block has all the same
     num_first, num_second = (int(seen.is_kept[at].any(-1).sum()) for at in (is_first, is_second))
     slack = len(pairs) * (observer.drafter.block_size > 1)
     assert num_first == sum(steps for num, steps in histogram.items() if num >= 1)

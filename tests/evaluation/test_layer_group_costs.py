@@ -1,4 +1,4 @@
-"""The model of several devices: its arithmetic against simulated clocks, its measuring against a clock that is told how to run."""
+"""The cost model of several devices against simulated clocks, and its measurements against a scripted clock."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ DIVISIONS = [[[0], [1], [2], [3], [4]], GROUPS, [[0], [1, 2, 3, 4, 5], [6]], [[0
 
 
 def simulated(groups: Sequence[Sequence[int]], num_devices: int) -> tuple[float, int, int]:
-    """The clock of the slowest rank after one pass, exchanges, and bytes that the first rank received; every hop of every part is walked."""
+    """The slowest device's clock after one pass, exchanges, and bytes that the first received, hop by hop."""
     clocks, num_exchanges, received = [COSTS.ends] * num_devices, 0, [0] * num_devices
     for group in groups:
         if len(group) == 1:

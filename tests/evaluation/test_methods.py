@@ -1,4 +1,4 @@
-"""Methods of a benchmark: stock ones run without a line of this package, runs do not depend on each other, counts from outside."""
+"""Methods of a benchmark: stock ones run without this package, runs are independent, counts come from hooks."""
 
 import functools
 import sys
@@ -190,7 +190,7 @@ class Chunks(BaseStreamer):
 
 
 def counted_by_hand(method: Method, target: PreTrainedModel, seed: int, options: Any, patch: Any) -> GenerationStats:
-    """The naive twin: the loop's own streamer says what was committed, and its candidates are noted as they are made."""
+    """The naive twin: the loop's own streamer says what was committed, and its candidates are noted."""
     offered: list[int] = []
     for kind in (PromptLookupCandidateGenerator, AssistedCandidateGenerator):
         original = kind.get_candidates
@@ -239,7 +239,7 @@ def test_counts_from_outside_are_those_of_the_loop(
 
 
 class Forwards:
-    """A clock that only forwards move on: forward number i of any model takes 2^i seconds, so that each sum tells its terms."""
+    """A clock that only forwards advance: forward number i takes 2^i seconds, so that each sum tells its terms."""
 
     def __init__(self, patch: pytest.MonkeyPatch, **models: PreTrainedModel | None) -> None:
         self.now, self.who = 0.0, []

@@ -178,9 +178,8 @@ def test_the_page_needs_nothing_else_and_names_what_it_shows(result: dict[str, A
     assert not re.findall(r"#0[0-3]0[0-9a-f]{3}\b", source)  # no stand-in colour is left
     identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
-    labels = {
-        value for _, attributes in page.tags for name, value in attributes.items() if name in ("aria-labelledby", "aria-describedby")
-    }  # fmt: skip
+    names = ("aria-labelledby", "aria-describedby")
+    labels = {value for _, attributes in page.tags for name, value in attributes.items() if name in names}
     assert labels | {value[1:] for value in references} <= set(identifiers)
     assert all(attributes.get("role") == "img" for tag, attributes in page.tags if tag == "svg")
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in page.tags if tag == "th")

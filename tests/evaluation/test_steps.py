@@ -1,4 +1,4 @@
-"""Seeing trees: what the log keeps, how the terminal shows it, and the page: whole, safe, and readable without colour or scripts."""
+"""Steps of a text: the log, the terminal, and a page that is complete, safe and readable without scripts."""
 
 import io
 import json

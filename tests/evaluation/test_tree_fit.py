@@ -1,4 +1,4 @@
-"""Fitting trees: ranks are counted where they can be known, with the decoding loop itself, and bad settings are refused."""
+"""Fitting trees: ranks are counted by the decoding loop where they can be known, and bad settings are refused."""
 
 import itertools
 from typing import Any

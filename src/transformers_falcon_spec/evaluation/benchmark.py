@@ -1,7 +1,7 @@
 """Interleaved runs of several methods on the same prompts with the same seeds and stopping rule.
 
-Every run is appended to a JSON lines file at once, so that an interrupted benchmark goes on; `summary.py` makes rates of them. A method
-that raises is left out from there on, and the others finish.
+Every run is appended to a JSON lines file at once, so that an interrupted benchmark goes on; `summary.py` makes rates
+of them. A method that raises is left out from there on, and the others finish.
 """
 
 import logging
@@ -132,8 +132,8 @@ class Benchmark:
         self._methods = {method.name: method for method in methods}
         if len(self._methods) < len(methods):
             raise OptionError(
-                f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but they are called "
-                f"{[method.name for method in methods]}. Write `NAME=...`."
+                f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but they "
+                f"are called {[method.name for method in methods]}. Write `NAME=...`."
             )
 
     def run(self, path: Path) -> Outcome:
@@ -198,19 +198,19 @@ class Benchmark:
         return records
 
     def _check_origin(self, row: dict[str, Any], path: Path) -> None:
-        """Refuse a run that was made with other models, settings or conditions; earlier versions did not store conditions."""
+        """Refuse a run of other models, settings or conditions; earlier versions did not store conditions."""
         expected = self._identities.get(row["arm"], row["identity"])
         if expected != row["identity"]:
             raise OptionError(
                 f"`{path}` must hold runs of the same models and settings, but those of `{row['arm']}` on "
-                f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete it, write to "
-                "another file, or give the method another name."
+                f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete "
+                "it, write to another file, or give the method another name."
             )
         if row.get("conditions", self._conditions) != self._conditions:
             raise OptionError(
                 f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on "
-                f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, or write to "
-                "another file."
+                f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, "
+                "or write to another file."
             )
 
     def _cells(self) -> Iterator[Cell]:
@@ -224,7 +224,7 @@ class Benchmark:
                     yield from (Cell(self.target_name, method, decoding, prompt, repeat) for method in methods)
 
     def _warm_up(self, todo: list[Cell]) -> dict[str, Failure]:
-        """Call every method once, unmeasured: first calls allocate, probe and compile. Returns those that already fail."""
+        """Call every method once, since first calls allocate, probe and compile; returns those that already fail."""
         failures = {}
         ids, options = self.prompts[0].input_ids(self.tokenizer), decoding_options("greedy")
         for name in dict.fromkeys(cell.method for cell in todo):

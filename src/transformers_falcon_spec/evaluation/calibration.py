@@ -1,7 +1,8 @@
 """Fits temperatures that make a drafter's probabilities come true, and measures its calibration before and after.
 
-Temperatures are fitted by maximum likelihood: the target's own tokens get the highest probability (temperature scaling, arXiv
-1706.04599, section 4.2), for each position of a block. Figures of a calibrated drafter come from temperatures fitted to other prompts.
+Temperatures are fitted by maximum likelihood, so that the target's own tokens get the highest probability (temperature
+scaling, arXiv 1706.04599, section 4.2), for each position of a block. Figures of a calibrated drafter come from
+temperatures fitted to other prompts.
 """
 
 import json
@@ -55,7 +56,7 @@ class Fit:
 
 
 def positions_of(depths: Tensor, num_positions: int, block_size: int) -> Tensor:
-    """The position (of `num_positions`) that each depth belongs to; blocks beyond the last one count as the last one."""
+    """The position (of `num_positions`) of each depth; blocks beyond the last one count as the last one."""
     first = num_positions - block_size
     return torch.where(depths <= num_positions, depths - 1, first + (depths - 1) % block_size)
 
@@ -134,7 +135,7 @@ def error_by_luck(probs: Tensor, seed: int) -> float:
 
 
 def reliability(probs: Tensor, is_kept: Tensor) -> list[dict[str, Any]]:
-    """The rows of a reliability plot: for each bin mean probability, accepted share with interval, and number of nodes."""
+    """The bins of a reliability plot: mean probability, accepted share with its interval, and number of nodes."""
     rows = []
     for prob, kept in _bins(probs, is_kept):
         num_kept, num = int(kept.sum()), len(kept)
@@ -181,7 +182,7 @@ def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int,
 
 
 def loss_saved(texts: Sequence[tuple[float, float, int]]) -> float:
-    """The mean decrease of a list's loss, from the summed loss of each text before and after and its number of lists."""
+    """The mean decrease of a list's loss; of each text come the summed loss before and after, and its lists."""
     return sum(before - after for before, after, _ in texts) / sum(num for _, _, num in texts)
 
 

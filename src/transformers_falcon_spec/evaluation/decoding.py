@@ -39,6 +39,6 @@ def decoding_options(name: str) -> Options:
 
 
 def repetition_rate(ids: list[int], num_tokens: int = 4) -> float:
-    """Share of runs of `num_tokens` tokens that occurred before in the same text; looping text flatters every drafter."""
+    """Share of runs of `num_tokens` tokens that occurred before in the text; looping text flatters drafters."""
     runs = [tuple(ids[start : start + num_tokens]) for start in range(len(ids) - num_tokens + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0

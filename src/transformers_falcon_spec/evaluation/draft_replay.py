@@ -1,7 +1,7 @@
 """How many tokens of a drafter are accepted in texts that a target wrote greedily, found without the target.
 
-Greedy text does not depend on the drafter, so it is written once. The drafter is then asked for drafts step by step, as the decoding
-loop would ask, and the text shows which of their nodes are accepted.
+Greedy text does not depend on the drafter, so it is written once. The drafter is then asked for drafts step by step,
+as the decoding loop would ask, and the text shows which of their nodes are accepted.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""A cost model of EasySpec on several devices: parts of a pass are timed on one device, links are measured or given."""
+"""A cost model of EasySpec on several devices: parts are timed on one device, links are measured or given."""
 
 import statistics
 import time
@@ -32,7 +32,7 @@ class Link:
     bytes_per_second: float
 
     def gather_seconds(self, num_devices: int, num_bytes: float) -> float:
-        """The time until all devices have all parts of `num_bytes`, which go round a ring in one hop less than devices."""
+        """The time until all devices have all parts of `num_bytes`, which go round a ring."""
         return (num_devices - 1) * (self.latency_seconds + num_bytes / self.bytes_per_second)
 
 
@@ -98,7 +98,7 @@ class StepModel:
 
 
 def measure_costs(drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, num_new: int, repeats: int) -> Costs:
-    """Medians of `repeats` passes after the text `ids` `[1, tokens]`: drafted over `width` tokens, exact over `num_new`."""
+    """Medians of passes after the text `ids` `[1, tokens]`: drafted over `width` tokens, exact over `num_new`."""
     num_layers = len(drafter.layered.layers)
     middle = list(range(1, num_layers - 1))
     backend = SequentialBackend(drafter.layered, [[0], middle, [num_layers - 1]])
@@ -183,7 +183,7 @@ def _timing(layered: Any, parts: dict[str, float]) -> Iterator[None]:
 
 
 def measure_link(processes: Processes, device: torch.device, repeats: int) -> Link:
-    """Measure the link between all processes, which must call together: the fastest gathers of few and of many bytes."""
+    """Measure the link by the fastest gathers of few and of many bytes; all processes must call together."""
     fastest = []
     for num_bytes in LINK_BYTES:
         part, seconds = torch.zeros(num_bytes, dtype=torch.uint8, device=device), []

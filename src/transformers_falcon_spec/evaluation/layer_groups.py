@@ -1,4 +1,4 @@
-"""The ways to divide an EasySpec drafter's layers into groups that attend at once, and those that lose the least acceptance."""
+"""Divisions of an EasySpec drafter's layers into groups that attend at once, and the search for the best ones."""
 
 from collections.abc import Mapping
 

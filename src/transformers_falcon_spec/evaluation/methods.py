@@ -75,7 +75,7 @@ class Method:
     def arguments(self) -> dict[str, Any]:
         """Arguments of `generate` for one run, with the assistant's options as they were when it was loaded.
 
-        Stock assisted generation may change them (schedule `"heuristic"`), and then a run would depend on those before it.
+        Stock assisted generation may change them (schedule `"heuristic"`); then runs would depend on those before.
         """
         for options in self._given_options:
             self.assistant.generation_config = copy.deepcopy(options)  # type: ignore[union-attr]  # it is theirs

@@ -1,4 +1,4 @@
-"""Observations of a drafter while text is written with grown trees: its scores, and the token that the target chose."""
+"""Observes a drafter while text is written with grown trees: its scores, and the tokens that the target chose."""
 
 import copy
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class Observations:
         return losses.masked_fill(self.chosen[:, None] == -torch.inf, 0.0)
 
     def best_probs(self, indices: Tensor) -> Tensor:
-        """Probabilities `[lists, NUM_BEST]` of the best tokens, each list at the temperature of its index `[lists]`."""
+        """Probabilities `[lists, NUM_BEST]` of the best tokens, at the temperature index `[lists]` of each list."""
         temperatures = self._temperatures.gather(1, indices[:, None])
         return (self.best / temperatures - self.log_norms.gather(1, indices[:, None])).exp().clamp(max=1)
 
@@ -101,9 +101,10 @@ class Observations:
 
 
 class DrafterObserver:
-    """Observes a drafter: its attribute `drafter` drafts as the given one does, uncalibrated, and each text is recorded.
+    """Records the texts of its attribute `drafter`, which drafts as the given one does without calibration.
 
-    The lists of all passes along the accepted path are recorded with the token that the target chose, even if no node held it.
+    The lists of all passes along the accepted path are recorded with the token that the target chose, even if no node
+    held it.
 
     Args:
         drafter ([`DrafterModel`]): A drafter that grows trees; it stays as it is.
@@ -115,8 +116,8 @@ class DrafterObserver:
     def __init__(self, drafter: DrafterModel) -> None:
         if not drafter.is_tree_dynamic:
             raise OptionError(
-                f"Chances are those of trees that grow, but this `{type(drafter).__name__}` drafts without. Take a drafter "
-                "that can grow them, and set `dynamic_tree=True`."
+                f"Chances are those of trees that grow, but this `{type(drafter).__name__}` drafts without. "
+                "Take a drafter that can grow them, and set `dynamic_tree=True`."
             )
         self.drafter = copy.copy(drafter)  # the same weights
         self.drafter.config = copy.copy(drafter.config)

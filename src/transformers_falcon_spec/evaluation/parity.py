@@ -73,7 +73,8 @@ class ParityResult:
 class ParityCheck:
     """Writes texts with and without a drafter, from the same seed, and compares them.
 
-    With `reread_in_float32` a float32 copy of the target, made at the first difference, computes each differing step again.
+    With `reread_in_float32` a float32 copy of the target, made at the first difference, computes each differing step
+    again.
     """
 
     target: PreTrainedModel
@@ -92,8 +93,9 @@ class ParityCheck:
         verifier = self.drafter.generation_config.verifier
         if options.get("do_sample") and not verifier_named(verifier).keeps_seeded_text:
             raise OptionError(
-                f'Parity needs a verifier that gives the same text for the same seed, but the drafter\'s is "{verifier}". '
-                'Check greedy decoding alone, or set `drafter.generation_config.verifier = "token_matching"`.'
+                "Parity needs a verifier that gives the same text for the same seed, but the drafter's is "
+                f'"{verifier}". Check greedy decoding alone, or set '
+                '`drafter.generation_config.verifier = "token_matching"`.'
             )
         call = GenerateCall(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
         alone, together = (call.run(drafter) for drafter in (None, self.drafter))
@@ -124,8 +126,8 @@ class ParityCheck:
         is_offloaded = any(weight.is_meta for weight in self.target.parameters())
         if is_offloaded or getattr(self.target, "is_quantized", False):
             raise OptionError(
-                "A float32 copy needs the target's weights as plain numbers in memory, but they are quantised or offloaded. "
-                "Leave it out with `--no_reread_in_float32`."
+                "A float32 copy needs the target's weights as plain numbers in memory, but they are "
+                "quantised or offloaded. Leave it out with `--no_reread_in_float32`."
             )
         return copy.deepcopy(self.target).float()
 
@@ -154,7 +156,7 @@ class ParityCheck:
     def _compare(
         self, call: GenerateCall, index: int, plain: ReplayedStep | None, drafted: ReplayedStep | None
     ) -> StepComparison:
-        """Compare both replays of a step, with plain decoding from the tree's logits and from those of a float32 copy."""
+        """Compare the replays of a step, with those from the tree's logits and from a float32 copy's."""
         assert plain is not None  # `_repeats` found both replays to be what was written
         assert drafted is not None
         exact = None

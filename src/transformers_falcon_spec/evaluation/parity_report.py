@@ -37,8 +37,8 @@ def read_result(entry: dict[str, Any], path: Path) -> ParityResult:
     difference = entry.get("difference")
     if entry["verdict"] not in VERDICTS or (entry["verdict"] != "identical" and difference is None):
         raise OptionError(
-            f"`{path}` must say why texts differ, but its line for {entry['set_name']} {entry['prompt_id']} does not: an "
-            "older version began it. Delete it, or write to another file."
+            f"`{path}` must say why texts differ, but its line for {entry['set_name']} {entry['prompt_id']} "
+            "does not: an older version began it. Delete it, or write to another file."
         )
     known = {name: entry[name] for name in (field.name for field in fields(ParityResult)) if name in entry}
     return ParityResult(**{**known, "difference": difference and _difference(difference)})
@@ -89,7 +89,7 @@ def row(decoding: str, results: Sequence[ParityResult]) -> dict[str, Any]:
 
 
 def totals(results: Sequence[ParityResult]) -> dict[str, Any]:
-    """The counts of all decodings together; a prompt counts once, with its worst verdict, since its texts depend on each other."""
+    """The counts of all decodings; a prompt counts once, with its worst verdict, since its texts are dependent."""
     worst: dict[tuple[str, str], ParityResult] = {}
     for result in results:
         key = (result.set_name, result.prompt_id)

@@ -1,6 +1,7 @@
 """Plots of results as inline SVG: speed-up, acceptance by depth, seconds by phase, speed by tree size, reliability.
 
-Matplotlib draws them in stand-in colours, which become the page's own (`var(--...)`), so that one drawing serves light and dark.
+Matplotlib draws them in stand-in colours, which become the page's own (`var(--...)`), so that one drawing serves light
+and dark.
 """
 
 import io
@@ -19,7 +20,8 @@ try:
     from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError as error:  # an extra: only pages need it
     raise OptionError(
-        "A page with plots needs matplotlib, which is not installed. Run `pip install 'transformers_falcon_spec[report]'`."
+        "A page with plots needs matplotlib, which is not installed. Run `pip install "
+        "'transformers_falcon_spec[report]'`."
     ) from error
 
 NUM_COLORS = 8
@@ -188,7 +190,7 @@ def _plot(
     *,
     height: float | None = None,
 ) -> Plot | None:
-    """A figure with a panel for each prompt set of `rows`, each `height` inches high; None takes the height of its bars."""
+    """A figure with a panel for each prompt set, `height` inches high; None takes the height of its bars."""
     if not rows:
         return None
     sets = list(dict.fromkeys(row["set"] for row in rows))

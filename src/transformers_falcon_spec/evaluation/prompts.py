@@ -25,7 +25,7 @@ class Prompt:
     origin: str = field(default="", compare=False)
 
     def input_ids(self, tokenizer: PreTrainedTokenizerBase, **switches: Any) -> Tensor:
-        """Token ids `[1, tokens]`: of the chat template, which gets `switches`, or of the plain text if there is none."""
+        """Token ids `[1, tokens]` of the chat template, which gets `switches`, or of the plain text."""
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
         messages = [{"role": role, "content": content} for role, content in self.messages]
@@ -58,7 +58,7 @@ def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]
     """Read the first `limit` prompts of each file, after which a set is named; rows beyond `limit` are checked, too.
 
     Raises:
-        [`ConversationError`]: a file is missing, empty or not UTF-8, a row is no prompt, or two have one id; names file and line.
+        [`ConversationError`]: a file is missing, empty or not UTF-8, a row is no prompt, or two have one id.
     """
     sets = [_read(Path(path)) for path in paths]
     owners: dict[tuple[str, str], str] = {}
@@ -66,8 +66,8 @@ def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]
         key = (prompt.set_name, prompt.prompt_id)
         if key in owners:
             raise ConversationError(
-                f"{prompt.origin}: each prompt of a set needs an `id` of its own, but {prompt.prompt_id!r} is also that of "
-                f"{owners[key]}. Rename one; files of one name are one set."
+                f"{prompt.origin}: each prompt of a set needs an `id` of its own, but {prompt.prompt_id!r} is "
+                f"also that of {owners[key]}. Rename one; files of one name are one set."
             )
         owners[key] = prompt.origin
     return [prompt for found in sets for prompt in found[:limit]]
@@ -114,8 +114,8 @@ def _prompt(line: str, path: Path, number: int) -> Prompt:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConversationError(
-            f"{origin}: a row must be one JSON object, but it is not JSON: {error}. Write each prompt in a line of its "
-            "own."
+            f"{origin}: a row must be one JSON object, but it is not JSON: {error}. Write each prompt in a "
+            "line of its own."
         ) from None
     if not isinstance(row, dict):
         _refuse(origin, "a row must be a JSON object", row, 'Write `{"id": ..., "prompt": ...}`')

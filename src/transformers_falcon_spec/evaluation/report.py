@@ -1,4 +1,4 @@
-"""Results files of this package's commands into Markdown documents, between their markers."""
+"""Writes the results of this package's commands into Markdown documents, between their markers."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 def tables_of(path: Path) -> str | None:
-    """The tables of a results file of `falcon-spec bench`, `parity` or `calibrate`; None for a file of another kind."""
+    """The tables of a results file of `falcon-spec bench`, `parity` or `calibrate`; None for other files."""
     try:
         result: Any = json.loads(path.read_text(encoding="utf-8"))
         row = result["rows"][0] if "provenance" in result else {}

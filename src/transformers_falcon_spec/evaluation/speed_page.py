@@ -83,7 +83,7 @@ def _section(
 def tree_curves(rows: Sequence[Row], methods: Sequence[Row]) -> dict[str, list[tuple[int, Row]]]:
     """Tree sizes and rows of each drafter that was measured with trees of several sizes.
 
-    Methods are one drafter if they have the same weights and, where their names hold the size, the same name but for it.
+    Methods are one drafter if they have the same weights and, if their names hold the size, the same name but for it.
     """
     by_name = {method["arm"]: method for method in methods}
     curves: dict[tuple[str, str], list[tuple[int, Row]]] = {}

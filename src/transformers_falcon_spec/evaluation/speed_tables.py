@@ -28,8 +28,8 @@ def speed(result: Result, path: str) -> str:
     lead, rows = _lead(result), [_shown(result, row) for row in result["rows"]]
     parts = [
         "### Speed against the target alone",
-        "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. The gate is 0.9 x\n"
-        "acceptance length / (cost of a step in plain steps): what the measured costs allow.",
+        "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. "
+        "The gate is 0.9 x\nacceptance length / (cost of a step in plain steps): what the measured costs allow.",
         table({**lead, **_rates(result)}, rows),
         "Where a step's time goes, in milliseconds:",
         table({**lead, **_COSTS}, rows),

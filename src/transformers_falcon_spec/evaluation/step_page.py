@@ -1,4 +1,4 @@
-"""The HTML page of the draft trees of texts: what was drafted in each step, with which probability, and what was accepted."""
+"""The HTML page of draft trees: the tokens of each step, their probabilities, and which were accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The steps of a text, for people to look at: each draft tree with its tokens, their probabilities, and what was accepted."""
+"""Stores the steps of a text for people to look at: the draft trees, probabilities, and accepted tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

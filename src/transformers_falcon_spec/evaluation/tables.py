@@ -22,7 +22,7 @@ def fill(template: str, row: Row) -> str:
     """Fill a template with the values of a row; the result is a dash if the row lacks one of them.
 
     A field is a path of keys and, after a colon, a factor and a format, both optional. Lists are joined by spaces or,
-    with `~` before the format, as the ends of an interval. The format `set` gives the name of a prompt set for readers;
+    with `~` before the format, as the ends of an interval. The format `set` gives the readers' name of a prompt set;
     `MiB` and `GiB` divide bytes.
 
     Example:

@@ -1,6 +1,6 @@
 """Checks that decide whether rounding explains why two texts differ at a step: numbers in, a verdict out.
 
-A difference is a tie only if every check holds: nothing but the logits differs, the logits differ by rounding alone, and the
+A difference is a tie only if every check holds: nothing but the logits differs, they differ by rounding alone, and the
 best two tokens are that close.
 """
 
@@ -49,7 +49,7 @@ class Float32Comparison:
         )
 
     def check(self) -> Check:
-        """Rounding errs as much in a tree as outside: logits that are much farther off were computed from other input."""
+        """The check that the tree errs as plain decoding does; if it errs more, it read something else."""
         statement = (
             f"Held against float32, the tree's logits err at most {TIE_FACTOR} times as much as plain decoding's."
         )
@@ -72,7 +72,8 @@ class StepComparison:
     def checks(self) -> list[Check]:
         """All checks that must hold for a tie."""
         cause = Check(
-            "Plain decoding, given the tree's logits at this step, writes the drafter's token: only the logits differ.",
+            "Plain decoding, given the tree's logits at this step, writes the drafter's token: only the logits "
+            "differ.",
             "it does" if self.is_caused_by_logits else "it does not: the walk, a processor or a draw went another way",
             self.is_caused_by_logits,
         )

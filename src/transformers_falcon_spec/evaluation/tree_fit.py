@@ -81,7 +81,8 @@ class TreeFit:
         present = drafter.draft_tree
         if present is None:
             raise OptionError(
-                f"The drafter must draft static trees, but a `{type(drafter).__name__}` has none. There is nothing to fit."
+                f"The drafter must draft static trees, but a `{type(drafter).__name__}` has none. There is "
+                "nothing to fit."
             )
         if probe(target).form == "chain":
             raise TargetError(f"A tree needs a target that verifies trees, but {probe(target).reason}. Draft a chain.")
@@ -120,8 +121,8 @@ def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
         level = list(range(len(parents), len(parents) + len(expanded) * num_ranks))
         if level[-1] >= MAX_NODES:
             raise OptionError(
-                f"The tree that measures must have at most {MAX_NODES} nodes, but {depth} depths of {num_ranks} ranks below "
-                f"{width} nodes each make more. Lower `passes`, `ranks` or `width`."
+                f"The tree that measures must have at most {MAX_NODES} nodes, but {depth} depths of "
+                f"{num_ranks} ranks below {width} nodes each make more. Lower `passes`, `ranks` or `width`."
             )
         for parent in expanded:
             parents += [parent] * num_ranks
@@ -133,8 +134,9 @@ def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
 def acceptance(counts: Sequence[Counts]) -> Tensor:
     """Acceptance probabilities `[depths, ranks]` from the counts of all texts, falling with rank.
 
-    Half a hit is added to each rank and to the misses (the estimate of Krichevsky and Trofimov), so that a few observations do not
-    pass for certainty. Noise may swap neighbouring ranks; the true order is known, so the probabilities of a depth are sorted.
+    Half a hit is added to each rank and to the misses (the estimate of Krichevsky and Trofimov), so that a few
+    observations do not pass for certainty. Noise may swap neighbouring ranks; the true order is known, so the
+    probabilities of a depth are sorted.
     """
     total = torch.tensor(counts, dtype=torch.double).sum(0) + 0.5
     return (total / total.sum(-1, keepdim=True))[:, :-1].sort(dim=-1, descending=True).values

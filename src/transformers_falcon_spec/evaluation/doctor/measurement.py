@@ -1,4 +1,4 @@
-"""Texts written with and without the drafter, and what they show: acceptance against expectation, and the cost of steps."""
+"""Writes texts with and without the drafter, and compares acceptance with the expectation and costs with gains."""
 
 import copy
 import tempfile

@@ -97,8 +97,8 @@ def _tree_fault(target: PreTrainedModel, reason: str, respects_masks: bool | Non
     kind, attention = type(target).__name__, target.config._attn_implementation
     if respects_masks is False:
         text = (
-            f"The attention of `{kind}` (`{attention}`) ignores masks: a node's logits are the same whatever its parent "
-            f"is. Drafts are read as chains or as rows, or not at all. {reason}"
+            f"The attention of `{kind}` (`{attention}`) ignores masks: a node's logits are the same whatever "
+            f"its parent is. Drafts are read as chains or as rows, or not at all. {reason}"
         )
         remedy = 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.'
         return Finding(MASK_BUG, text, remedy)

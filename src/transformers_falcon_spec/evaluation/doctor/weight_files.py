@@ -1,4 +1,4 @@
-"""The reasons why weights cannot be loaded: files cut short, pointers of Git LFS instead of weights, or missing files."""
+"""The reasons why weights cannot be loaded: files cut short, pointers of Git LFS, or missing files."""
 
 import json
 import struct

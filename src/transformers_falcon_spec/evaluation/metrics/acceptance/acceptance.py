@@ -19,7 +19,7 @@ Args:
 
 Returns:
     acceptance_length: 1 + accepted / steps over all texts, with acceptance_length_interval (95 %, over texts).
-    acceptance_rate: accepted / drafted; comparable between chains alone, since most nodes of a tree exclude each other.
+    acceptance_rate: accepted / drafted; comparable between chains only, since nodes of a tree exclude each other.
 """
 
 
@@ -61,6 +61,6 @@ def _check(row: int, num_steps: int | None, num_accepted: int | None, num_drafte
     )
     if not is_whole:
         raise OptionError(
-            "A text must have counts of at least 0, no more tokens accepted than drafted, and none drafted without steps, but "
-            f"row {row} has {num_steps} steps, {num_accepted} accepted and {num_drafted} drafted."
+            "A text must have counts of at least 0, no more tokens accepted than drafted, and none drafted "
+            f"without steps, but row {row} has {num_steps} steps, {num_accepted} accepted and {num_drafted} drafted."
         )
