@@ -11,7 +11,7 @@ import pytest
 from tests.pages import Outline
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult
-from transformers_falcon_spec.evaluation.parity_report import read_result, render_page, report_of
+from transformers_falcon_spec.evaluation.parity_report import checked_result, render_page, report_of
 from transformers_falcon_spec.evaluation.tie_checks import Check, Float32Comparison, StepComparison
 from transformers_falcon_spec.provenance import provenance
 
@@ -36,7 +36,7 @@ BUG = ParityResult(ATTACK, "<sums>", 2, "bug", 2, "temperature-1", ENDED)
 def make_report(*results: ParityResult, **origin: Any) -> dict[str, Any]:
     names = list(dict.fromkeys(result.decoding for result in results))
     settings = {"target": "t", "drafter": "d", "dtype": "bfloat16", "seed": 0, **origin}
-    return report_of(results, names, provenance(**settings))
+    return report_of([asdict(result) for result in results], names, provenance(**settings))
 
 
 def test_shares_come_with_intervals_and_a_prompt_counts_once_in_the_totals() -> None:
@@ -59,13 +59,13 @@ def test_tokens_a_step_are_those_of_identical_texts() -> None:
 
 @pytest.mark.parametrize("result", [SAME, TIE, BUG], ids=["identical", "tie", "bug"])
 def test_a_result_is_read_as_it_was_written(result: ParityResult) -> None:
-    assert read_result(json.loads(json.dumps(asdict(result))), Path("x.jsonl")) == result
+    assert checked_result(json.loads(json.dumps(asdict(result))), Path("x.jsonl")) == asdict(result)
 
 
 @pytest.mark.parametrize("change", [{"verdict": "different"}, {"difference": None}])
 def test_a_line_that_does_not_say_why_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"x\.jsonl` must say why texts differ, but its line for sums b does not"):
-        read_result(asdict(TIE) | change, Path("x.jsonl"))
+        checked_result(asdict(TIE) | change, Path("x.jsonl"))
 
 
 def test_the_page_shows_counts_tokens_and_numbers() -> None:

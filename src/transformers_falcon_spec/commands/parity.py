@@ -24,8 +24,8 @@ from transformers import logging
 from ..errors import ParityError
 from ..evaluation.decoding import decoding_options
 from ..evaluation.pages import interval, percent, quoted
-from ..evaluation.parity import LOW_PRECISION, ParityCheck, ParityResult
-from ..evaluation.parity_report import read_result, render_page, report_of
+from ..evaluation.parity import LOW_PRECISION, ParityCheck
+from ..evaluation.parity_report import Result, checked_result, render_page, report_of
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from ..provenance import weights_fingerprint
@@ -61,12 +61,12 @@ def run(command: ParityCommand) -> None:
     prompts = command.read_prompts("check")
     check = _make_check(command)
     records = Records(command.records_file, _settings(command, check))
-    results = [read_result(entry, records.path) for entry in records.entries]
-    done = {(result.decoding, result.set_name, result.prompt_id) for result in results}
+    results = [checked_result(entry, records.path) for entry in records.entries]
+    done = {_key(result) for result in results}
     todo = [(name, p) for name in options for p in prompts if (name, p.set_name, p.prompt_id) not in done]
     for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
-        results.append(check.run(prompt, options[name], name))
-        records.append(asdict(results[-1]))
+        results.append(asdict(check.run(prompt, options[name], name)))
+        records.append(results[-1])
     report = report_of(_asked(results, list(options), prompts), list(options), command.origin(check.target))
     page = Path(command.html or command.records_file.with_suffix(".html"))
     command.write(report)
@@ -105,10 +105,14 @@ def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
     return settings
 
 
-def _asked(results: list[ParityResult], decodings: list[str], prompts: list[Prompt]) -> list[ParityResult]:
+def _asked(results: list[Result], decodings: list[str], prompts: list[Prompt]) -> list[Result]:
     """The results that this command asks for; the file may hold more, from a run with a larger `limit`."""
     wanted = {(name, prompt.set_name, prompt.prompt_id) for name in decodings for prompt in prompts}
-    return [result for result in results if (result.decoding, result.set_name, result.prompt_id) in wanted]
+    return [result for result in results if _key(result) in wanted]
+
+
+def _key(result: Result) -> tuple[str, str, str]:
+    return result["decoding"], result["set_name"], result["prompt_id"]
 
 
 def _show(report: dict[str, Any], page: Path) -> None:

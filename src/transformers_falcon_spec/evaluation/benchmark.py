@@ -101,31 +101,18 @@ class Outcome:
 
 @dataclass
 class Benchmark:
-    """A benchmark of one target: methods that answer the same prompts under the same rules.
-
-    Args:
-        target ([`~transformers.PreTrainedModel`]): The target.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        methods (`Sequence[Method]`): What to compare; the target alone is added by `with_baseline`.
-        prompts (`list[Prompt]`): What to answer.
-        decodings (`list[str]`): Names from `DECODINGS`.
-        max_new_tokens (`int`): Same stop for all methods.
-        repeats (`int`): Runs of each cell.
-        seed (`int`): Seed of the sampling and of the order of methods.
-        with_baseline (`bool`): Also run the target alone.
-        target_name (`str`): The target's name in a file that holds runs of several targets.
-    """
+    """A benchmark of one target: methods that answer the same prompts under the same rules."""
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     methods: Sequence[Method]
     prompts: list[Prompt]
-    decodings: list[str]
-    max_new_tokens: int = 128
+    decodings: list[str]  # names from `DECODINGS`
+    max_new_tokens: int = 128  # of all methods
     repeats: int = 1
-    seed: int = 0
-    with_baseline: bool = True
-    target_name: str = BASELINE
+    seed: int = 0  # of the sampling and of the order of methods
+    with_baseline: bool = True  # also run the target alone
+    target_name: str = BASELINE  # in a file that holds runs of several targets
 
     def __post_init__(self) -> None:
         methods = [target_alone()] * self.with_baseline + list(self.methods)

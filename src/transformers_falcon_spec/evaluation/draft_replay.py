@@ -91,11 +91,7 @@ class StepCounts:
 class DraftReplay:
     """Counts the accepted tokens of an EasySpec drafter with any groups of layers.
 
-    Args:
-        target ([`~transformers.PreTrainedModel`]): The target that wrote the texts; not read.
-        drafter ([`LayerParallelDrafter`]): The drafter; stays as it is.
-        options ([`SpeculationConfig`]): The trees to draft.
-        max_new_tokens (`int`): The length limit of the texts; the loop drafts no further.
+    The target wrote the texts with at most `max_new_tokens` tokens and is not read; the drafter stays as it is.
     """
 
     def __init__(

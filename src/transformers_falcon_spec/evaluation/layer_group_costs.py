@@ -65,7 +65,7 @@ def pass_seconds(groups: Sequence[Sequence[int]], num_devices: int, costs: Costs
         num_own = layers_of_rank(len(group), num_devices)
         seconds += num_own * costs.attend + len(group) * costs.finish
         if num_devices > 1:
-            assert link is not None  # said above
+            assert link is not None  # the caller gives one for several devices
             seconds += link.gather_seconds(num_devices, num_own * costs.state_bytes)
     return seconds
 
@@ -155,8 +155,8 @@ def _part_seconds(timed: TimedPass, repeats: int) -> dict[str, float]:
     for _ in range(repeats + 1):
         parts = dict.fromkeys(("attend", "finish", "read"), 0.0)
         with _timing(timed.drafter.layered, parts):
-            whole = timed.seconds()
-        passes.append({**parts, "ends": whole - sum(parts.values()), "all": whole})
+            total = timed.seconds()
+        passes.append({**parts, "ends": total - sum(parts.values()), "all": total})
     return {name: statistics.median(each[name] for each in passes[1:]) for name in passes[0]}
 
 

@@ -110,8 +110,8 @@ def target_alone() -> Method:
 
 def with_drafter(name: str, drafter: DrafterModel) -> Method:
     """A drafter of this package, as it is now: later changes of its options are undone before each run."""
-    sizes = {"num_nodes": drafter.num_nodes, "block_size": drafter.block_size}
-    return Method(name, "drafter", drafter, settings=drafter.draft_settings, **sizes)
+    settings, num_nodes = drafter.draft_settings, drafter.num_nodes
+    return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes, block_size=drafter.block_size)
 
 
 def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:

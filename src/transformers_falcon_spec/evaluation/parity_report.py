@@ -2,25 +2,22 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
 from .pages import render
-from .parity import VERDICTS, Choice, Difference, ParityResult
+from .parity import VERDICTS
 from .summary import wilson_interval
-from .tie_checks import Check, Float32Comparison, StepComparison
+
+Result = dict[str, Any]  # a `ParityResult` as a line of the records file holds it
 
 
-def report_of(results: Sequence[ParityResult], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
+def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
     """The contents of the JSON file, which are also all that the page shows."""
-    by_decoding = {name: [result for result in results if result.decoding == name] for name in decodings}
-    return {
-        "provenance": provenance,
-        "totals": totals(results),
-        "rows": [row(name, found) for name, found in by_decoding.items()],
-    }
+    by_decoding = {name: [result for result in results if result["decoding"] == name] for name in decodings}
+    rows = [row(name, found) for name, found in by_decoding.items()]
+    return {"provenance": provenance, "totals": totals(results), "rows": rows}
 
 
 def render_page(report: dict[str, Any]) -> str:
@@ -28,46 +25,30 @@ def render_page(report: dict[str, Any]) -> str:
     return render("parity.html", report)
 
 
-def read_result(entry: dict[str, Any], path: Path) -> ParityResult:
-    """A result from its line in the records file.
+def checked_result(entry: Result, path: Path) -> Result:
+    """A line of the records file as the report needs it.
 
     Raises:
         [`OptionError`]: the line does not describe its difference, as in files of older versions.
     """
-    difference = entry.get("difference")
-    if entry["verdict"] not in VERDICTS or (entry["verdict"] != "identical" and difference is None):
+    is_explained = entry["verdict"] == "identical" or entry.get("difference") is not None
+    if entry["verdict"] not in VERDICTS or not is_explained:
         raise OptionError(
             f"`{path}` must say why texts differ, but its line for {entry['set_name']} {entry['prompt_id']} "
             "does not: an older version began it. Delete it, or write to another file."
         )
-    known = {name: entry[name] for name in (field.name for field in fields(ParityResult)) if name in entry}
-    return ParityResult(**{**known, "difference": difference and _difference(difference)})
+    return {"num_steps": 0, **entry}
 
 
-def _difference(stored: dict[str, Any]) -> Difference:
-    comparison = stored["evidence"]
-    if comparison is not None:
-        float32 = comparison["float32"]
-        comparison = StepComparison(**{**comparison, "float32": float32 and Float32Comparison(**float32)})
-    parts = {
-        "plain": Choice(**stored["plain"]),
-        "drafted": Choice(**stored["drafted"]),
-        "checks": [Check(**check) for check in stored["checks"]],
-        "evidence": comparison,
-    }
-    return Difference(**{**stored, **parts})
-
-
-def tally(results: Sequence[ParityResult]) -> dict[str, Any]:
+def tally(results: Sequence[Result]) -> dict[str, Any]:
     """Count each verdict, with its share and 95 % interval, and the tokens a step of the identical texts."""
-    counts = Counter(result.verdict for result in results)
-    identical = [result for result in results if result.verdict == "identical"]
-    num_steps = sum(result.num_steps for result in identical)
+    counts = Counter(result["verdict"] for result in results)
+    identical = _sums([result for result in results if result["verdict"] == "identical"])
     return {
         **{verdict: counts[verdict] for verdict in VERDICTS},
         "num_prompts": len(results),
         **_sums(results),
-        "tokens_per_step": sum(result.num_tokens for result in identical) / num_steps if num_steps else None,
+        "tokens_per_step": identical["num_tokens"] / identical["num_steps"] if identical["num_steps"] else None,
         "shares": {
             verdict: {"share": count / len(results), "interval": wilson_interval(count, len(results))}
             for verdict, count in ((verdict, counts[verdict]) for verdict in VERDICTS)
@@ -75,28 +56,26 @@ def tally(results: Sequence[ParityResult]) -> dict[str, Any]:
     }
 
 
-def row(decoding: str, results: Sequence[ParityResult]) -> dict[str, Any]:
+def row(decoding: str, results: Sequence[Result]) -> dict[str, Any]:
     """The counts of one decoding, also for each prompt set, and its differences."""
     by_set: dict[str, Counter[str]] = {}
     for result in results:
-        by_set.setdefault(result.set_name, Counter())[result.verdict] += 1
+        by_set.setdefault(result["set_name"], Counter())[result["verdict"]] += 1
     return {
         "decoding": decoding,
         **tally(results),
         "by_set": {name: {verdict: counts[verdict] for verdict in VERDICTS} for name, counts in by_set.items()},
-        "differences": [asdict(result) for result in results if result.verdict != "identical"],
+        "differences": [result for result in results if result["verdict"] != "identical"],
     }
 
 
-def totals(results: Sequence[ParityResult]) -> dict[str, Any]:
+def totals(results: Sequence[Result]) -> dict[str, Any]:
     """The counts of all decodings; a prompt counts once, with its worst verdict, since its texts are dependent."""
-    worst: dict[tuple[str, str], ParityResult] = {}
-    for result in results:
-        key = (result.set_name, result.prompt_id)
-        if key not in worst or VERDICTS.index(result.verdict) > VERDICTS.index(worst[key].verdict):
-            worst[key] = result
+    worst: dict[tuple[str, str], Result] = {}
+    for result in sorted(results, key=lambda result: VERDICTS.index(result["verdict"])):
+        worst[result["set_name"], result["prompt_id"]] = result
     return tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
 
 
-def _sums(results: Sequence[ParityResult]) -> dict[str, int]:
-    return {name: sum(getattr(result, name) for result in results) for name in ("num_tokens", "num_steps")}
+def _sums(results: Sequence[Result]) -> dict[str, int]:
+    return {name: sum(result[name] for result in results) for name in ("num_tokens", "num_steps")}

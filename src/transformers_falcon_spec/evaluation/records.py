@@ -1,4 +1,4 @@
-"""Measurements in a JSON lines file, one line each, so that an interrupted run goes on where it stopped."""
+"""Stores measurements in a JSON lines file, one line each, so that an interrupted run goes on where it stopped."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,9 @@ from ..provenance import portable
 
 
 class Records:
-    """What was measured so far, and where the next line goes. The first line of the file says what is measured.
+    """The measurements in a file, which is made or continued; a last line that is cut short is removed.
 
-    Args:
-        path (`Path`): The file, made or continued; a last line cut short by a kill is cut off.
-        settings (`dict`): What all lines have in common.
+    The first line of the file holds the `settings` that all measurements have in common.
 
     Raises:
         [`OptionError`]: the file holds measurements under other settings.
@@ -24,7 +22,7 @@ class Records:
         self.path = path
         self.entries: list[dict[str, Any]] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = self._whole_rows()
+        rows = self._complete_rows()
         if not rows:
             self._write({"settings": settings})
             return
@@ -36,7 +34,7 @@ class Records:
         self.entries = rows[1:]
 
     def append(self, entry: dict[str, Any]) -> None:
-        """One more measurement; it is on the disk when this returns."""
+        """Store one more measurement; it is on the disk when this returns."""
         self.entries.append(entry)
         self._write(entry)
 
@@ -44,11 +42,11 @@ class Records:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def _whole_rows(self) -> list[dict[str, Any]]:
+    def _complete_rows(self) -> list[dict[str, Any]]:
         if not self.path.is_file():
             return []
         data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            self.path.write_bytes(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        complete = data[: data.rfind(b"\n") + 1]
+        if len(complete) < len(data):
+            self.path.write_bytes(complete)
+        return [json.loads(line) for line in complete.splitlines()]

@@ -52,9 +52,7 @@ def _entry(step: Step) -> dict[str, Any]:
     for number, node in enumerate(step.nodes[1:], start=1):
         children.setdefault(node.parent, []).append(number)
     nodes: list[dict[str, Any]] = []
-    waiting = [
-        (0, 0)
-    ]  # nodes still to come, the next one last, and the lists that end with each; -1 is the bonus token
+    waiting = [(0, 0)]  # nodes still to come, the next one last, and the lists that end with each; -1: bonus token
     while waiting:
         number, num_ended = waiting.pop()
         below = children.get(number, []) if number >= 0 else []

@@ -27,11 +27,11 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
     for record in records:
         groups.setdefault(tuple(record[name] for name in _GROUP), []).append(record)
     rows = []
-    for (target, arm, decoding, set_name), runs in groups.items():
-        if arm != BASELINE:
+    for (target, method, decoding, set_name), runs in groups.items():
+        if method != BASELINE:
             baseline = groups.get((target, BASELINE, decoding, set_name))
             planned = {"num_runs": len(runs), "num_planned": (num_planned or {}).get(set_name, len(runs))}
-            group = dict(zip(_GROUP, (target, arm, decoding, set_name), strict=True))
+            group = dict(zip(_GROUP, (target, method, decoding, set_name), strict=True))
             rows.append({**group, **planned, **_row(runs, baseline, seed)})
     return rows
 

@@ -102,14 +102,9 @@ def compare_steps(
     dtype: torch.dtype,
     exact: ReplayedStep | None,
 ) -> StepComparison:
-    """Compare a step of two texts.
+    """Compare a step of plain decoding with the same step in a tree.
 
-    Args:
-        plain ([`ReplayedStep`]): The step of the target alone.
-        drafted ([`ReplayedStep`]): The step with the drafter.
-        transplanted ([`ReplayedStep`], *optional*): Plain decoding, given the tree's logits.
-        dtype (`torch.dtype`): The target's type.
-        exact ([`ReplayedStep`], *optional*): Plain decoding, given the logits of a float32 copy.
+    `transplanted` is plain decoding, given the tree's logits, and `exact` is the same, given those of a float32 copy.
     """
     kept = plain.scores.isfinite() & drafted.scores.isfinite()
     pair = torch.tensor([plain.token_id, drafted.token_id], device=kept.device)

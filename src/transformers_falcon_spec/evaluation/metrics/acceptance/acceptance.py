@@ -15,7 +15,7 @@ Args:
     num_steps: Steps of each text.
     num_accepted: Draft tokens kept, without roots and bonus tokens.
     num_drafted: Draft tokens sent to the target.
-    seed: Of the resampling behind the interval.
+    seed: Seed of the resampling behind the interval.
 
 Returns:
     acceptance_length: 1 + accepted / steps over all texts, with acceptance_length_interval (95 %, over texts).
@@ -24,7 +24,7 @@ Returns:
 
 
 class Acceptance(evaluate.Metric):  # type: ignore[misc]  # `evaluate` has no types
-    """Pooled over texts: those with more steps count for more."""
+    """The acceptance pooled over texts: those with more steps count for more."""
 
     def _info(self) -> Any:
         counts = ("num_steps", "num_accepted", "num_drafted")

@@ -12,28 +12,28 @@ from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedu
 INPUTS = """
 Args:
     num_tokens: New tokens of each run with the drafter, counted in token ids.
-    seconds: What it took.
+    seconds: Seconds of each run.
     baseline_num_tokens: New tokens of the run of the target alone on the same prompt.
-    baseline_seconds: What it took.
-    seed: Of the resampling behind the interval.
+    baseline_seconds: Seconds of that run.
+    seed: Seed of the resampling behind the interval.
 
 Returns:
     speedup: Ratio of tokens per second, with speedup_interval (95 %, prompts resampled in pairs).
-    tokens_per_second, baseline_tokens_per_second: Over all runs of an arm.
+    tokens_per_second, baseline_tokens_per_second: Over all runs of each side.
 """
 
 
 class Speedup(evaluate.Metric):  # type: ignore[misc]  # `evaluate` has no types
-    """Pooled over runs: both arms are tokens of all runs over seconds of all runs."""
+    """The speed-up pooled over runs: each side is tokens of all runs over seconds of all runs."""
 
     def _info(self) -> Any:
         columns = {"num_tokens": "int64", "seconds": "float64"}
-        arms = {f"{arm}{name}": datasets.Value(kind) for arm in ("", "baseline_") for name, kind in columns.items()}
+        names = {f"{side}{name}": kind for side in ("", "baseline_") for name, kind in columns.items()}
         return evaluate.MetricInfo(
             description="Tokens per second with a drafter over tokens per second of the target alone.",
             citation="",
             inputs_description=INPUTS,
-            features=datasets.Features(arms),
+            features=datasets.Features({name: datasets.Value(kind) for name, kind in names.items()}),
         )
 
     def _compute(

@@ -23,7 +23,7 @@ Returns:
 
 
 class TokenParity(evaluate.Metric):  # type: ignore[misc]  # `evaluate` has no types
-    """Counts differences and does not judge them: `falcon-spec parity` says which are ties of rounding."""
+    """Counts differences without explaining them: `falcon-spec parity` says which are ties of rounding."""
 
     def _info(self) -> Any:
         ids = {name: datasets.Sequence(datasets.Value("int64")) for name in ("predictions", "references")}
