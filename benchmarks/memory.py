@@ -40,10 +40,12 @@ def main() -> None:
     for _ in range(args.repeats):
         for arm, run in runs.items():
             peaks[arm].append(run.measure())
-    rows = [_median(f"peak, {text}", [peak.num_bytes for peak in peaks[arm]]) for arm, text in ARMS.items()]
+    rows = [_median(f"peak, {text}", [peak.peak_bytes for peak in peaks[arm]]) for arm, text in ARMS.items()]
     pairs = zip(peaks["drafted"], peaks["alone"], strict=True)
-    rows.append(_median("with drafter less alone", [drafted.num_bytes - alone.num_bytes for drafted, alone in pairs]))
-    rows.append(_median("of it the drafter's weights", [peak.num_weight_bytes for peak in peaks["drafted"]]))
+    rows.append(
+        _median("with drafter less alone", [drafted.peak_bytes - alone.peak_bytes for drafted, alone in pairs])
+    )
+    rows.append(_median("of it the drafter's weights", [peak.weight_bytes for peak in peaks["drafted"]]))
     result = {
         "provenance": provenance(seed=0, **vars(args)),
         "description": [

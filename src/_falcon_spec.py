@@ -1,6 +1,6 @@
 """Starts `falcon-spec`: shows commands and version without loading torch, and hands all else to the package.
 
-It lies beside the package because importing the package lets `generate` take drafters, which takes torch and seconds.
+It is outside the package because importing that loads torch, which takes seconds.
 """
 
 import importlib
@@ -13,7 +13,7 @@ COMMANDS = {
     "generate": "write text, and compare with the target alone",
     "bench": "measure speed and acceptance on prompt files",
     "parity": "check token for token that the text is the target's",
-    "calibrate": "fit how far a drafter's chances may be trusted",
+    "calibrate": "fit temperatures that make a drafter's probabilities true",
     "report": "render results files into documents and pages",
     "regenerate": "let the target answer the prompts of a training set",
     "train": "distil a drafter from a target",
@@ -22,10 +22,10 @@ COMMANDS = {
     "trees show": "print a static tree",
     "easyspec tune": "find which layers of an EasySpec drafter attend at once",
     "convert": "make a drafter from a checkpoint of other software",
-    "contract": "write into a drafter which target it is for",
+    "contract": "record in a drafter which target it was trained for",
     "find": "list published drafters for a target",
-    "doctor": "say why drafts are not kept, or why it is not faster",
-    "publish": "put a drafter on the Hub, with card and recipe",
+    "doctor": "find out why drafts are rejected, or why it is not faster",
+    "publish": "put a drafter on the Hub, with its card and code",
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs one command of `falcon-spec`: parses its options, hands them to its module, and says what went wrong."""
+"""Running one command of `falcon-spec`: its options are parsed, its module is called, and errors are printed."""
 
 import importlib
 import logging
@@ -31,7 +31,7 @@ def run(name: str, argv: list[str]) -> int:
             parser.error(f"unknown arguments: {' '.join(unknown)}")
         given = [parser.given(argv)] if "given" in get_type_hints(module.run) else []
         module.run(*options, *given)
-    except (FalconSpecError, OSError) as error:  # files, the disk and the network tell what is wrong in words
+    except (FalconSpecError, OSError) as error:  # errors of files and the network have messages for users, too
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -40,37 +40,37 @@ def run(name: str, argv: list[str]) -> int:
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a command: its docstring is the help, its `run` does the work."""
+    """Import the module of a command: its docstring is the help, its function `run` does the work."""
     return importlib.import_module(f".commands.{name.replace(' ', '_')}", __package__)
 
 
 def options_of(name: str) -> list[DataClassType]:
-    """The dataclasses that hold a command's options: those that its `run` takes.
+    """Return the dataclasses of a command's options, which are the annotations of its function `run`.
 
-    A `run` that takes `given` as well is told the names of the options on the command line.
+    If `run` has an argument `given`, it receives the names of the options on the command line there.
     """
     hints = get_type_hints(module_of(name).run)
     return [DataClassType(hint) for hint in hints.values() if is_dataclass(hint)]
 
 
 class _Parser(HfArgumentParser):
-    """Shows options in groups, and takes fields with `positional` in their metadata by place, without a name."""
+    """Shows options in groups, and reads fields with `positional` in their metadata as positional arguments."""
 
     def add_notes(self, notes: Mapping[str, str]) -> None:
-        """Add to the help of options, by name, what no field of a dataclass can know."""
+        """Append notes to the help of options, which are named by the keys."""
         for action in self._actions:
             if action.dest in notes:
                 action.help = f"{action.help} {notes[action.dest]}"
 
     def _add_dataclass_arguments(self, dtype: DataClassType) -> None:
-        """A group for each class that declares options, the command's own first; subclasses may say them anew."""
+        """Add a group for each class that declares options, the command's own first; subclasses may redefine them."""
         hints = get_type_hints(dtype)
-        kinds = [kind for kind in dtype.__mro__ if "__dataclass_fields__" in vars(kind)]
-        declared_by = {name: kind for kind in kinds for name in get_annotations(kind)}
-        for kind in kinds:
-            group = self._group(vars(kind).get("group") or str(kind.__doc__).strip().split("\n")[0].rstrip("."))
+        classes = [each for each in dtype.__mro__ if "__dataclass_fields__" in vars(each)]
+        declared_by = {name: each for each in classes for name in get_annotations(each)}
+        for owner in classes:
+            group = self._group(vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip("."))
             for each in fields(dtype):
-                if each.init and declared_by[each.name] is kind:
+                if each.init and declared_by[each.name] is owner:
                     each.type = hints[each.name]
                     self._parse_dataclass_field(group, each)
 
@@ -79,7 +79,7 @@ class _Parser(HfArgumentParser):
         return next(known, None) or self.add_argument_group(title)
 
     def given(self, argv: list[str]) -> frozenset[str]:
-        """Names of the options that `argv` gives, whatever their values; all others keep what stands there before."""
+        """Return the names of the options that `argv` gives, even if a value equals the default."""
         unset = object()
         namespace = Namespace(**dict.fromkeys((action.dest for action in self._actions), unset))
         self.parse_known_args(argv, namespace)
@@ -94,7 +94,7 @@ class _Parser(HfArgumentParser):
 
 
 class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Shows defaults and what must be given, and keeps the lines of a description as they are written."""
+    """Shows defaults, marks required options, and keeps the line breaks of descriptions."""
 
     def _get_help_string(self, action: Action) -> str | None:
         return f"{action.help} (required)" if action.required else super()._get_help_string(action)

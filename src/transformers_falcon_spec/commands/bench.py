@@ -1,13 +1,13 @@
-"""`falcon-spec bench`: interleaved runs of targets alone and with several methods, over prompt files; JSON out.
+"""`falcon-spec bench`: measure speed and acceptance of methods on prompt files, and write the results as JSON.
 
 A method is a drafter of this package, stock generation with a small model or a DFlash drafter, or stock prompt lookup:
   models/falcon-reference          a folder; its config says which of those it is
   NAME=FOLDER                      the same under a name of its own
   NAME@TARGET=FOLDER               for the target of that name only
   prompt-lookup, prompt-lookup:N   Transformers' prompt lookup of 10 or N tokens
-Stock methods and the target alone run with no code of this package in their path. A method that raises is left out
-from there on, the others finish, and the exit status is 1; the same command goes on where it stopped and tries again.
-A method whose memory process is killed by a signal (a crash, no memory left) is left out altogether.
+Runs of the target alone and of all methods are interleaved. Stock methods and the target alone run without code of
+this package. If a method raises an error, the others finish and the exit status is 1; the same command continues where
+it stopped and tries again. A method whose memory process is killed by a signal (a crash, no memory left) is skipped.
 docs/benchmarks.md explains every number.
 
 Example, on the embedded pair:
@@ -18,7 +18,7 @@ Example, on the embedded pair:
 
 import gc
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ Entry = dict[str, Any]
 
 @dataclass(kw_only=True)
 class BenchCommand(ModelOptions, TextOptions, ResultOptions):
-    """What to measure."""
+    """The methods to measure, and how often."""
 
     targets: list[str] = option("Folders or Hub names of targets, each maybe as NAME=FOLDER.")
     methods: list[str] = option("What to compare with the target alone, as listed above.")
@@ -63,7 +63,7 @@ class BenchCommand(ModelOptions, TextOptions, ResultOptions):
 
 
 def run(command: BenchCommand) -> None:
-    """Measure, summarise, write, show."""
+    """Measure all methods on all targets, write the results, and print a table."""
     logging.set_verbosity_error()
     torch.set_num_threads(command.threads or torch.get_num_threads())
     targets = parse_targets(command.targets)
@@ -93,7 +93,7 @@ def run(command: BenchCommand) -> None:
 
 
 def _checked_prompts(command: BenchCommand) -> list[Prompt]:
-    """The prompts; options that no run could serve are refused before anything is loaded."""
+    """Read the prompts; wrong options are refused before anything is loaded."""
     for name in command.decodings:
         decoding_options(name)
     check_least(command, max_new_tokens=2, repeats=1, memory_texts=0)
@@ -102,7 +102,7 @@ def _checked_prompts(command: BenchCommand) -> list[Prompt]:
 
 
 def _check_can_be_written(output: Path) -> None:
-    """Refuse a place where no results file can be: found out after hours of runs it would be too late."""
+    """Check that the results can be written, before hours of runs."""
     for path in (output, output.with_suffix(".jsonl")):
         if path.is_dir():
             raise OptionError(f"`output` must be a file, but `{path}` is a folder. Name a file in it.")
@@ -116,7 +116,7 @@ def _check_can_be_written(output: Path) -> None:
 def _measure(
     command: BenchCommand, name: str, folder: str, methods: list[MethodEntry], prompts: list[Prompt]
 ) -> tuple[Outcome, list[Entry], str]:
-    """All methods on one target: their runs, what results say of each, and the target's type."""
+    """Measure all methods on one target; return their runs, their entries in the results, and the target's dtype."""
     wanted = [entry for entry in methods if entry.target in (None, name)]
     sources: dict[str, str | None] = {BASELINE: None} if command.baseline else {}
     sources |= {entry.name: entry.source for entry in wanted}
@@ -137,14 +137,14 @@ def _measure(
     )
     outcome = benchmark.run(command.records_file)
     outcome.failures[:0] = failures
-    told = {failure.arm for failure in outcome.failures}
-    outcome.failures += [failure for failure in failed_memory if failure.arm not in told]
+    reported = {failure.arm for failure in outcome.failures}
+    outcome.failures += [failure for failure in failed_memory if failure.arm not in reported]
     described = {entry["arm"]: entry for entry in benchmark.describe(outcome)}
     failed = {failure.arm: failure.to_json() for failure in outcome.failures}
     entries = [
-        {"target": name, "arm": arm, **described.get(arm, {}), "source": portable(source or folder),
-         **peaks.get(arm, {}), "failure": failed.get(arm)}
-        for arm, source in sources.items()
+        {"target": name, "arm": method, **described.get(method, {}), "source": portable(source or folder),
+         **peaks.get(method, {}), "failure": failed.get(method)}
+        for method, source in sources.items()
     ]  # fmt: skip
     return outcome, entries, str(target.dtype).removeprefix("torch.")
 
@@ -152,12 +152,12 @@ def _measure(
 def _load(
     entries: list[MethodEntry], target: PreTrainedModel, name: str, draft_tree: str | None
 ) -> tuple[list[Method], list[Failure]]:
-    """The methods that can be loaded, and why the others cannot."""
+    """Load the methods; return those that could be loaded, and the failures of the others."""
     loaded, failures = [], []
     for entry in entries:
         try:
             loaded.append(entry.load(target, draft_tree))
-        except Exception as error:  # noqa: BLE001  whatever is wrong with its files, the others go on
+        except Exception as error:  # noqa: BLE001  whatever is wrong with one method, the others run
             failures.append(Failure.of(error, name, entry.name, "loading"))
     return loaded, failures
 
@@ -165,15 +165,15 @@ def _load(
 def _memory(
     command: BenchCommand, name: str, folder: str, sources: dict[str, str | None]
 ) -> tuple[dict[str, Entry], list[Failure], set[str]]:
-    """Peak memory of each method, what failed, and the methods that a signal killed, which must not run here.
+    """Measure the peak memory of each method in a process of its own, before this process loads anything.
 
-    One process after the other, before this one takes room.
+    Returns the peaks, the failures, and the methods that a signal killed, which must not run in this process.
     """
-    gc.collect()  # a target measured before
+    gc.collect()  # free the target that was measured before
     torch.cuda.empty_cache()
     peaks: dict[str, Entry] = {}
     failures, killed = [], set()
-    for arm, source in sources.items() if command.memory_texts else ():
+    for method, source in sources.items() if command.memory_texts else ():
         memory_run = MemoryRun(
             target=folder,
             source=source,
@@ -186,16 +186,10 @@ def _memory(
             draft_tree=command.draft_tree,
         )
         try:
-            peak = memory_run.measure()
-        except Exception as error:  # noqa: BLE001  one process may be killed, the others go on
-            failures.append(Failure.of(error, name, arm, "measuring memory"))
-            killed |= {arm} if isinstance(error, ProcessKilledError) else set()
-        else:
-            peaks[arm] = {
-                "peak_bytes": peak.num_bytes,
-                "peak_device_bytes": peak.num_device_bytes,
-                "weight_bytes": peak.num_weight_bytes,
-            }
+            peaks[method] = asdict(memory_run.measure())
+        except Exception as error:  # noqa: BLE001  one process may be killed, the others run
+            failures.append(Failure.of(error, name, method, "measuring memory"))
+            killed |= {method} if isinstance(error, ProcessKilledError) else set()
     return peaks, failures, killed
 
 

@@ -1,9 +1,9 @@
-"""`falcon-spec calibrate`: fit the temperatures at which a drafter's chances come true, and store them in its config.
+"""`falcon-spec calibrate`: fit temperatures that make a drafter's probabilities come true, and save them.
 
-Trees that grow keep the nodes with the highest chances, and what a node is worth is its chance. So of nodes drafted
-with chance c whose parent was kept, a share c should be kept. The drafter writes texts with its target, greedy and at
-two temperatures, and the temperatures are fitted to what the target chose. The text never depends on them. Take
-held-out prompts, not those of a benchmark. A run that was interrupted goes on where it stopped.
+Grown trees keep the nodes with the highest probabilities. These are right if of all nodes with probability p whose
+parent was accepted a share p is accepted. The target and the drafter write texts, greedy and at two temperatures, and
+the temperatures are fitted to the tokens that the target chose. They never change the text. Use held-out prompts, not
+those of a benchmark. An interrupted run continues where it stopped.
 
 Example, on the embedded pair:
   falcon-spec calibrate --target models/reference-target --drafter models/falcon-reference
@@ -25,7 +25,6 @@ from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from ..provenance import weights_fingerprint
 from .loading import load_drafter, save_fields
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
@@ -34,23 +33,23 @@ DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
 
 @dataclass(kw_only=True)
 class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
-    """How to look at a drafter's chances."""
+    """The positions to calibrate, and the trees that are observed."""
 
     max_new_tokens: int = option("Most tokens of a text.", 96)
     html: str | None = option("HTML page with the reliability plots; needs matplotlib, the extra `report`.", None)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
     passes: int = option(
-        "Passes whose places get temperatures of their own; later passes take those of the last one.", 1
+        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1
     )
     tree_depth: int | None = option(
-        "How deep trees are grown to look; None takes two passes, or what trees of the drafter take if it is more.",
+        "Depth of the observed trees; None is two passes, or the depth of the drafter's trees if that is more.",
         None,
     )
-    num_tree_nodes: int = option("Nodes of the trees that are grown to look.", 32)
-    seed: int = option("Of the draws and of the intervals.", 0)
+    num_tree_nodes: int = option("Nodes of the observed trees.", 32)
+    seed: int = option("Seed of the draws and of the intervals.", 0)
 
     def __post_init__(self) -> None:
-        """Temperatures need places, and those that are saved a config."""
+        """Check the number of passes, and that temperatures can be saved if they are to be."""
         super().__post_init__()
         check_least(self, passes=1)
         if self.save:
@@ -58,25 +57,25 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
 
 
 def run(command: CalibrateCommand) -> None:
-    """Look, fit, write, show, and store if asked."""
+    """Observe drafts, fit the temperatures, write the results, and save the temperatures if asked."""
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
-    texts = _observe(
-        command, target, tokenizer, drafter, Records(command.records_file, _settings(command, target, drafter))
-    )
+    names = ("num_tree_nodes", "max_new_tokens", "seed")
+    settings = command.settings(target, drafter, *names, depth=_depth(command, drafter))
+    texts = _observe(command, target, tokenizer, drafter, Records(command.records_file, settings))
     size, num_positions = drafter.block_size, command.passes * drafter.block_size
-    folds, found = fits_of_folds(texts, num_positions, size), fit(texts, num_positions, size)
+    folds, fitted = fits_of_folds(texts, num_positions, size), fit(texts, num_positions, size)
     result = {
         "provenance": command.origin(target),
-        "fit": found.to_json(),
+        "fit": fitted.to_json(),
         "fits_of_folds": [each.to_json() for each in folds],
         "rows": compare(texts, folds, size, command.seed),
     }
     command.write(result)
     _show(result)
     if command.save:
-        save_fields(Path(command.drafter), {"confidence_temperatures": found.to_json()})
+        save_fields(Path(command.drafter), {"confidence_temperatures": fitted.to_json()})
         print(f"{command.drafter}/config.json holds the temperatures.")
     if command.html is not None:
         from ..evaluation.calibration_page import render_calibration_page  # noqa: PLC0415  needs matplotlib
@@ -85,19 +84,8 @@ def run(command: CalibrateCommand) -> None:
         print(f"{command.html} shows the reliability plots.")
 
 
-def _settings(command: CalibrateCommand, target: PreTrainedModel, drafter: DrafterModel) -> dict[str, Any]:
-    """What all that was seen has in common."""
-    names = ("num_tree_nodes", "max_new_tokens", "seed")
-    return {
-        "target": weights_fingerprint(target),
-        "drafter": weights_fingerprint(drafter),
-        "depth": _depth(command, drafter),
-        **{name: getattr(command, name) for name in names},
-    }
-
-
 def _depth(command: CalibrateCommand, drafter: DrafterModel) -> int:
-    """How deep trees are grown to look."""
+    """Return the depth of the observed trees."""
     least = max(command.passes, 2) * drafter.block_size
     return max(least, drafter.tree_depth) if command.tree_depth is None else command.tree_depth
 
@@ -109,11 +97,11 @@ def _observe(
     drafter: DrafterModel,
     records: Records,
 ) -> list[ObservedText]:
-    """Write every text that was not written yet, and take what was seen."""
+    """Write the texts that `records` does not hold yet, and return the observations of all texts."""
     prompts = command.read_prompts()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter.generation_config = SpeculationConfig(
-        tune=False,  # whatever it costs
+        tune=False,  # every step must draft
         dynamic_tree=True,
         num_tree_nodes=command.num_tree_nodes,
         tree_depth=_depth(command, drafter),
@@ -126,8 +114,8 @@ def _observe(
         timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
         seen = observer.take(options.get("temperature"))
         records.append({"key": _key(prompt, name), "seen": None if seen is None else seen.to_json()})
-    asked = {_key(prompt, name): (prompt, name) for prompt in prompts for name in DECODINGS}
-    found = [(entry, *asked[entry["key"]]) for entry in records.entries if entry["key"] in asked]
+    requested = {_key(prompt, name): (prompt, name) for prompt in prompts for name in DECODINGS}
+    found = [(entry, *requested[entry["key"]]) for entry in records.entries if entry["key"] in requested]
     return [
         ObservedText(
             f"{prompt.set_name} {prompt.prompt_id}",

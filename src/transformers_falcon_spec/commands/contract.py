@@ -1,7 +1,8 @@
-"""`falcon-spec contract`: write into a drafter's config which target it is for, so that another is noticed.
+"""`falcon-spec contract`: record in a drafter's config which target it was trained for, so that others are noticed.
 
-Training does this by itself; this command is for drafters that were converted, or made before contracts. It believes
-you that `--target` is the right one. Only `config.json` of the drafter's folder changes.
+The record is a fingerprint of the target. Training writes it by itself; this command is for drafters that were
+converted or are older. That `--target` is the right one is not checked beyond its sizes. Only `config.json` in the
+drafter's folder changes.
 
 Example:
   falcon-spec contract --target models/reference-target --drafter models/falcon-reference
@@ -21,13 +22,13 @@ from .options import DTYPE_HELP, PairOptions, option
 
 @dataclass(kw_only=True)
 class ContractCommand(PairOptions):
-    """Which drafter is for which target."""
+    """The drafter, and the target that it was trained for."""
 
-    dtype: str = option(f"Type in which it was: {DTYPE_HELP}", "auto")
+    dtype: str = option(f"Dtype of the target in training: {DTYPE_HELP}", "auto")
 
 
 def run(command: ContractCommand) -> None:
-    """Check the sizes, sign, and show what was written."""
+    """Check the sizes, record the fingerprint of the target, and print what was recorded."""
     logging.set_verbosity_error()
     command.check_folder()
     target, tokenizer = command.load_target()
@@ -37,7 +38,7 @@ def run(command: ContractCommand) -> None:
             f"A contract is for drafters that learned from one target, but a `{type(drafter).__name__}` works with "
             "any. It needs none."
         )
-    setattr(drafter.config, FIELD, None)  # the old one does not matter any more
+    setattr(drafter.config, FIELD, None)  # an old fingerprint must not be compared
     drafter.check_target(target)
     contract = TargetContract.of(target, tokenizer)
     save_fields(Path(command.drafter), {FIELD: contract.to_json(), "target_name_or_path": portable(command.target)})

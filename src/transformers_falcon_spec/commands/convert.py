@@ -1,7 +1,7 @@
 """`falcon-spec convert`: make a drafter of this package from a checkpoint of other software.
 
-Falcon, Eagle, Eagle-3, speculators and Medusa checkpoints are told by their config and weights; DEST is then loaded
-like any drafter. docs/convert.md lists what is read.
+Falcon, Eagle, Eagle-3, speculators and Medusa checkpoints are recognised by their config and weights. DEST is then
+loaded like any drafter. docs/convert.md lists the formats.
 
 Example, on a folder with `config.json` and weights of Eagle-3:
   falcon-spec convert downloads/eagle3 my-drafter --target downloads/its-target
@@ -15,16 +15,16 @@ from .options import option
 
 @dataclass(kw_only=True)
 class ConvertCommand:
-    """What to convert, and where to."""
+    """The checkpoint to convert, and the folder of the drafter."""
 
     source: str = option("Folder or Hub id of the checkpoint.", positional=True)
     dest: str = option("Folder to write; new or empty.", positional=True)
     target: str | None = option(
-        "Folder or Hub id of the target; for what the checkpoint does not say. Its config is read.", None
+        "Folder or Hub id of the target, for facts that the checkpoint lacks; only its config is read.", None
     )
 
 
 def run(command: ConvertCommand) -> None:
-    """Convert."""
+    """Convert the checkpoint."""
     kind = convert_checkpoint(command.source, command.dest, command.target)
     print(f"{command.dest} holds the drafter of {command.source}, converted from {kind.value}.")

@@ -1,8 +1,8 @@
-"""`falcon-spec doctor`: say why drafts are not kept, or why it is not faster, and what to do.
+"""`falcon-spec doctor`: find out why drafts are rejected, or why decoding is not faster, and what to do.
 
-It looks at the machine, at what the drafter's config says of its target, at how the target reads trees, and at the
-chat template; then it writes a few texts with and without the drafter, compares what is kept with what results or
-training promise, and what steps cost with what they bring. Each verdict has a section in docs/troubleshooting.md.
+It checks the machine, the target that the drafter's config names, how the target reads trees, and the chat template.
+Then it writes a few texts with and without the drafter, and compares acceptance with results or the training record,
+and the cost of steps with the tokens that they write. Each finding has a section in docs/troubleshooting.md.
 
 Example, on the embedded pair:
   falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
@@ -33,16 +33,16 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(kw_only=True)
 class DoctorCommand(PairOptions, TextOptions):
-    """What to hold the pair against."""
+    """The texts to write, and the results to compare with."""
 
     results: str | None = option(
-        "Results of `falcon-spec bench` to hold it against; else its training record is taken.", None
+        "Results of `falcon-spec bench` to compare with; else the drafter's training record is used.", None
     )
     prompts: list[str] = option("JSON lines files of prompts; else those of the results, else a few questions.", [])
     limit: int | None = option("Use this many prompts of each file only.", 4)
     max_new_tokens: int = option("Most tokens of a text.", 64)
     dtype: str = option(DTYPE_HELP, "auto")
-    json: bool = option("Print all of it as JSON.", False)
+    json: bool = option("Print the report as JSON.", False)
 
 
 def run(command: DoctorCommand) -> None:
@@ -65,7 +65,7 @@ def run(command: DoctorCommand) -> None:
 
 
 def _load_or_report(report: Report, name: str, load: Callable[[], Loaded]) -> Loaded | None:
-    """What `load` returns; None if a checkpoint cannot be read, which the report then says."""
+    """Call `load`; if a checkpoint cannot be read, add a finding to the report and return None."""
     try:
         return load()
     except CheckpointError as error:
@@ -79,24 +79,24 @@ def _prompts(command: DoctorCommand, expected: Expectation | None) -> list[Promp
 
 
 def _show(report: Report) -> None:
-    """Print the sections line by line, then what is wrong and what to do."""
+    """Print the sections of the report, then each finding with its remedy."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     for title, section in report.sections.items():
         console.rule(title, align="left")
         for name, value in section.items():
-            console.print(f"{name.replace('_', ' '):24s} {_text(value)}")
+            console.print(f"{name.replace('_', ' '):24s} {_format(value)}")
     console.rule("verdict", align="left")
     console.print(report.conclusion)
     for finding in report.findings:
         console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({finding.documentation})")
 
 
-def _text(value: Any) -> str:
-    """A value in words and short numbers."""
+def _format(value: Any) -> str:
+    """Format a value for people."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items()) or "-"
+        return ", ".join(f"{name} {_format(inner)}" for name, inner in value.items()) or "-"
     if isinstance(value, list | tuple):
-        return " ".join(map(_text, value)) or "-"
+        return " ".join(map(_format, value)) or "-"
     return str({True: "yes", False: "no"}[value] if isinstance(value, bool) else "-" if value in (None, "") else value)

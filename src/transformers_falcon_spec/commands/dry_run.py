@@ -1,4 +1,4 @@
-"""What `falcon-spec train --dry_run` says: what would be trained, and what it would take."""
+"""The output of `falcon-spec train --dry_run`: facts about the run, and estimates of time and memory."""
 
 import shutil
 import statistics
@@ -17,7 +17,7 @@ from .memory import peak_resident_bytes
 def print_dry_run(
     estimate: RunEstimate, target: PreTrainedModel, drafter: PreTrainedModel, coverage: MaskCoverage, cache: str | None
 ) -> None:
-    """Two tables: facts, and estimates under that name."""
+    """Print a table of facts and a table of estimates; `cache` is the folder for features on disk."""
     console = Console(highlight=False)
     num_epochs = estimate.num_steps * estimate.rows_per_step / estimate.num_rows
     rows = "conversations" if estimate.num_rows == coverage.num_examples else "rows of conversations"

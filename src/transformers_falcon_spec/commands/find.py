@@ -1,8 +1,8 @@
 """`falcon-spec find`: list the drafters that people published on the Hub for a target.
 
-A card names its target as `base_model`; acceptance lengths are what the card says, from the lowest to the highest set
-of prompts, each way of decoding for itself. Whether a drafter fits the target at hand is told when it is used, and by
-`falcon-spec doctor`.
+The card of a drafter names its target as `base_model`. Acceptance lengths are those on the card, from the lowest to
+the highest set of prompts, for each decoding. Whether a drafter fits a loaded target is checked when it is used, and
+by `falcon-spec doctor`.
 
 Example:
   falcon-spec find --target Qwen/Qwen3-0.6B
@@ -20,14 +20,14 @@ from .options import option
 
 @dataclass(kw_only=True)
 class FindCommand:
-    """Which target, and in which form."""
+    """The target, and the form of the output."""
 
     target: str = option("Name of the target on the Hub.")
     json: bool = option("Print JSON instead of a table.", False)
 
 
 def run(command: FindCommand) -> None:
-    """Ask, and print."""
+    """Search the Hub, and print the drafters."""
     found = find_drafters(command.target)
     if command.json:
         print(json.dumps([asdict(drafter) for drafter in found], indent=1))
@@ -42,7 +42,7 @@ def run(command: FindCommand) -> None:
 
 
 def _lengths(drafter: PublishedDrafter) -> str:
-    """A line for each way of decoding: lengths when sampling are another measure than greedy ones."""
+    """Format the acceptance lengths, one line for each decoding, for those of sampling and greedy text differ."""
     return "\n".join(_range(decoding, lengths) for decoding, lengths in drafter.acceptance.items()) or "-"
 
 

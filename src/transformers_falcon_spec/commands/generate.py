@@ -1,7 +1,7 @@
 """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
 
-The comparison checks token for token that both texts are the same and shows where the time went. `--show_tree` prints
-the tree of each step instead of the text as it grows, and `--tree_html` writes these trees to a page; docs/trees.md
+The comparison checks token for token that both texts are the same, and shows what took the time. `--show_tree` prints
+the tree of each step instead of streaming the text, and `--tree_html` writes these trees to a page; docs/trees.md
 explains both.
 """
 
@@ -34,25 +34,27 @@ BAR_WIDTH = 40
 
 @dataclass(kw_only=True)
 class GenerateCommand(TargetOptions, TextOptions):
-    """What to write, with what."""
+    """The drafter, the prompts, and how the text is shown."""
 
     drafter: list[str] = option(
-        "Folder or Hub name of the drafter; of several each step asks the one that brings most."
+        "Folder or Hub name of the drafter; of several the tuner chooses the best one in each step."
     )
     prompt: list[str] = option("Prompts, each in quotes.", [])
     prompts: list[str] = option("JSON lines files of prompts.", [])
-    compare: bool = option("Also run the target alone, check and compare.", False)
+    compare: bool = option("Also run the target alone, and compare texts and times.", False)
     temperature: float = option("0 is greedy; above, samples are drawn.", 0.0)
     top_p: float = option("Draw from the smallest set of this mass.", 1.0)
-    seed: int = option("Of the sampling.", 0)
+    seed: int = option("Seed of the sampling.", 0)
     dtype: str = option(DTYPE_HELP, "auto")
     draft_tree: str | None = option(TREE_HELP, None)
-    show_tree: bool = option("Print the tree of each step: tokens, how likely they seemed, what was kept.", False)
+    show_tree: bool = option(
+        "Print the tree of each step: tokens, their probabilities, and which were accepted.", False
+    )
     tree_html: str | None = option("HTML page to write, with the trees of all steps.", None)
 
     def __post_init__(self) -> None:
-        """A prompt must come from somewhere, and what is timed must not be watched."""
-        if self.compare and self.watches_steps:
+        """Check that there are prompts, and that trees are not shown while time is measured."""
+        if self.compare and self.shows_trees:
             raise OptionError(
                 "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without "
                 "`compare`."
@@ -61,20 +63,20 @@ class GenerateCommand(TargetOptions, TextOptions):
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
 
     @property
-    def watches_steps(self) -> bool:
-        """Whether somebody looks at trees."""
+    def shows_trees(self) -> bool:
+        """Whether the trees of steps are shown."""
         return self.show_tree or self.tree_html is not None
 
     @property
     def options(self) -> dict[str, bool | float | int]:
-        """The sampling options of `generate`."""
+        """The sampling options for `generate`."""
         if not self.temperature:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0}
 
 
 def run(command: GenerateCommand) -> None:
-    """Write every prompt's text; compare if asked."""
+    """Write the text of each prompt; compare or show trees if asked."""
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_assistant(command.drafter, target, tokenizer, command.draft_tree)
@@ -83,8 +85,8 @@ def run(command: GenerateCommand) -> None:
     session = _Session(command, target, tokenizer, drafter)
     if command.compare:
         _compare(session, prompts)
-    elif command.watches_steps:
-        _watch(session, prompts)
+    elif command.shows_trees:
+        _show_trees(session, prompts)
     else:
         for prompt in prompts:
             session.title(prompt)
@@ -93,7 +95,7 @@ def run(command: GenerateCommand) -> None:
 
 @dataclass(frozen=True)
 class _Session:
-    """The models, and a terminal to write to."""
+    """Holds the command, the loaded models and the terminal."""
 
     command: GenerateCommand
     target: PreTrainedModel
@@ -105,13 +107,13 @@ class _Session:
         self.console.rule(prompt.text.split("\n")[0][:70])
 
     def say(self, text: str) -> None:
-        """Print text as it is, whatever signs it holds."""
+        """Print text without interpreting markup."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def write(
         self, prompt: Prompt, assistant: Any, streamer: TextStreamer | None = None, max_new_tokens: int | None = None
     ) -> Run:
-        """Write the text of a prompt with an assistant, or by the target alone."""
+        """Generate the text of a prompt, with a drafter or by the target alone."""
         ids, most = prompt.input_ids(self.tokenizer), max_new_tokens or self.command.max_new_tokens
         return timed_generate(
             self.target, ids, most, self.command.options, self.command.seed, assistant, streamer=streamer
@@ -121,8 +123,8 @@ class _Session:
         return str(self.tokenizer.decode(done.new_ids, skip_special_tokens=True))
 
 
-def _watch(session: _Session, prompts: list[Prompt]) -> None:
-    """Write every prompt's text, and show the trees of its steps."""
+def _show_trees(session: _Session, prompts: list[Prompt]) -> None:
+    """Write the text of each prompt, and show the trees of its steps."""
     command, texts = session.command, []
     for prompt in prompts:
         log = StepLog(session.tokenizer)
@@ -139,13 +141,13 @@ def _watch(session: _Session, prompts: list[Prompt]) -> None:
 
 
 def _compare(session: _Session, prompts: list[Prompt]) -> None:
-    """Both arms on every prompt, in turn; then the tables and the verdict."""
-    arms = (None, session.drafter)
-    for assistant in arms:
+    """Run the target alone and with the drafter on each prompt, and print times, acceptance and differences."""
+    assistants = (None, session.drafter)
+    for assistant in assistants:
         session.write(prompts[0], assistant, max_new_tokens=WARM_UP_TOKENS)
     stats, seconds, num_tokens, verdicts = GenerationStats(), {"alone": 0.0, "drafted": 0.0}, 0, []
     for prompt in prompts:
-        plain, drafted = (session.write(prompt, assistant) for assistant in arms)
+        plain, drafted = (session.write(prompt, assistant) for assistant in assistants)
         session.title(prompt)
         session.console.print(session.text(drafted), markup=False, highlight=False)
         verdicts.append(_verdict(session, prompt, plain, drafted))
@@ -165,6 +167,7 @@ def _compare(session: _Session, prompts: list[Prompt]) -> None:
 
 
 def _verdict(session: _Session, prompt: Prompt, plain: Run, drafted: Run) -> str:
+    """Return whether two texts are identical, differ by a proven tie, or by a bug."""
     if plain.new_ids == drafted.new_ids:
         return "identical"
     command = session.command
@@ -173,12 +176,12 @@ def _verdict(session: _Session, prompt: Prompt, plain: Run, drafted: Run) -> str
 
 
 def _show(stats: GenerationStats, seconds: dict[str, float], num_tokens: int, console: Console) -> None:
-    """Speed of both arms, acceptance, and a bar of where the drafted run spent its time."""
+    """Print the speed of both methods, the acceptance, and what took the time with the drafter."""
     table = Table(title="Target alone and with the drafter")
     for column in ("", "tokens/s", "seconds"):
         table.add_column(column, justify="right" if column else "left")
-    for arm, spent in (("target alone", seconds["alone"]), ("with drafter", seconds["drafted"])):
-        table.add_row(arm, f"{num_tokens / spent:.1f}", f"{spent:.2f}")
+    for method, spent in (("target alone", seconds["alone"]), ("with drafter", seconds["drafted"])):
+        table.add_row(method, f"{num_tokens / spent:.1f}", f"{spent:.2f}")
     console.print(table)
     by_depth = " ".join(f"{share:.2f}" for share in stats.acceptance_by_depth)
     console.print(f"acceptance length {stats.acceptance_length:.2f}; acceptance by depth: {by_depth}", highlight=False)
@@ -195,7 +198,7 @@ def _show(stats: GenerationStats, seconds: dict[str, float], num_tokens: int, co
 
 
 def _conclusion(verdicts: list[str], speedup: float) -> str:
-    """The last line, in words."""
+    """Summarise the comparison in one line."""
     differ, ties = verdicts.count("bug"), verdicts.count("tie")
     if differ:
         text = f"The texts DIFFER on {differ} of {len(verdicts)} prompts"

@@ -1,4 +1,4 @@
-"""Loading a target, its tokenizer, drafters and trees for a command, and saving trees, in one place."""
+"""Loading targets, tokenizers, drafters and static trees for commands, and changing fields of a saved config."""
 
 import json
 from pathlib import Path
@@ -29,34 +29,34 @@ from ..drafters.saved_adapters import base_of_adapter
 from ..errors import DraftTreeError, OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LAYER_PARALLEL = "layer-parallel"  # what wraps a language model
+LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that is to draft with EasySpec
 
 
 def load_target(
     name: str, dtype: str, device: str | dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The target, maybe an adapter and the model that it names, in evaluation mode, and its tokenizer."""
+    """Load a target in evaluation mode, and its tokenizer; `name` may also be that of an adapter."""
     if dtype not in DTYPES:
         raise OptionError(f"`dtype` must be one of {sorted(DTYPES)}, but it is {dtype!r}.")
-    placed: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
+    device_map: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
     with readable(name):
-        target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **placed).eval()
+        target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **device_map).eval()
         return target, _tokenizer(name)
 
 
 def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """The config of a target, and its tokenizer."""
+    """Load the config and the tokenizer of a target, but no weights."""
     with readable(name):
         return config_of(name), _tokenizer(name)
 
 
 def config_of(name: str) -> PreTrainedConfig:
-    """The config of a model, or of the one that an adapter was made for."""
+    """Load the config of a model; for an adapter that of its base model."""
     return AutoConfig.from_pretrained(base_of_adapter(name) or name)
 
 
 def _tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; that of an adapter lies beside it, or beside the model it was made for."""
+    """Load the tokenizer of a model; an adapter may have its own or use that of its base model."""
     base = base_of_adapter(name)
     has_own = base is None or cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
     return AutoTokenizer.from_pretrained(name if has_own else base)
@@ -68,21 +68,19 @@ def load_drafter(
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tree: str | None = None,
 ) -> DrafterModel:
-    """A drafter of the kind that its config names, maybe by its adapter, in the target's type and on its device.
+    """Load a drafter, or a drafter with an adapter, in the dtype and on the device of the target.
 
-    `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` it drafts the
-    tree of that file.
-
-    What differs from the target it was made for is told in the log when it is used; with `tokenizer` the chat
-    template, too.
+    `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` the drafter
+    uses the static tree of that file. With `tokenizer` the chat template is compared with that of the target that the
+    drafter was trained for; a difference is logged, as other differences are when the drafter is used.
     """
-    is_wrapped = name.partition(":")[0] == LAYER_PARALLEL
-    drafter = _layer_parallel(name, target) if is_wrapped else _stored_drafter(name, target)
+    is_layer_parallel = name.partition(":")[0] == LAYER_PARALLEL
+    drafter = _layer_parallel(name, target) if is_layer_parallel else _stored_drafter(name, target)
     if draft_tree is not None:
-        _take_tree(drafter, name, draft_tree)
-    if draft_tree is not None or (tokenizer is not None and not is_wrapped):
-        drafter.check_target(target)  # sizes first
-    if tokenizer is not None and not is_wrapped:
+        _set_tree(drafter, name, draft_tree)
+    if draft_tree is not None or (tokenizer is not None and not is_layer_parallel):
+        drafter.check_target(target)  # sizes are compared before the chat template
+    if tokenizer is not None and not is_layer_parallel:
         check_contract(drafter, target, tokenizer)
     return drafter
 
@@ -93,8 +91,8 @@ def _stored_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
     return drafter_classes()[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
 
 
-def _take_tree(drafter: DrafterModel, name: str, file: str) -> None:
-    """Put the tree of a file in the place of the drafter's own."""
+def _set_tree(drafter: DrafterModel, name: str, file: str) -> None:
+    """Let the drafter use the static tree of a file instead of its own."""
     tree = load_tree(file)
     if drafter.draft_tree is None:
         raise DraftTreeError(
@@ -116,7 +114,7 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
 
 
 def load_trainable(name: str) -> PreTrainedModel:
-    """A drafter, or a model that drafts in stock `generate`, in float32, with the weights free that training changes."""
+    """Load a drafter, or an assistant of stock `generate`, in float32 and with the trainable weights marked."""
     base = base_of_adapter(name)
     if base is not None:
         raise OptionError(
@@ -130,8 +128,8 @@ def load_trainable(name: str) -> PreTrainedModel:
     with torch.device("meta"):
         fresh = type(drafter)(drafter.config)
     if hasattr(drafter.config, FIELD):
-        setattr(drafter.config, FIELD, None)  # training signs it for its own target
-    for part, weight in fresh.named_parameters():  # loading makes every weight one to be trained
+        setattr(drafter.config, FIELD, None)  # training records its own target
+    for part, weight in fresh.named_parameters():  # loading makes every weight trainable
         drafter.get_parameter(part).requires_grad_(weight.requires_grad)
     return drafter
 
@@ -142,13 +140,13 @@ def load_assistant(
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tree: str | None = None,
 ) -> DrafterModel | DrafterPool:
-    """A drafter, or several of which the tuner asks one in each step."""
+    """Load a drafter, or several of which the tuner chooses one in each step."""
     drafters = [load_drafter(name, target, tokenizer, draft_tree) for name in names]
     return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
 
 
 def load_tree(name: str) -> DraftTree:
-    """A static tree from a JSON file that is one or holds one as `draft_tree`, or from a drafter's folder."""
+    """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`."""
     path = Path(name)
     files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
     for file in files:

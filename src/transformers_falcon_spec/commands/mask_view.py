@@ -1,4 +1,4 @@
-"""What counts in the loss, to look at: conversations in the terminal, the words that are learned in colour."""
+"""Showing which words of conversations count in the loss: they are coloured in the terminal."""
 
 from itertools import groupby, islice
 
@@ -9,14 +9,14 @@ from transformers import PreTrainedTokenizerBase
 from ..training.dataset import ConversationDataset
 
 COUNTED, OTHER = "bold black on green", "dim"
-BRACKETS = ("⟦", "⟧")  # round what counts, where there are no colours
+BRACKETS = ("⟦", "⟧")  # around words that count, if the terminal has no colours
 LEGEND = {True: "counts in the loss", False: "is read, but not learned"}
 
 
 def show_masks(
     dataset: ConversationDataset, tokenizer: PreTrainedTokenizerBase, num_examples: int, console: Console | None = None
 ) -> None:
-    """Print the first `num_examples` examples as the target reads them, and what counts of the whole data."""
+    """Print the first `num_examples` examples with the words that count marked, and totals of the whole data."""
     console = console or Console(highlight=False)
     has_colors = console.color_system is not None
     for origin, example in islice(zip(dataset.origins, dataset.examples, strict=True), num_examples):
@@ -38,6 +38,6 @@ def _marked(words: str, is_counted: bool, has_colors: bool) -> Text:
 
 
 def _visible(text: str) -> str:
-    """Line ends with a sign, so that their colour shows; other signs that a terminal would obey in words."""
-    shown = "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
+    """Mark line ends, so that their colour shows, and escape characters that would control the terminal."""
+    shown = "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
     return shown.replace("\n", "↵\n")

@@ -1,4 +1,4 @@
-"""Peak memory of one method, in a process of its own: peaks of several in one could not be told apart."""
+"""Measuring the peak memory of one method in a process of its own, because a process has one peak."""
 
 import json
 import resource
@@ -24,33 +24,33 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes in use at a time.
+    """The peak memory of a process, under the names of results files.
 
     Args:
-        num_bytes (`int`): Of the whole process: Python, torch and the allocator's reserve too.
-        num_device_bytes (`int`, *optional*): In tensors on CUDA devices, all together; None without one.
-        num_weight_bytes (`int`): What the weights of drafter or assistant take of it.
+        peak_bytes (`int`): The whole process, with Python, torch and the reserve of the allocator.
+        peak_device_bytes (`int`, *optional*): Tensors on all CUDA devices; None without a device.
+        weight_bytes (`int`): The weights of the drafter or assistant.
     """
 
-    num_bytes: int
-    num_device_bytes: int | None
-    num_weight_bytes: int
+    peak_bytes: int
+    peak_device_bytes: int | None
+    weight_bytes: int
 
 
 @dataclass(frozen=True)
 class MemoryRun:
-    """What a process does before its peak is read: it loads a target and a method, and writes greedy texts.
+    """The work of a process whose peak is measured: it loads a target and a method, and writes greedy texts.
 
     Args:
         target (`str`): Folder or Hub name of the target.
-        source (`str`, *optional*): A method as `--methods` names it; None is the target alone.
+        source (`str`, *optional*): The method, as in `--methods`; None is the target alone.
         prompts (`list[str]`): Prompt files.
-        limit (`int`): Texts to write of each file; 0 writes none.
+        limit (`int`): Texts to write for each file; 0 writes none.
         max_new_tokens (`int`): Most tokens of a text.
-        dtype (`str`): Type of the models.
-        device (`str`): Where they are.
+        dtype (`str`): Dtype of the models.
+        device (`str`): Device of the models.
         threads (`int`): CPU threads.
-        draft_tree (`str`, *optional*): File of the static tree that a drafter of this package is to draft.
+        draft_tree (`str`, *optional*): File of a static tree for a drafter of this package.
     """
 
     target: str
@@ -64,7 +64,7 @@ class MemoryRun:
     draft_tree: str | None = None
 
     def measure(self) -> Peak:
-        """Do it in a fresh process."""
+        """Do the work in a fresh process, and return its peak."""
         command = [sys.executable, "-m", __name__, json.dumps(asdict(self))]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
@@ -72,13 +72,13 @@ class MemoryRun:
             kind = ProcessKilledError if result.returncode < 0 else BenchmarkError
             raise kind(
                 f"The process that measures the memory of `{self.source or 'the target alone'}` must end with 0, but "
-                f"it ended with {_ending(result.returncode)}: {last}. Run `{' '.join(command[:3])} '{command[3]}'` to "
-                "see all of it."
+                f"it ended with {_exit_status(result.returncode)}: {last}. Run "
+                f"`{' '.join(command[:3])} '{command[3]}'` to see all of it."
             )
         return Peak(**json.loads(result.stdout.strip().split("\n")[-1]))
 
     def run_here(self) -> Peak:
-        """Do it in this process, which should do nothing else."""
+        """Do the work in this process, which should do nothing else."""
         torch.set_num_threads(self.threads)
         target, tokenizer = load_target(self.target, self.dtype, self.device)
         method = MethodEntry.parse(self.source).load(target, self.draft_tree) if self.source else target_alone()
@@ -91,16 +91,15 @@ class MemoryRun:
         return Peak(peak_resident_bytes(), peak_device_bytes(), sum(w.numel() * w.element_size() for w in weights))
 
 
-def _ending(status: int) -> str:
-    """An exit status in words; a signal's name where one ended the process."""
+def _exit_status(status: int) -> str:
+    """Describe an exit status; if a signal ended the process, by the name of the signal."""
     return str(status) if status >= 0 else f"the signal {signal.Signals(-status).name}"
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident size that this process had.
+    """Return the peak resident size of this process.
 
-    Linux hands `ru_maxrss` of a parent down to the program that its child starts, so a small child of a large parent
-    would report the parent's peak; `VmHWM` is the program's own.
+    On Linux `ru_maxrss` of a child process starts with the peak of its parent, so `VmHWM` is read there.
     """
     if _STATUS.is_file():
         line = next(line for line in _STATUS.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))
@@ -110,7 +109,7 @@ def peak_resident_bytes() -> int:
 
 
 def peak_device_bytes() -> int | None:
-    """The most bytes of this process's tensors on CUDA devices, all together; None without one."""
+    """Return the peak bytes of this process's tensors on all CUDA devices; None without a device."""
     devices = range(torch.cuda.device_count())
     return sum(map(torch.cuda.max_memory_allocated, devices)) if torch.cuda.is_available() else None
 

@@ -1,4 +1,4 @@
-"""The methods and targets of a benchmark as the command line names them, and how methods are loaded."""
+"""Reading the methods and targets of a benchmark from the command line, and loading methods."""
 
 from dataclasses import dataclass
 
@@ -46,8 +46,8 @@ class MethodEntry:
 
     @classmethod
     def parse(cls, entry: str) -> "MethodEntry":
-        """Read an entry."""
-        label, source = _named(entry)
+        """Parse an entry."""
+        label, source = _split_name(entry)
         name, at, target = label.partition("@") if "=" in entry else (label, "", "")
         if not name or not source or (at and not target):
             raise OptionError(
@@ -56,12 +56,10 @@ class MethodEntry:
         return cls(name, target or None, source)
 
     def load(self, target: PreTrainedModel, draft_tree: str | None = None) -> Method:
-        """The method, loaded for a target, in its type and on its device.
+        """Load the method in the dtype and on the device of the target.
 
-        A drafter of this package drafts the static tree of the file `draft_tree`, where one is given.
-
-        A folder whose config names a drafter of this package becomes that drafter, one that names a DFlash drafter of
-        Transformers stock block diffusion; any other is a causal language model for stock assisted generation.
+        The config of a folder decides whether it is a drafter of this package, which then uses the static tree in the
+        file `draft_tree`, a DFlash drafter of Transformers, or a language model for stock assisted generation.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
@@ -90,8 +88,8 @@ class MethodEntry:
 
 
 def parse_targets(entries: list[str]) -> dict[str, str]:
-    """Folders of targets by name: `NAME=FOLDER`, or a folder; a single target without a name is called `target`."""
-    named = [_named(entry) for entry in entries]
+    """Parse targets, `NAME=FOLDER` or a folder, into folders by name; a single target may do without a name."""
+    named = [_split_name(entry) for entry in entries]
     if len(entries) == 1 and "=" not in entries[0]:
         named = [(BASELINE, entries[0])]
     targets = dict(named)
@@ -103,7 +101,7 @@ def parse_targets(entries: list[str]) -> dict[str, str]:
 
 
 def parse_methods(entries: list[str], targets: dict[str, str]) -> list[MethodEntry]:
-    """The methods, checked to belong to a target that is there and to have a name of their own on each."""
+    """Parse methods, and check that they name known targets and that names are unique on each target."""
     methods = [MethodEntry.parse(entry) for entry in entries]
     for method in methods:
         if method.target is not None and method.target not in targets:
@@ -119,8 +117,8 @@ def parse_methods(entries: list[str], targets: dict[str, str]) -> list[MethodEnt
     return methods
 
 
-def _named(entry: str) -> tuple[str, str]:
-    """Name and folder; a folder is called by its last part."""
+def _split_name(entry: str) -> tuple[str, str]:
+    """Split an entry into name and folder; the default name is the last part of the folder."""
     name, _, folder = entry.rpartition("=")
     return name or folder.rstrip("/").rpartition("/")[2], folder
 

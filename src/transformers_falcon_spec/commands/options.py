@@ -1,4 +1,4 @@
-"""Options that several commands share, each with its help and its check in one place."""
+"""Options that several commands share, with their help and their checks."""
 
 import json
 from dataclasses import MISSING, dataclass, field
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import OptionError
 from ..evaluation.prompts import Prompt, read_prompts
-from ..provenance import provenance
+from ..provenance import provenance, weights_fingerprint
 from ..training.conversations import ConversationSet, read_conversations
 from ..training.overlap import Forbidden, OverlapIndex, refuse_overlaps
 from .loading import load_target
@@ -22,14 +22,14 @@ DTYPE_HELP = "auto, float32, bfloat16 or float16."
 
 
 def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """A field of a command's options: its help, its default, without which it must be given, and more for argparse."""
+    """Declare an option with its help text; without a default it is required. `metadata` goes to argparse."""
     defaults = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(metadata={"help": text, **metadata}, **defaults)
 
 
 @dataclass(kw_only=True)
 class ModelOptions:
-    """Type and device of the models."""
+    """The dtype and the device of the models."""
 
     group: ClassVar[str] = "models"
     dtype: str = option(DTYPE_HELP, "float32")
@@ -38,40 +38,47 @@ class ModelOptions:
 
 @dataclass(kw_only=True)
 class TargetOptions(ModelOptions):
-    """A target."""
+    """The target, its dtype and its device."""
 
     group: ClassVar[str] = "models"
     target: str = option("Folder or Hub name of the target.")
 
     def load_target(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The target and its tokenizer."""
+        """Load the target and its tokenizer."""
         return load_target(self.target, self.dtype, self.device)
 
     def origin(self, target: PreTrainedModel, **settings: Any) -> dict[str, Any]:
-        """The provenance of a result: all options of the command, and the type in which the target computed."""
+        """Return the provenance of a result: all options of the command, and the dtype of the target."""
         dtype = str(target.dtype).removeprefix("torch.")
         return provenance(**{**vars(self), "dtype": dtype, **settings})
 
 
 @dataclass(kw_only=True)
 class PairOptions(TargetOptions):
-    """A target and a drafter."""
+    """The target and the drafter."""
 
     group: ClassVar[str] = "models"
     drafter: str = option("Folder or Hub name of the drafter.")
 
     def check_folder(self) -> None:
-        """Refuse a drafter whose config cannot be written to."""
+        """Check that the drafter is a folder with a config that can be changed."""
         if not (Path(self.drafter) / "config.json").is_file():
             raise OptionError(
                 "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
                 f"`{self.drafter}`. Download it; an adapter is merged and saved first."
             )
 
+    def settings(
+        self, target: PreTrainedModel, drafter: PreTrainedModel, *names: str, **others: Any
+    ) -> dict[str, Any]:
+        """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
+        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
+        return {**weights, **{name: getattr(self, name) for name in names}, **others}
+
 
 @dataclass(kw_only=True)
 class TextOptions:
-    """Prompts, and how much is written after them."""
+    """The prompts, and the length of the texts."""
 
     group: ClassVar[str] = "prompts and texts"
     prompts: list[str] = option("JSON lines files of prompts; each is a set named after its file.")
@@ -79,7 +86,7 @@ class TextOptions:
     max_new_tokens: int = option("Most tokens of a text.", 128)
 
     def read_prompts(self, use: str = "answer") -> list[Prompt]:
-        """The prompts, which are there for this `use`."""
+        """Read the prompts; if there are none, the error says that one is needed for `use`."""
         prompts = read_prompts(self.prompts, self.limit)
         if not prompts:
             raise OptionError(f"There must be a prompt to {use}, but {self.prompts} hold none within `limit`.")
@@ -88,7 +95,7 @@ class TextOptions:
 
 @dataclass(kw_only=True)
 class ResultOptions:
-    """A results file; what was measured so far lies beside it."""
+    """The results file; single measurements are in a second file of the same name."""
 
     group: ClassVar[str] = "results"
     output: str = option(
@@ -96,22 +103,22 @@ class ResultOptions:
     )
 
     def __post_init__(self) -> None:
-        """Other files are named after this one."""
+        """Check the name of the results file, from which other names are made."""
         json_file(self.output)
 
     @property
     def records_file(self) -> Path:
-        """Where single measurements go."""
+        """The file of single measurements, from which an interrupted run continues."""
         return Path(self.output).with_suffix(".jsonl")
 
     def write(self, result: dict[str, Any]) -> None:
-        """Write the results."""
+        """Write the results to the JSON file."""
         Path(self.output).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 @dataclass(kw_only=True)
 class DataOptions:
-    """Conversations, and what they must not hold."""
+    """The conversations, and prompts that they must not contain."""
 
     group: ClassVar[str] = "conversations"
     data: list[str] = option(
@@ -125,8 +132,8 @@ class DataOptions:
     )
 
     def read_conversations(self, sources: list[str] | None = None) -> ConversationSet:
-        """The conversations of `sources`, else of `data`; system turns of the `forbid` files are free to be shared."""
-        index = OverlapIndex(  # first: a file that is missing is told before the data is read
+        """Read the conversations of `sources` or `data`; only system turns may be shared with `forbid` files."""
+        index = OverlapIndex(  # first, so that a missing file is reported before the data is read
             Forbidden(content, prompt.origin)
             for prompt in read_prompts(self.forbid)
             for role, content in prompt.messages
@@ -139,14 +146,14 @@ class DataOptions:
 
 
 def json_file(name: str) -> Path:
-    """The path of a results file."""
+    """Check that the name of a results file ends in `.json`, and return its path."""
     if Path(name).suffix != ".json":
         raise OptionError(f"`output` must end in `.json`, but it is `{name}`; other files are named after it.")
     return Path(name)
 
 
 def check_least(command: Any, **least: int) -> None:
-    """Refuse a number below the least that its option takes."""
+    """Check that options are not below their least values, given by name."""
     for name, number in least.items():
         if getattr(command, name) < number:
             raise OptionError(f"`{name}` must be at least {number}, but it is {getattr(command, name)}.")

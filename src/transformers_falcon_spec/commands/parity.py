@@ -1,13 +1,13 @@
-"""`falcon-spec parity`: check over prompt files that the text with the drafter is the target's own; JSON and HTML out.
+"""`falcon-spec parity`: check on prompt files that the text with the drafter is the target's own.
 
-Every prompt is written twice under every decoding, by the target alone and with the drafter, from the same seed. Two
-texts are
-  identical  if they hold the same tokens;
+For each prompt and decoding the target writes a text alone and one with the drafter, from the same seed. Results are
+written as JSON and HTML. Two texts are
+  identical  if they have the same tokens;
   a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and
              the best two tokens are at most 4 times that difference apart: reading a tree adds the same numbers in
              another order;
   a bug      otherwise.
-The exit status is 0 if no bug was found, else 1. A check that was interrupted goes on where it stopped.
+The exit status is 0 if no bug was found, else 1. An interrupted check continues where it stopped.
 
 Example, on the embedded pair:
   falcon-spec parity --target models/reference-target --drafter models/falcon-reference --dtype bfloat16
@@ -28,19 +28,18 @@ from ..evaluation.parity import LOW_PRECISION, ParityCheck
 from ..evaluation.parity_report import Result, checked_result, render_page, report_of
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
-from ..provenance import weights_fingerprint
 from .loading import load_drafter
 from .options import DTYPE_HELP, TREE_HELP, PairOptions, ResultOptions, TextOptions, option
 
 
 @dataclass(kw_only=True)
 class ParityCommand(PairOptions, TextOptions, ResultOptions):
-    """What to check."""
+    """The decodings to check, and what is done at differences."""
 
-    html: str | None = option("HTML page to write; None takes the name of the JSON file, with .html.", None)
+    html: str | None = option("HTML page to write; None uses the name of the JSON file with .html.", None)
     decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
-    seed: int = option("Both arms start from it.", 0)
-    dtype: str = option(f"{DTYPE_HELP[:-1]}: the type in which target and drafter compute.", "float32")
+    seed: int = option("Seed of both texts.", 0)
+    dtype: str = option(f"{DTYPE_HELP[:-1]}: the dtype in which target and drafter compute.", "float32")
     draft_tree: str | None = option(TREE_HELP, None)
     tune: bool = option(
         "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
@@ -55,7 +54,7 @@ class ParityCommand(PairOptions, TextOptions, ResultOptions):
 
 
 def run(command: ParityCommand) -> None:
-    """Check every prompt under every decoding, write what was found, and say it."""
+    """Check every prompt with every decoding, write the results, and print the differences."""
     logging.set_verbosity_error()
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts("check")
@@ -67,7 +66,7 @@ def run(command: ParityCommand) -> None:
     for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
         results.append(asdict(check.run(prompt, options[name], name)))
         records.append(results[-1])
-    report = report_of(_asked(results, list(options), prompts), list(options), command.origin(check.target))
+    report = report_of(_requested(results, list(options), prompts), list(options), command.origin(check.target))
     page = Path(command.html or command.records_file.with_suffix(".html"))
     command.write(report)
     page.write_text(render_page(report), encoding="utf-8")
@@ -75,7 +74,7 @@ def run(command: ParityCommand) -> None:
 
 
 def _make_check(command: ParityCommand) -> ParityCheck:
-    """The pair, loaded; says whether differences are read again in float32."""
+    """Load the pair, and print whether differences are computed again in float32."""
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree)
     drafter.generation_config.tune = command.tune
@@ -91,13 +90,9 @@ def _make_check(command: ParityCommand) -> ParityCheck:
 
 
 def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
-    """What all results of a file have in common."""
-    settings: dict[str, Any] = {
-        "target": weights_fingerprint(check.target),
-        "drafter": [weights_fingerprint(check.drafter), check.drafter.draft_settings],
-        "max_new_tokens": command.max_new_tokens,
-        "seed": command.seed,
-    }
+    """Return what all results of a file must share."""
+    settings = command.settings(check.target, check.drafter, "max_new_tokens", "seed")
+    settings["drafter"] = [settings["drafter"], check.drafter.draft_settings]
     if command.tune:
         settings["tune"] = True
     if check.target.dtype in LOW_PRECISION:
@@ -105,8 +100,8 @@ def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
     return settings
 
 
-def _asked(results: list[Result], decodings: list[str], prompts: list[Prompt]) -> list[Result]:
-    """The results that this command asks for; the file may hold more, from a run with a larger `limit`."""
+def _requested(results: list[Result], decodings: list[str], prompts: list[Prompt]) -> list[Result]:
+    """Select the requested results, for the file may hold more from a run with a larger `limit`."""
     wanted = {(name, prompt.set_name, prompt.prompt_id) for name in decodings for prompt in prompts}
     return [result for result in results if _key(result) in wanted]
 
@@ -116,7 +111,7 @@ def _key(result: Result) -> tuple[str, str, str]:
 
 
 def _show(report: dict[str, Any], page: Path) -> None:
-    """The counts, each difference in a line, and an error that names the first bug."""
+    """Print the counts and each difference; raise an error that names the first bug."""
     for row in report["rows"]:
         shares = row["shares"]
         found = [
@@ -126,20 +121,22 @@ def _show(report: dict[str, Any], page: Path) -> None:
         print(f"{row['decoding']}: {', '.join(found)}; 95 % intervals")
     differences = [difference for row in report["rows"] for difference in row["differences"]]
     for result in differences:
-        print(f"{result['verdict']}: {_place(result)}: {result['difference']['reason']}")
+        print(f"{result['verdict']}: {_describe(result)}: {result['difference']['reason']}")
     print(f"{page} shows the report.")
     bugs = [result for result in differences if result["verdict"] == "bug"]
     if bugs:
         raise ParityError(
             f"The text with the drafter must be the target's own, but {len(bugs)} texts differ. The first bug: "
-            f"{_place(bugs[0])}. {bugs[0]['difference']['reason']} `{page}` shows all of them."
+            f"{_describe(bugs[0])}. {bugs[0]['difference']['reason']} `{page}` shows all of them."
         )
 
 
-def _place(result: dict[str, Any]) -> str:
-    """Where a difference is, and the two tokens."""
-    arms = [result["difference"][arm] for arm in ("plain", "drafted")]
-    tokens = ["the end" if arm["token_id"] is None else f"{quoted(arm['token'])} ({arm['token_id']})" for arm in arms]
+def _describe(result: dict[str, Any]) -> str:
+    """Describe where two texts differ, and by which tokens."""
+    texts = [result["difference"][method] for method in ("plain", "drafted")]
+    tokens = [
+        "the end" if each["token_id"] is None else f"{quoted(each['token'])} ({each['token_id']})" for each in texts
+    ]
     return (
         f"{result['decoding']}, {result['set_name']} {result['prompt_id']}, new token {result['first_difference']}: "
         f"{tokens[0]} alone, {tokens[1]} with the drafter"

@@ -1,8 +1,8 @@
 """`falcon-spec publish`: put a drafter on the Hub with its card, its figures and the code that runs it.
 
-Whoever has Transformers alone can then write with it: `target.generate(..., custom_generate=REPO,
-trust_remote_code=True)`. The access token is that of `hf auth login` or `HF_TOKEN`; it is no option, so that it stays
-out of logs. docs/publish.md says what is sent.
+It can then be used with Transformers alone: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`. The
+access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into logs.
+docs/publish.md lists what is uploaded.
 
 Example:
   falcon-spec publish my-drafter someone/falcon-qwen3-8b --target Qwen/Qwen3-8B --results speed.json --about about.json
@@ -19,7 +19,7 @@ from .options import option
 
 @dataclass(kw_only=True)
 class PublishCommand:
-    """What to publish, and where."""
+    """The drafter to publish, and its repository."""
 
     drafter: str = option("Folder of the drafter.", positional=True)
     repo: str = option("OWNER/NAME on the Hub; made if it does not exist.", positional=True)
@@ -31,7 +31,7 @@ class PublishCommand:
 
 
 def run(command: PublishCommand) -> None:
-    """Publish."""
+    """Publish the drafter, and print how to use it."""
     about = About.read(Path(command.about)) if command.about else None
     publication = Publication(command.results, about, command.target)
     folder = Path(command.drafter)

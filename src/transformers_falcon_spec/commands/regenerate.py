@@ -10,7 +10,7 @@ from .options import DataOptions, option
 
 @dataclass(kw_only=True)
 class RegenerateCommand(DataOptions):
-    """Who answers, and where the answers go."""
+    """The target that answers, and the file of the answers."""
 
     target: str = option("Folder or Hub name of the target.")
     data: list[str] = option("Conversations: .jsonl or .jsonl.gz files, or dataset names.")
@@ -19,7 +19,7 @@ class RegenerateCommand(DataOptions):
 
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
-    """Answer and report."""
+    """Write the answers, and print how many there are."""
     rows = command.read_conversations().rows
     target = AutoModelForCausalLM.from_pretrained(command.target, dtype="auto", device_map=command.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(command.target)

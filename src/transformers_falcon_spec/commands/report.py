@@ -1,7 +1,7 @@
 """`falcon-spec report`: render results files into documents, between their markers, and into HTML pages.
 
-A document holds the markers `<!-- results:begin -->` and `<!-- results:end -->`; what stands between them is replaced
-by the tables of `bench`, `parity` and `calibrate`.
+In a document the text between the markers `<!-- results:begin -->` and `<!-- results:end -->` is replaced by the
+tables of `bench`, `parity` and `calibrate`.
 
 Example:
   falcon-spec report --results speed.json parity.json --documents README.md
@@ -20,7 +20,7 @@ from .options import option
 
 @dataclass(kw_only=True)
 class ReportCommand:
-    """What to render, and where."""
+    """The results to render, and the documents and pages to write."""
 
     results: list[str] = option(
         "Results files of `bench`, `parity` and `calibrate`, and folders of them: in a folder, other files are passed "
@@ -36,7 +36,7 @@ class ReportCommand:
 
 
 def run(command: ReportCommand) -> None:
-    """Render."""
+    """Write the tables into the documents, and the pages beside their results."""
     if not command.pages and not (command.results and command.documents):
         raise OptionError("`report` must be told what to render: `results` with `documents`, or `pages`.")
     tables = _tables(command.results) if command.documents else []

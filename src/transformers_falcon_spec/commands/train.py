@@ -47,23 +47,23 @@ from .train_drafter import check_drafter_options, check_packing, drafter_to_trai
 from .train_options import TrainCommand
 
 logger = logging.getLogger(__name__)
-help_notes = recipe_notes  # defaults of options as they are in the end
+help_notes = recipe_notes  # the help shows the defaults that the recipes give
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
-    """Train, fit the draft tree, and save the drafter with its record; or only show what would be trained."""
+    """Train and save the drafter with its draft tree and a record; `given` options win over the recipe."""
     if command.show_masks is not None:
         _show_masks(command, command.show_masks)
         return
     check_drafter_options(command, lora)
-    places = command.device_map
+    device_map = command.device_map
     if command.dry_run:
         _check_dry_run(args)
     callbacks = _early_stopping(command, args)
     resume = None if command.dry_run else resume_point(args)
     set_seed(args.seed)
     read = {name: command.read_conversations(paths) for name, paths in command.sources.items()}
-    target, tokenizer = load_target(command.target, command.target_dtype, places)
+    target, tokenizer = load_target(command.target, command.target_dtype, device_map)
     data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
     drafter = drafter_to_train(command, lora, target, data["train"])
     check_packing(command, drafter)
@@ -96,7 +96,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
 
 
 def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, recipe: Recipe) -> None:
-    """Train, judge, and save what came out."""
+    """Train, evaluate, and save the drafter with a record of the run."""
     start = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=resume)
@@ -105,10 +105,10 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
         raise
     seconds = time.perf_counter() - start
     if trainer.eval_dataset is not None:
-        _judge(trainer)
+        _evaluate(trainer)
     throughput = trainer.throughput.to_json()
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    # All processes bring their part.
+    # All processes take part, for each has a shard of the weights.
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None
     if trainer.is_world_process_zero():
         args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
@@ -135,18 +135,18 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
                 save_adapter(drafter, Path(args.output_dir), has_new_tree, command.save_bf16)
             else:
                 save(drafter, Path(args.output_dir), command.save_bf16, state)
-            if drafter.can_generate():  # a model in its own right, used with a tokenizer beside it
+            if drafter.can_generate():  # a language model, which is used with a tokenizer
                 trainer.processing_class.save_pretrained(args.output_dir)  # type: ignore[union-attr]
             (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _num_examples(data: Any) -> int:
-    """Conversations that were learnt from."""
+    """Count the conversations in the training data."""
     return len(data.conversations if isinstance(data, PackedConversations) else data)
 
 
 def _effective(name: str, recipe: Recipe, args: DrafterTrainingArguments, config: PreTrainedConfig) -> dict[str, Any]:
-    """What the recipe speaks of, as it was in the end."""
+    """Return the options of the recipe with the values that were used."""
     return {
         "name": name,
         "training": {option: getattr(args, option) for option in recipe.training},
@@ -155,7 +155,7 @@ def _effective(name: str, recipe: Recipe, args: DrafterTrainingArguments, config
 
 
 def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> list[TrainerCallback]:
-    """What ends the run when evaluations get no better; nothing unless it is asked for."""
+    """Return the callback for `--early_stopping_patience`, or none without that option."""
     patience = command.early_stopping_patience
     if patience is None:
         return []
@@ -172,17 +172,17 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
 
 
 def encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ConversationDataset:
-    """The conversations as tokens; each example knows the line it comes from."""
+    """Turn conversations into tokens; each example keeps its origin."""
     return ConversationDataset(data.rows, tokenizer, max_length, data.origins)
 
 
 def packed(command: TrainCommand, data: Any, seed: int) -> Any:
-    """The training data as the command wants its rows."""
+    """Pack conversations into rows if the command asks for it."""
     return PackedConversations.fill(data, command.max_length, seed) if command.packing else data
 
 
 def _check_dry_run(args: DrafterTrainingArguments) -> None:
-    """Refuse to estimate the rest of a run: what is left of it is not looked at."""
+    """Refuse to estimate a resumed run, for the estimate counts all steps."""
     if args.resume_from_checkpoint is not None:
         raise OptionError(
             "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it out."
@@ -190,7 +190,7 @@ def _check_dry_run(args: DrafterTrainingArguments) -> None:
 
 
 def _show_masks(command: TrainCommand, num_examples: int) -> None:
-    """Show what counts in the loss; of the target only the tokenizer is needed."""
+    """Show which tokens count in the loss; of the target only the tokenizer is loaded."""
     if command.dry_run:
         raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
     if num_examples < 1:
@@ -200,8 +200,8 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
     show_masks(encode(data, tokenizer, command.max_length), tokenizer, num_examples)
 
 
-def _judge(trainer: DrafterTrainer) -> None:
-    """Measure the drafter on the evaluation data, and fit its draft tree, where it has one, to that."""
+def _evaluate(trainer: DrafterTrainer) -> None:
+    """Evaluate the drafter, and fit its draft tree, if it has one, to the evaluation data."""
     if trainer.objective.has_draft_tree:
         logger.info("Draft tree, by the evaluation data unless it was given: %s", trainer.fit_draft_tree().to_json())
     else:
@@ -209,27 +209,27 @@ def _judge(trainer: DrafterTrainer) -> None:
 
 
 def resume_point(args: DrafterTrainingArguments) -> str | None:
-    """The checkpoint to go on from: the newest whole one for `true`, the given one, or none."""
+    """Return the checkpoint to resume from: for `true` the newest complete one, else the given one, or none."""
     newest = newest_complete_checkpoint(args.output_dir)
-    wish = args.resume_from_checkpoint
-    if wish is None or str(wish).lower() == "false":
-        if newest is not None and wish is None:
+    choice = args.resume_from_checkpoint
+    if choice is None or str(choice).lower() == "false":
+        if newest is not None and choice is None:
             raise OptionError(
                 f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
                 "`--resume_from_checkpoint true`, or choose another `--output_dir`."
             )
         return None
-    if str(wish).lower() == "true":
+    if str(choice).lower() == "true":
         return newest
-    if not is_complete(Path(wish)):
-        raise OptionError(f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{wish}` is none.")
-    return str(wish)
+    if not is_complete(Path(choice)):
+        raise OptionError(f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none.")
+    return str(choice)
 
 
 def save(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: dict[str, Any] | None) -> None:
-    """Save the drafter; `in_bf16` halves the file, and the config still says float32, so that it loads so.
+    """Save the drafter; with `in_bf16` weights are stored in bfloat16, but still loaded in float32.
 
-    `state` holds the whole weights where no process has them in the drafter.
+    `state` holds the whole weights if the drafter is sharded.
     """
     if in_bf16 and state is not None:
         state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}

@@ -1,4 +1,4 @@
-"""What `falcon-spec train` trains, and by which recipe: a fresh drafter, one that is there, or an adapter of that."""
+"""Making the drafter that `falcon-spec train` trains: a fresh one, an existing one, or an adapter of that."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from .train_options import DEFAULT_METHOD, METHODS, TrainCommand, config_fields
 
 
 def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
-    """Refuse, before anything is loaded, options that do not go together."""
+    """Check, before anything is loaded, that the options for drafter, method, recipe and adapter go together."""
     if command.drafter is None:
         recipe_of(command.recipe, command.method or DEFAULT_METHOD)
         if lora.use_peft:
@@ -34,7 +34,7 @@ def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
 
 
 def check_packing(command: TrainCommand, drafter: PreTrainedModel) -> None:
-    """Refuse packed rows before features are read, where the drafter cannot learn from them."""
+    """Check, before features are read, that the drafter can learn from packed rows."""
     bare = unwrap_peft_model(drafter)
     if command.packing and not objective_of(bare).reads_packed:
         raise OptionError(
@@ -46,7 +46,7 @@ def check_packing(command: TrainCommand, drafter: PreTrainedModel) -> None:
 def drafter_to_train(
     command: TrainCommand, lora: LoraOptions, target: PreTrainedModel, data: ConversationDataset
 ) -> PreTrainedModel:
-    """A fresh drafter, one that is there, or an adapter of that."""
+    """Make a fresh drafter, or load an existing one, with a new adapter if asked."""
     if command.drafter is None:
         return fresh_drafter(command, target, data)
     drafter = load_trainable(command.drafter)
@@ -54,7 +54,7 @@ def drafter_to_train(
 
 
 def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:
-    """An untrained drafter; one with a small vocabulary drafts what the assistant says most often in `data`."""
+    """Make an untrained drafter; a draft vocabulary gets the tokens that the assistant says most often in `data`."""
     method = command.method or DEFAULT_METHOD
     fields = {**recipe_of(command.recipe, method).drafter_config, **config_fields(command.drafter_config)}
     drafter = METHODS[method](target, **fields)
@@ -65,7 +65,7 @@ def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: Conversa
 
 
 def recipe_for(command: TrainCommand, drafter: PreTrainedModel) -> Recipe:
-    """The recipe of this run; a drafter that is there keeps its form."""
+    """Return the recipe of this run, without config fields if the drafter exists already."""
     if command.drafter is None:
         return recipe_of(command.recipe, command.method or DEFAULT_METHOD)
     bare = unwrap_peft_model(drafter)

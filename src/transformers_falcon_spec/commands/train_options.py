@@ -1,4 +1,4 @@
-"""The options of `falcon-spec train` beside those of `TrainingArguments`, and the kinds of drafter that it makes."""
+"""The options of `falcon-spec train` in addition to `TrainingArguments`, and the methods that it can train."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ DEFAULT_METHOD = "falcon"
 
 @dataclass(kw_only=True)
 class TrainCommand(DataOptions):
-    """What to train and on what; all options of `TrainingArguments` can be given too."""
+    """The drafter to train, and the data; all options of `TrainingArguments` can be given, too."""
 
     target: str = option("Folder or Hub name of the target.")
     eval_data: list[str] = option("Held-out conversations: evaluation, draft tree.", [])
@@ -33,7 +33,7 @@ class TrainCommand(DataOptions):
         choices=sorted(METHODS),
     )
     recipe: str = option(
-        "Options that go together; each that is given as well wins over it. The rate of `default` is for a drafter of "
+        "Options that go together; given ones win over the recipe. The rate of `default` is for a drafter of "
         f"width {MEASURED_WIDTH} and falls with the root of the width. {recipe_help()}",
         "default",
         choices=sorted(RECIPES),
@@ -51,7 +51,7 @@ class TrainCommand(DataOptions):
     target_dtype: str = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(
         "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a "
-        "JSON object names a place for each part. Left out, the target is where the drafter is trained.",
+        "JSON object names a device for each part. Without it the target is on the drafter's device.",
         None,
     )
     cache_features: str | None = option(
@@ -68,24 +68,24 @@ class TrainCommand(DataOptions):
 
     @property
     def device_map(self) -> str | dict[str, Any]:
-        """Where `from_pretrained` puts the target; from the CPU it follows the drafter."""
-        asked = self.target_device_map or "cpu"
+        """The `device_map` for the target; from the CPU it is later moved to the drafter's device."""
+        device_map = self.target_device_map or "cpu"
         try:
-            return json.loads(asked) if asked.startswith("{") else asked
+            return json.loads(device_map) if device_map.startswith("{") else device_map
         except json.JSONDecodeError as error:
             raise OptionError(
                 f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got '
-                f"`{asked}`: {error}."
+                f"`{device_map}`: {error}."
             ) from error
 
     @property
     def sources(self) -> dict[str, list[str]]:
-        """Where conversations come from, by what they are for."""
+        """The sources of conversations, for training and for evaluation."""
         return {"train": self.data, **({"eval": self.eval_data} if self.eval_data else {})}
 
 
 def config_fields(entries: list[str]) -> dict[str, Any]:
-    """Fields of a config from `NAME=VALUE`; a value is JSON (`3`, `true`, `[0, -1]`) if it can be, else a string."""
+    """Parse config fields from `NAME=VALUE`; a value that is no JSON (`3`, `true`, `[0, -1]`) is a string."""
     found = {}
     for entry in entries:
         name, is_given, value = entry.partition("=")

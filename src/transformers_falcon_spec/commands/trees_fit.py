@@ -1,8 +1,8 @@
-"""`falcon-spec trees fit`: measure what is accepted at each depth, and write the best static tree of a size.
+"""`falcon-spec trees fit`: measure acceptance by depth and sibling rank, and write the best static tree of a size.
 
-The drafter drafts a wide tree in the decoding loop itself, on prompts that nothing was trained on and that no
-benchmark measures. The best tree of N nodes holds the N likeliest ones; docs/trees.md says why. A fit that was
-interrupted goes on where it stopped.
+The drafter drafts a wide tree in the decoding loop, on prompts that are neither training data nor part of a benchmark.
+The best tree of N nodes has the N nodes that are accepted most often; docs/trees.md explains why. An interrupted fit
+continues where it stopped.
 
 Example, on the embedded pair:
   falcon-spec trees fit --target models/reference-target --drafter models/falcon-reference --nodes 12
@@ -23,16 +23,16 @@ from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..evaluation.tree_fit import TreeFit, fit_result
-from ..provenance import weights_fingerprint
 from .loading import load_drafter, save_tree
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
-NUM_SHOWN = 6  # ranks in the table
+SETTINGS = ("ranks", "width", "max_new_tokens", "seed", "dtype")  # all measurements of a file share them
+NUM_SHOWN = 6  # sibling ranks in the table
 
 
 @dataclass(kw_only=True)
 class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
-    """Which tree to look for, and where it goes."""
+    """The tree to fit, and the file or drafter that gets it."""
 
     drafter: str = option("Folder or Hub name of a Falcon, Eagle or Medusa drafter.")
     nodes: int = option("Nodes of the tree, root included.")
@@ -41,9 +41,9 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
         "with the tree later: this repository's test sets are refused.",
         ["benchmarks/prompts/held_out.jsonl"],
     )
-    passes: int | None = option("Drafter passes of a draft; None takes those of the drafter's present tree.", None)
-    ranks: int = option("Ranks to measure at each depth.", 10)
-    width: int = option("Nodes of each depth, those of the best ranks, below which ranks are measured.", 6)
+    passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
+    ranks: int = option("Sibling ranks to measure at each depth.", 10)
+    width: int = option("Nodes of each depth, those of the best sibling ranks, whose children are measured.", 6)
     decodings: list[str] = option(
         "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
         ["greedy", "temperature-0.7"],
@@ -54,10 +54,10 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
         None,
     )
     save: bool = option("Put the tree into the drafter's config.json.", False)
-    seed: int = option("Of the sampling.", 0)
+    seed: int = option("Seed of the sampling.", 0)
 
     def __post_init__(self) -> None:
-        """The tree must go somewhere."""
+        """Check that the tree is written or saved, and set the default output."""
         if self.save:
             self.check_folder()
         elif self.output is None:
@@ -67,22 +67,22 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
 
 
 def run(command: FitTreeCommand) -> None:
-    """Measure every prompt under every decoding, fit, write, show."""
+    """Measure every prompt with every decoding, fit the tree, write it, and print the acceptance."""
     logging.set_verbosity_error()
     prompts = _checked_prompts(command)
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter = load_drafter(command.drafter, target)
     fit = TreeFit(target, tokenizer, drafter, command.passes, command.ranks, command.width)
-    records = Records(command.records_file, _settings(command, fit))
+    records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, passes=fit.num_passes))
     found = {(entry["decoding"], entry["set"], entry["prompt"]): entry["counts"] for entry in records.entries}
-    asked = [(name, prompt) for name in command.decodings for prompt in prompts]
-    todo = [(name, prompt) for name, prompt in asked if _key(name, prompt) not in found]
+    requested = [(name, prompt) for name in command.decodings for prompt in prompts]
+    todo = [(name, prompt) for name, prompt in requested if _key(name, prompt) not in found]
     for name, prompt in tqdm(todo, desc="trees fit", unit="text"):
         counts = fit.watch(prompt, decoding_options(name), command.max_new_tokens, command.seed).counts(fit.depth)
         found[_key(name, prompt)] = counts
         records.append({"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id, "counts": counts})
-    result = fit_result(fit, [found[_key(*each)] for each in asked], command.nodes)
+    result = fit_result(fit, [found[_key(*each)] for each in requested], command.nodes)
     result["provenance"] = command.origin(target, passes=fit.num_passes)
     command.write(result)
     _show(result, drafter.is_tree_dynamic, command.output)
@@ -91,7 +91,7 @@ def run(command: FitTreeCommand) -> None:
 
 
 def _checked_prompts(command: FitTreeCommand) -> list[Prompt]:
-    """What to answer; options that nothing could serve are refused before anything is loaded."""
+    """Read the prompts; wrong options are refused before anything is loaded."""
     for name in command.decodings:
         decoding_options(name)
     check_least(command, nodes=2, max_new_tokens=2)
@@ -104,19 +104,12 @@ def _checked_prompts(command: FitTreeCommand) -> list[Prompt]:
     return command.read_prompts()
 
 
-def _settings(command: FitTreeCommand, fit: TreeFit) -> dict[str, Any]:
-    """What all records have in common."""
-    models = {"target": weights_fingerprint(fit.target), "drafter": weights_fingerprint(fit.drafter)}
-    names = ("ranks", "width", "max_new_tokens", "seed", "dtype")
-    return {**models, "passes": fit.num_passes, **{name: getattr(command, name) for name in names}}
-
-
 def _key(decoding: str, prompt: Prompt) -> tuple[str, str, str]:
     return decoding, prompt.set_name, prompt.prompt_id
 
 
 def _show(result: dict[str, Any], is_grown: bool, output: str) -> None:
-    """The acceptance and what to expect of the tree."""
+    """Print the acceptance, and the expected acceptance length of the tree."""
     console, plain = Console(), Console(highlight=False, markup=False, soft_wrap=True)
     tree = result["draft_tree"]
     rates = result["acceptance"]

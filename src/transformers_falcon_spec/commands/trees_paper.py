@@ -1,7 +1,7 @@
-"""`falcon-spec trees paper`: write the static tree that the Falcon paper draws for two tokens a pass, as a baseline.
+"""`falcon-spec trees paper`: write the static tree that the Falcon paper shows for two tokens a pass, as a baseline.
 
-118 drafted nodes in eight depths of 20, 19, 19, 15, 16, 10, 10 and 9, four passes of two tokens, placed as figure 6 of
-arXiv 2412.12639 draws them. A drafter with blocks of another size needs as many passes as the depth takes.
+It is the tree of figure 6 in arXiv 2412.12639: 118 drafted nodes, with 20, 19, 19, 15, 16, 10, 10 and 9 at depths 1 to
+8, in four passes of two tokens. A drafter with another block size needs as many passes as the depth takes.
 
 Example:
   falcon-spec trees paper --output paper.json
@@ -19,7 +19,7 @@ from .options import option
 
 @dataclass(kw_only=True)
 class PaperTreeCommand:
-    """Where the tree goes."""
+    """The file of the tree."""
 
     output: str = option("JSON file to write.")
 

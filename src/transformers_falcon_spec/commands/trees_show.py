@@ -1,4 +1,4 @@
-"""`falcon-spec trees show`: print a static tree, from a JSON file or as a drafter drafts it.
+"""`falcon-spec trees show`: print a static tree, from a JSON file or from a drafter's folder.
 
 Examples:
   falcon-spec trees show models/falcon-reference
@@ -17,7 +17,7 @@ from .options import option
 
 @dataclass(kw_only=True)
 class ShowTreeCommand:
-    """What to show."""
+    """The tree to show."""
 
     tree: str = option("JSON file, or folder of a drafter.", positional=True)
 

@@ -94,7 +94,7 @@ def requirements() -> list[str]:
 
 
 def module_of(kind: type) -> str:
-    """The name of a class's module: with dots inside this package, whole for a registered drafter of another package."""
+    """The name of a class's module: within this package, or in full for a registered drafter of another package."""
     package, _, name = kind.__module__.partition(".")
     if any(kind in (method.drafter, method.config_class) for method in METHODS.values()) and package != _PACKAGE:
         return kind.__module__
