@@ -78,10 +78,10 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_shows_shared_options_in_groups_behind_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of("parity", capsys)
 
-    groups = ["What to check:", "models:", "prompts and texts:", "results:"]
+    groups = ["The decodings to check, and what is done at differences:", "models:", "prompts and texts:", "results:"]
     assert all(text.count(group) == 1 for group in groups)
     assert sorted(groups, key=text.index) == groups
-    assert text.index("What to check:") < text.rindex("--tune ") < text.index("models:") < text.rindex("--dtype ")
+    assert text.index("The decodings to check, and what is done at differences:") < text.rindex("--tune ") < text.index("models:") < text.rindex("--dtype ")
 
 
 def test_help_says_what_must_be_given_and_what_a_recipe_sets(capsys: pytest.CaptureFixture[str]) -> None:

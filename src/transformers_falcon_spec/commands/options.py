@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import OptionError
@@ -68,9 +69,7 @@ class PairOptions(TargetOptions):
                 f"`{self.drafter}`. Download it; an adapter is merged and saved first."
             )
 
-    def settings(
-        self, target: PreTrainedModel, drafter: PreTrainedModel, *names: str, **others: Any
-    ) -> dict[str, Any]:
+    def settings(self, target: nn.Module, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
         weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         return {**weights, **{name: getattr(self, name) for name in names}, **others}
