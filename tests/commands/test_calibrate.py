@@ -99,7 +99,7 @@ def test_the_page_and_the_table_show_the_figures_and_need_nothing_else(done: Pat
     [
         (["--passes", "0"], "drafter", "`passes` must be at least 1, but it is 0"),
         (["--limit", "1", "--max_new_tokens", "2"], "drafter", "Each position needs at least 20 tokens"),
-        ([], "lookahead", "Chances are those of trees that grow|grows no trees"),
+        ([], "lookahead", "Calibration needs a drafter that grows trees|grows no trees"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(

@@ -40,7 +40,7 @@ def true_temperature(position: int, heat: float | None) -> float:
 
 
 def made_lists(num: int, heat: float | None, seed: int) -> Lists:
-    """Random scores, and choices that come true with the chances that the true temperatures give, in blocks of two."""
+    """Random scores, and choices drawn with the probabilities that the true temperatures give, in blocks of two."""
     generator = torch.Generator().manual_seed(seed)
     scores = 2 * torch.randn(num, VOCAB, generator=generator)
     depths = [1 + row % 4 for row in range(num)]
@@ -76,7 +76,7 @@ def test_known_temperatures_are_found_again(made: Any) -> None:
 
 
 def naive_loss(lists: list[Lists], position: int, spread: float) -> float:
-    """Minus the log chance of all choices of a position, from whole softmaxes."""
+    """Minus the log-probability of all choices of a position, from whole softmaxes."""
     total = 0.0
     for depths, scores, chosen in lists:
         for depth, row, token in zip(depths, scores.double(), chosen, strict=True):
@@ -128,24 +128,24 @@ def test_figures_are_those_of_a_fit_to_other_prompts(made: Any) -> None:
     assert 0 < low < greedy["loss_saved"] < high
 
 
-def naive_error(chances: list[float], is_kept: list[bool]) -> float:
-    pairs = sorted(zip(chances, is_kept, strict=True), key=lambda pair: pair[0])
+def naive_error(probs: list[float], is_kept: list[bool]) -> float:
+    pairs = sorted(zip(probs, is_kept, strict=True), key=lambda pair: pair[0])
     size, total = math.ceil(len(pairs) / 15), 0.0
     for start in range(0, len(pairs), size):
         part = pairs[start : start + size]
-        total += abs(sum(chance for chance, _ in part) - sum(kept for _, kept in part))
+        total += abs(sum(prob for prob, _ in part) - sum(kept for _, kept in part))
     return total / len(pairs)
 
 
 @pytest.mark.parametrize("num", [7, 100, 1003])
 def test_the_calibration_error_is_the_mean_distance_over_bins(num: int) -> None:
-    chance = random.Random(num)
-    chances, is_kept = [chance.random() for _ in range(num)], [chance.random() < 0.3 for _ in range(num)]
+    draws = random.Random(num)
+    probs, is_kept = [draws.random() for _ in range(num)], [draws.random() < 0.3 for _ in range(num)]
 
-    found = expected_calibration_error(torch.tensor(chances), torch.tensor(is_kept))
+    found = expected_calibration_error(torch.tensor(probs), torch.tensor(is_kept))
 
-    bins = reliability(torch.tensor(chances), torch.tensor(is_kept))
-    assert found == pytest.approx(naive_error(chances, is_kept), abs=1e-6)
+    bins = reliability(torch.tensor(probs), torch.tensor(is_kept))
+    assert found == pytest.approx(naive_error(probs, is_kept), abs=1e-6)
     assert sum(each["num_nodes"] * abs(each["share"] - each["chance"]) for each in bins) / num == pytest.approx(found)
     assert all(each["interval"][0] <= each["share"] <= each["interval"][1] for each in bins)
 
@@ -249,5 +249,5 @@ def test_a_drafter_without_growing_trees_is_refused() -> None:
     static = make_drafter(target, block_size=2)
 
     for drafter in (static, LookaheadDrafter.from_target(target)):
-        with pytest.raises(OptionError, match="Chances are those of trees that grow"):
+        with pytest.raises(OptionError, match="Calibration needs a drafter that grows trees"):
             DrafterObserver(drafter)

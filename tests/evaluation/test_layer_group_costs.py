@@ -37,8 +37,8 @@ def simulated(groups: Sequence[Sequence[int]], num_devices: int) -> tuple[float,
             clocks = [clock + COSTS.layer for clock in clocks]
             continue
         share = next(number for number in range(1, len(group) + 1) if number * num_devices >= len(group))
-        for place in range(len(group)):
-            clocks[place // share] += COSTS.attend
+        for layer in range(len(group)):
+            clocks[layer // share] += COSTS.attend
         if num_devices > 1:
             num_exchanges += 1
             for _ in range(num_devices - 1):  # each hop, all ranks hand the part that they got last to their neighbour
@@ -69,7 +69,7 @@ def test_a_step_is_its_exact_pass_its_rough_ones_and_all_else() -> None:
 
     assert model.draft_seconds(GROUPS, steps, 2) == (3 * 50 + 10 * rough) / 4
     assert [each["devices"] for each in found] == list(range(1, 7 + 1))  # no more than layers
-    words = 4 * LINK.latency_seconds  # a draft and a verdict, each with its length
+    words = 4 * LINK.latency_seconds  # a draft and its accepted path, each with its length
     assert found[0]["tokens_per_second"] == 3 / (model.draft_seconds(GROUPS, steps, 1) + 100)
     assert found[1]["tokens_per_second"] == 3 / ((3 * 50 + 10 * rough) / 4 + 100 + words)
     assert len(model.on_devices([[0], [1, 2, 3, 4, 5, 6, 7], [8], [9]], steps)) == MAX_DEVICES
@@ -78,7 +78,7 @@ def test_a_step_is_its_exact_pass_its_rough_ones_and_all_else() -> None:
 
 
 class Clock:
-    """Moves on by one at every look, and by what it is told."""
+    """A clock that advances by one whenever it is read, and by what a test adds."""
 
     def __init__(self) -> None:
         self.now = 0.0

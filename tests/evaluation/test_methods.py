@@ -82,9 +82,9 @@ def files_called() -> Iterator[set[str]]:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize("place", range(5), ids=["alone", "lookup", "sps", "dflash", "falcon"])
-def test_stock_methods_run_without_a_line_of_this_package(target: PreTrainedModel, place: int) -> None:
-    method = methods(target)[place]
+@pytest.mark.parametrize("index", range(5), ids=["alone", "lookup", "sps", "dflash", "falcon"])
+def test_stock_methods_run_without_a_line_of_this_package(target: PreTrainedModel, index: int) -> None:
+    method = methods(target)[index]
     arguments = method.arguments()
 
     with method.path(target), files_called() as files:
@@ -94,10 +94,10 @@ def test_stock_methods_run_without_a_line_of_this_package(target: PreTrainedMode
     assert bool(ours) == (not method.is_stock)
 
 
-@pytest.mark.parametrize("place", [1, 2], ids=["lookup", "sps"])
+@pytest.mark.parametrize("index", [1, 2], ids=["lookup", "sps"])
 @pytest.mark.parametrize("decoding", ["greedy", "temperature-0.7"])
-def test_a_stock_method_is_what_plain_generate_writes(target: PreTrainedModel, place: int, decoding: str) -> None:
-    method, options = methods(target)[place], decoding_options(decoding)
+def test_a_stock_method_is_what_plain_generate_writes(target: PreTrainedModel, index: int, decoding: str) -> None:
+    method, options = methods(target)[index], decoding_options(decoding)
     disable()
     torch.manual_seed(5)
     expected = target.generate(LOOPING, max_new_tokens=12, **options, **method.arguments())
@@ -208,21 +208,21 @@ def counted_by_hand(method: Method, target: PreTrainedModel, seed: int, options:
     patch.undo()
     stats = GenerationStats(num_tokens=sum(chunks.sizes[1:]))
     steps = list(zip(offered, chunks.sizes[1:], strict=True))[1:]
-    for place, (num_candidates, num_committed) in enumerate(steps, start=1):
-        depth = num_committed - 1 if place == len(steps) else num_candidates
+    for step, (num_candidates, num_committed) in enumerate(steps, start=1):
+        depth = num_committed - 1 if step == len(steps) else num_candidates
         stats.record(num_nodes=num_candidates + 1, max_depth=depth, num_accepted=num_committed - 1)
     return stats
 
 
 @pytest.mark.parametrize(
-    ("place", "decoding"),
+    ("index", "decoding"),
     [(1, "temperature-0.7"), (2, "greedy"), (2, "temperature-0.7")],
     ids=["lookup", "sps-greedy", "sps"],
 )
 def test_counts_from_outside_are_those_of_the_loop(
-    target: PreTrainedModel, place: int, decoding: str, monkeypatch: pytest.MonkeyPatch
+    target: PreTrainedModel, index: int, decoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method, options = methods(target)[place], decoding_options(decoding)
+    method, options = methods(target)[index], decoding_options(decoding)
     expected = counted_by_hand(method, target, 7, options, monkeypatch)
 
     with method.path(target):
@@ -258,17 +258,17 @@ class Forwards:
 
         return counted
 
-    def seconds(self, who: str, places: slice = slice(None)) -> float:
+    def seconds(self, who: str, part: slice = slice(None)) -> float:
         """Of the forwards of one model among some."""
-        return sum(2.0**place for place, name in list(enumerate(self.who))[places] if name == who)
+        return sum(2.0**number for number, name in list(enumerate(self.who))[part] if name == who)
 
 
-@pytest.mark.parametrize("place", [1, 2], ids=["lookup", "sps"])
+@pytest.mark.parametrize("index", [1, 2], ids=["lookup", "sps"])
 def test_the_first_forward_of_a_stock_run_and_its_drafts_are_the_prefill_and_nothing_else_is(
-    place: int, monkeypatch: pytest.MonkeyPatch
+    index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make_target()
-    method = methods(target)[place]
+    method = methods(target)[index]
     clock = Forwards(monkeypatch, target=target, assistant=method.assistant)
 
     with method.path(target):
@@ -283,12 +283,12 @@ def test_the_first_forward_of_a_stock_run_and_its_drafts_are_the_prefill_and_not
     assert (first > 0) == (stats.draft_seconds > 0) == (method.assistant is not None)
 
 
-@pytest.mark.parametrize("place", range(3), ids=["alone", "lookup", "sps"])
+@pytest.mark.parametrize("index", range(3), ids=["alone", "lookup", "sps"])
 def test_the_prefill_of_a_stock_run_is_that_of_a_text_of_one_token(
-    place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    index: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = make_target()
-    method = methods(target)[place]
+    method = methods(target)[index]
     given = [method] if method.drafts else []
     prompts = [Prompt("sums", "a", (("user", "one plus two"),))]
     benchmark = Benchmark(target, make_tokenizer(), given, prompts, ["greedy"], 6, with_baseline=not method.drafts)

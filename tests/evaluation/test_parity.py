@@ -99,7 +99,7 @@ def test_a_walk_that_commits_another_token_is_a_bug(monkeypatch: pytest.MonkeyPa
 
 def test_a_broken_walk_between_two_close_tokens_is_still_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     check = make_check(undecided(lead=1e-4), max_new_tokens=4)
-    change_tree_logits(monkeypatch, lambda logits: prefer_eight(logits, by=5e-5))  # 7 stays ahead
+    change_tree_logits(monkeypatch, lambda logits: prefer_eight(logits, by=5e-5))  # 7 stays the best
     commit_second_best(monkeypatch)
 
     result = check.run(PROMPT, GREEDY)
@@ -149,7 +149,7 @@ def test_a_flip_between_equally_good_tokens_is_a_tie(monkeypatch: pytest.MonkeyP
 
 
 def test_a_draw_that_falls_within_rounding_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = make_check(undecided(lead=1.0), max_new_tokens=6)  # far apart before the draw
+    check = make_check(undecided(lead=1.0), max_new_tokens=6)  # a large gap before the draw
     change_tree_logits(monkeypatch, lambda logits: prefer_eight(logits, by=0.1))
 
     results = (replace(check, seed=seed).run(PROMPT, SAMPLED) for seed in range(100))

@@ -106,8 +106,8 @@ def marks(svg: ElementTree.Element, kind: str) -> list[ElementTree.Element]:
 
 def length(mark: ElementTree.Element) -> float:
     """How far a bar or line reaches from left to right."""
-    places = [float(x) for path in mark.iter("path") for x in re.findall(r"[ML] (\S+) ", path.get("d", ""))]
-    return max(places) - min(places)
+    positions = [float(x) for path in mark.iter("path") for x in re.findall(r"[ML] (\S+) ", path.get("d", ""))]
+    return max(positions) - min(positions)
 
 
 def test_every_number_of_the_json_is_on_the_page(result: dict[str, Any]) -> None:
@@ -145,8 +145,8 @@ def test_every_plot_is_well_formed_and_draws_every_row(result: dict[str, Any]) -
     svgs = drawings(render_speed_page(result))
 
     assert len(svgs) == 2 * 4
-    for place in (0, 4):
-        speedups, depths, phases, trees = svgs[place : place + 4]
+    for start in (0, 4):
+        speedups, depths, phases, trees = svgs[start : start + 4]
         assert len(marks(speedups, "bar")) == len(marks(speedups, "interval")) == len(marks(depths, "line")) == 6
         assert [len(marks(phases, name)) for name in ("drafting", "verifying", "elsewhere")] == [6, 6, 6]
         assert len(marks(trees, "tree")) == len(SETS)

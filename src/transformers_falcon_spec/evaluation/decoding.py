@@ -1,4 +1,4 @@
-"""How text is written in a measurement: sampling options under a name."""
+"""The named sampling options with which a measurement writes text."""
 
 from typing import Any
 
@@ -24,7 +24,6 @@ DECODINGS: dict[str, Options] = {
     "synth-id": {"do_sample": True, "top_k": 0, "watermarking_config": SynthIDTextWatermarkingConfig(**_SYNTH_ID)},
     "guidance-1.5": {"do_sample": True, "temperature": 0.7, "top_k": 0, "guidance_scale": 1.5},
 }
-SAMPLING = [name for name, options in DECODINGS.items() if options["do_sample"]]
 
 
 def decoding_options(name: str) -> Options:

@@ -116,7 +116,7 @@ class DrafterObserver:
     def __init__(self, drafter: DrafterModel) -> None:
         if not drafter.is_tree_dynamic:
             raise OptionError(
-                f"Chances are those of trees that grow, but this `{type(drafter).__name__}` drafts without. "
+                f"Calibration needs a drafter that grows trees, but this `{type(drafter).__name__}` drafts without. "
                 "Take a drafter that can grow them, and set `dynamic_tree=True`."
             )
         self.drafter = copy.copy(drafter)  # the same weights
