@@ -51,9 +51,9 @@ def test_bench_measures_every_method_on_its_targets(folders: dict[str, str], tmp
 
     result = json.loads(output.read_text(encoding="utf-8"))
     assert status == 0
-    arms = {(row["target"], row["arm"], row["decoding"]) for row in result["rows"]}
+    measured = {(row["target"], row["arm"], row["decoding"]) for row in result["rows"]}
     pairs = [("small", "two"), ("small", "prompt-lookup:3"), ("big", "prompt-lookup:3")]
-    assert arms == {(*pair, decoding) for pair in pairs for decoding in ("greedy", "temperature-0.7")}
+    assert measured == {(*pair, decoding) for pair in pairs for decoding in ("greedy", "temperature-0.7")}
     assert all(row["num_identical"] == row["num_compared"] == 2 for row in result["rows"] if row["arm"] == "two")
     origin = result["provenance"]
     assert {"command", "commit", "versions", "device", "seed", "threads"} <= set(origin)
@@ -88,12 +88,12 @@ def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
     result = json.loads(output.read_text(encoding="utf-8"))
     failed = {entry["arm"]: entry["failure"] for entry in result["methods"] if entry["failure"]}
     assert status == 1
-    assert {arm: failure["stage"] for arm, failure in failed.items()} == {"gone": "loading", "misfit": "loading"}
+    assert {method: failure["stage"] for method, failure in failed.items()} == {"gone": "loading", "misfit": "loading"}
     assert failed["misfit"]["error"] == "DrafterMismatchError"
     assert [row["arm"] for row in result["rows"]] == ["prompt-lookup"]
     assert "`gone` on `target` failed while loading" in capsys.readouterr().err
     peaks = {entry["arm"]: entry.get("peak_bytes") for entry in result["methods"]}
-    assert all(peaks[arm] > 50 * 2**20 for arm in ("target", "prompt-lookup"))
+    assert all(peaks[method] > 50 * 2**20 for method in ("target", "prompt-lookup"))
     assert peaks["gone"] is None
 
 

@@ -116,5 +116,5 @@ def test_names_that_cannot_be_written_are_refused_before_anything_is_loaded(
     assert "`output` must end in `.json`" in capsys.readouterr().err
 
     assert calibrate({**pair, "drafter": "someone/drafter"}, tmp_path / "calibration.json", "--save") == 1
-    told = "`drafter` must be a folder that holds one, but it is `someone/drafter`"
-    assert told in capsys.readouterr().err
+    message = "`drafter` must be a folder that holds one, but it is `someone/drafter`"
+    assert message in capsys.readouterr().err

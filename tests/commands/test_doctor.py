@@ -97,7 +97,7 @@ def change_attention(target: Any, tokenizer: Any) -> tuple[Any, Any]:
 
 @pytest.mark.usefixtures("machine_clock")
 @pytest.mark.parametrize(
-    ("change", "fault", "told"),
+    ("change", "fault", "message"),
     [
         (change_nothing, [], ""),
         (change_template, ["wrong template"], "chat template of"),
@@ -107,14 +107,14 @@ def change_attention(target: Any, tokenizer: Any) -> tuple[Any, Any]:
         (change_attention, ["mask bug"], "`deaf`) ignores masks"),
     ],
 )
-def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: list[str], told: str) -> None:
+def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: list[str], message: str) -> None:
     target, tokenizer, drafter = signed_pair()
     target, tokenizer = change(target, tokenizer)
 
     report = examined(target, tokenizer, drafter.to(target.dtype))
 
     assert [name for name in names_of(report) if name not in MEASURED] == fault
-    assert told in "".join(verdict.text for verdict in report.findings)
+    assert message in "".join(verdict.text for verdict in report.findings)
     assert list(report.sections) == ["contract", "reading", "template", "acceptance", "costs"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
@@ -214,7 +214,7 @@ def test_acceptance_below_the_promise_is_told_unless_something_else_explains_it(
 
 def test_without_results_the_training_record_promises_a_chain_of_best_guesses(pair: Any) -> None:
     curve = json.loads((Path(PAIR["drafter"]) / "training.json").read_text())["curve"]
-    first, second, third = (curve[-1][f"eval_accuracy_at_{place}"] for place in (1, 2, 3))
+    first, second, third = (curve[-1][f"eval_accuracy_at_{index}"] for index in (1, 2, 3))
 
     expected = expected_acceptance(PAIR["drafter"], pair[2], None)
 

@@ -77,8 +77,8 @@ def check(result: dict[str, Any]) -> None:
     )
     assert rows[1]["acceptance_length"] == rows[1]["predicted_acceptance_length"] == max(lengths[:3])
     assert [device["devices"] for device in result["proposed"]] == list(range(1, 6 + 1))  # no more than layers
-    for place, proposed in enumerate(result["proposed"]):
-        rates = [row["devices"][place]["tokens_per_second"] for row in rows]
+    for index, proposed in enumerate(result["proposed"]):
+        rates = [row["devices"][index]["tokens_per_second"] for row in rows]
         assert proposed["tokens_per_second"] == max(rates)
         assert proposed["layer_groups"] == rows[rates.index(max(rates))]["layer_groups"]
     assert result["tokens_per_second_of_target"] > 0

@@ -1,4 +1,4 @@
-"""`falcon-spec find`: what the Hub lists for a target, asked of a server with that one endpoint."""
+"""`falcon-spec find` against a local server that lists models as the Hub does."""
 
 import json
 import re
@@ -136,9 +136,9 @@ def test_without_the_hub_the_message_says_what_to_look_at(
 
     assert main(["find", "--target", TARGET]) == 1
 
-    told = capsys.readouterr().err
-    assert told.startswith("HubError: ")
-    assert re.search(message, " ".join(told.split()))
+    error = capsys.readouterr().err
+    assert error.startswith("HubError: ")
+    assert re.search(message, " ".join(error.split()))
 
 
 def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ ROWS = [
 
 @pytest.fixture
 def dataset() -> ConversationDataset:
-    return ConversationDataset(ROWS, make_tokenizer(MARKED_TEMPLATE), 200, [f"line {place}" for place in range(4)])
+    return ConversationDataset(ROWS, make_tokenizer(MARKED_TEMPLATE), 200, [f"line {index}" for index in range(4)])
 
 
 def shown(dataset: ConversationDataset, num_examples: int, has_colors: bool, tokenizer: Any = None) -> str:
@@ -62,8 +62,8 @@ def test_at_most_so_many_examples_are_shown_with_their_origin(
 
     heads = [line for line in text.splitlines() if line.startswith("line ")]
     assert heads == [
-        f"line {place}: {len(dataset[place]['input_ids'])} tokens, {sum(dataset[place]['assistant_mask'])} count"
-        for place in range(num_shown)
+        f"line {index}: {len(dataset[index]['input_ids'])} tokens, {sum(dataset[index]['assistant_mask'])} count"
+        for index in range(num_shown)
     ]
     assert text.splitlines()[-1] == f"{dataset.coverage}."
 

@@ -1,4 +1,4 @@
-"""`falcon-spec train --drafter ... --use_peft`: from a drafter on disk to an adapter that every command takes in its place."""
+"""`falcon-spec train --drafter ... --use_peft`: training an adapter that every command loads like a drafter."""
 
 import json
 import os

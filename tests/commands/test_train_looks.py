@@ -120,8 +120,8 @@ def test_forbidden_prompts_are_refused_in_both_files(
 
 
 def test_a_system_prompt_may_be_shared(command: list[str], tmp_path: Path) -> None:
-    shared, asked = make_rows(12)[4][0]["content"], "something that nobody says"
-    messages = [{"role": "system", "content": shared}, {"role": "user", "content": asked}]
+    shared, question = make_rows(12)[4][0]["content"], "something that nobody says"
+    messages = [{"role": "system", "content": shared}, {"role": "user", "content": question}]
     (prompts := tmp_path / "prompts.jsonl").write_text(json.dumps({"messages": messages}))
 
     assert cli.main([*command, "--forbid", str(prompts), "--show_masks", "1"]) == 0

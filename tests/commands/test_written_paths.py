@@ -1,4 +1,4 @@
-"""What commands write holds no place of this machine, whatever the current folder and however paths were given."""
+"""Files that commands write hold no path of this machine, whatever the current folder and however paths are given."""
 
 import json
 import sys

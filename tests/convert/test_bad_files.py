@@ -210,11 +210,11 @@ def test_from_the_hub_nothing_but_config_and_weights_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = foreign.written(tmp_path / "snapshot", *foreign.eagle())
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
 
     def fetch(name: str, allow_patterns: list[str]) -> str:
         assert name == "someone/eagle"
-        asked.append(allow_patterns)
+        requested.append(allow_patterns)
         return str(source)
 
     monkeypatch.setattr(source_module, "snapshot_download", fetch)
@@ -223,8 +223,8 @@ def test_from_the_hub_nothing_but_config_and_weights_is_fetched(
 
     with pytest.raises(CheckpointError, match="This is Hydra"):  # seen before any weights are fetched
         convert_checkpoint("someone/eagle", tmp_path / "other")
-    assert [len(patterns) for patterns in asked] == [3, 9, 3]
-    assert not any(pattern.endswith((".py", "*")) for patterns in asked for pattern in patterns)
+    assert [len(patterns) for patterns in requested] == [3, 9, 3]
+    assert not any(pattern.endswith((".py", "*")) for patterns in requested for pattern in patterns)
 
 
 def test_of_a_whole_model_with_heads_no_weights_are_read(tmp_path: Path) -> None:

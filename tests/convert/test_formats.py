@@ -1,4 +1,4 @@
-"""What a checkpoint is, told by its config and the names of its weights alone."""
+"""The format of a checkpoint is detected from its config and the names of its weights alone."""
 
 from pathlib import Path
 from typing import Any

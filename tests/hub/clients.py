@@ -43,7 +43,7 @@ def run_client(
     `python` is an interpreter that does not have it; this one must not import it.
 
     Raises:
-        AssertionError: it failed; the message is what it said.
+        AssertionError: it failed; the message is its output.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder), "HF_HUB_DISABLE_XET": "1", **settings}

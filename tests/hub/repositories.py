@@ -27,12 +27,12 @@ class HubError(Exception):
 
 @dataclass
 class Hub:
-    """The state of the server. `tokens` are users by token; `requests` is what was asked, as `METHOD path`."""
+    """The state of the server. `tokens` are users by token; `requests` lists the requests, as `METHOD path`."""
 
     folder: Path
     tokens: dict[str, str] = field(default_factory=lambda: {"hf_" + "a" * 34: "someone"})
     requests: list[str] = field(default_factory=list)
-    agents: list[str] = field(default_factory=list)  # what clients said of themselves, each once
+    agents: list[str] = field(default_factory=list)  # the user agents of clients, each once
     num_uploads_before_cut: int | None = (
         None  # after so many, uploads end with a closed connection after half the bytes
     )
@@ -285,13 +285,13 @@ WRITES: dict[str, Callable[..., Answer]] = {
 }
 
 
-def answer(hub: Hub, routes: dict[str, Callable[..., Answer]], path: str, asked: Any, user: str | None) -> Answer:
-    """What the first address that fits says; `asked` is the query or the body. Only owners write to a repository."""
+def answer(hub: Hub, routes: dict[str, Callable[..., Answer]], path: str, content: Any, user: str | None) -> Answer:
+    """Answer with the first route that fits; `content` is the query or the body. Only owners write to a repository."""
     for pattern, function in routes.items():
         if match := re.fullmatch(pattern, path):
             if routes is WRITES and user is None:
                 raise HubError(401, "Invalid username or password.")
             if routes is WRITES and match.groups() and match[1].partition("/")[0] != user:
                 raise HubError(403, "You don't have the rights to write to this repository")
-            return function(hub, asked, user, *match.groups())
+            return function(hub, content, user, *match.groups())
     raise HubError(404, f"No such address: {path}")

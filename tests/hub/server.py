@@ -25,7 +25,7 @@ class Handler(BaseHTTPRequestHandler):
     lock: ClassVar[threading.RLock]
 
     def log_message(self, *_: Any) -> None:
-        """Quiet: what was asked is in `Hub.requests`."""
+        """Log nothing, for requests are in `Hub.requests`."""
 
     def handle_one(self) -> None:
         """Answer, or say what is wrong as the Hub does."""

@@ -98,7 +98,7 @@ class ResultOptions:
 
     group: ClassVar[str] = "results"
     output: str = option(
-        "JSON file to write; what was measured goes to the same name with .jsonl, where a later run goes on."
+        "JSON file to write; single measurements go to the same name with .jsonl, from which a later run continues."
     )
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
     )
     output: str = option(
         "JSON file for the tree and the numbers behind it; each text's go to the same name with .jsonl, where a later "
-        "run goes on. None with `save`: draft_tree.json beside the drafter's weights.",
+        "run continues. None with `save`: draft_tree.json beside the drafter's weights.",
         None,
     )
     save: bool = option("Put the tree into the drafter's config.json.", False)

@@ -58,13 +58,13 @@ def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | Non
     not_defaults = dict.fromkeys(
         ("rope_parameters", "head_dim", "num_key_value_heads")
     )  # they follow from other fields
-    whole = {**LlamaConfig().to_dict(), **not_defaults, **inner}
+    layer_config = {**LlamaConfig().to_dict(), **not_defaults, **inner}
     ids = {field: inner.get(field) for field in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    fields = layer_fields(whole, name)
+    fields = layer_fields(layer_config, name)
     options = {
-        **fields_of({"vocab_size": whole["vocab_size"], **ids}, target, _verifier(config)),
-        "head_dim": whole["head_dim"] or fields["head_dim"],
-        "attention_bias": flag(whole, "attention_bias", False, name),
+        **fields_of({"vocab_size": layer_config["vocab_size"], **ids}, target, _verifier(config)),
+        "head_dim": layer_config["head_dim"] or fields["head_dim"],
+        "attention_bias": flag(layer_config, "attention_bias", False, name),
         "norm_before_residual": flag(config, "norm_before_residual", False, name),
         "norm_before_fc": flag(config, "norm_before_fc", False, name),
     }

@@ -47,7 +47,11 @@ class About:
 
     @classmethod
     def read(cls, path: Path) -> "About":
-        """Read the facts from a JSON file."""
+        """Read the facts from a JSON file.
+
+        Raises:
+            [`PublishError`]: the file cannot be read, or holds other fields.
+        """
         try:
             about = cls(**json.loads(path.read_text(encoding="utf-8")))
             if any(set(source) != {"name", "licence"} for source in about.data):

@@ -54,7 +54,12 @@ class Publication:
 
 
 def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> None:
-    """Write the publication of the drafter in `folder` into the empty folder `into`."""
+    """Write the publication of the drafter in `folder` into the empty folder `into`.
+
+    Raises:
+        [`CheckpointError`]: `folder` holds no complete drafter, or its weights are pickles.
+        [`PublishError`]: the target has no name on the Hub, or results belong to another drafter.
+    """
     drafter = load_drafter(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
