@@ -1,4 +1,4 @@
-"""The doctor finds each planted fault by name, says nothing of a pair that is well, and every verdict is documented."""
+"""The doctor finds each planted fault by name and none in a sound pair; every finding is documented."""
 
 import copy
 import json

@@ -258,7 +258,13 @@ def test_text_is_written_with_a_tree_from_a_file(
 )
 @pytest.mark.parametrize("command", ["generate", "parity", "bench"])
 def test_a_tree_that_cannot_be_drafted_is_refused_before_anything_is_written(
-    models: Path, tmp_path: Path, command: str, kind: str, tree: DraftTree | None, message: str, capsys: pytest.CaptureFixture[str]
+    models: Path,
+    tmp_path: Path,
+    command: str,
+    kind: str,
+    tree: DraftTree | None,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     path = tmp_path / "no-tree.json"
     given = ["--draft_tree", str(path) if tree is None else write_tree(path, tree), "--max_new_tokens", "8"]

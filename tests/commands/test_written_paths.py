@@ -15,7 +15,8 @@ from transformers_falcon_spec import cli
 
 PROMPTS = ("one plus two", "three", "four minus one", "two times two")
 COMMANDS = {
-    "bench": "--targets small={target} --methods two={drafter} gone={base}/nowhere --memory_texts 0 --decodings greedy",
+    "bench": "--targets small={target} --methods two={drafter} gone={base}/nowhere --memory_texts 0 "
+    "--decodings greedy",
     "parity": "--target {target} --drafter {drafter}",
     "trees fit": "--target {target} --drafter {drafter} --nodes 4",
     "calibrate": "--target {target} --drafter {drafter} --html {base}/page.html",

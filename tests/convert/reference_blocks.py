@@ -1,4 +1,4 @@
-"""Parts of the foreign drafters in plain torch, written from their description: norms, rotary positions, attention, MLP.
+"""Plain torch twins of the parts of foreign drafters: norms, rotary positions, attention and MLP.
 
 Nothing of the package and nothing of Transformers is used here.
 """

@@ -13,7 +13,7 @@ from .reference_blocks import Weights, layer
 
 
 def features_of(weights: Weights, config: dict[str, Any], embeds: Tensor, features: Tensor, phase: int) -> Tensor:
-    """Features `[rows, hidden]` expected k rows on, of `[rows, hidden]` embeddings and features; blocks start at `phase`."""
+    """Predict the features k rows later, all `[rows, hidden]`; blocks start at `phase`."""
     num_rows, hidden = features.shape
     lstm = nn.LSTM(2 * hidden, hidden, num_layers=2, bias=config.get("bias", True))
     lstm.load_state_dict({name[5:]: weight for name, weight in weights.items() if name.startswith("lstm.")})

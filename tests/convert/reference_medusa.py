@@ -7,7 +7,7 @@ from .reference_blocks import Weights, linear, silu
 
 
 def outputs(weights: Weights, num_heads: int, num_layers: int, features: Tensor) -> Tensor:
-    """What each head makes of `[rows, hidden]`: `[heads, rows, vocab]`, or `[heads, rows, hidden]` without LM heads."""
+    """Apply the heads to `[rows, hidden]`; returns `[heads, rows, vocab]`, without LM heads `[heads, rows, hidden]`."""
     found = []
     for head in range(num_heads):
         rows = features
