@@ -14,7 +14,7 @@ from tests.every_drafter import KINDS, every_drafter, told
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import make_trainer, same, weights
 from transformers_falcon_spec import DiffusionDrafter, EagleDrafter, MedusaDrafter
-from transformers_falcon_spec.drafters.compatibility.fingerprint import Fingerprint
+from transformers_falcon_spec.drafters.compatibility.fingerprint import TargetFingerprint
 from transformers_falcon_spec.drafters.dflash import make_dflash
 from transformers_falcon_spec.generation.adapters import unwrapped
 from transformers_falcon_spec.generation.probe import probe
@@ -77,10 +77,10 @@ def test_every_tensor_of_fractions_is_told_its_type() -> None:
 @pytest.mark.parametrize("dtype", OTHERS)
 def test_a_target_is_told_by_the_same_print_and_read_in_the_same_way(dtype: torch.dtype) -> None:
     target, again = make_target(vocab_size=1500), make_target(vocab_size=1500)
-    expected = Fingerprint.of(target), probe(target)
+    expected = TargetFingerprint.of_target(target), probe(target)
 
     with default_dtype(dtype):
-        assert (Fingerprint.of(again), probe(again)) == expected
+        assert (TargetFingerprint.of_target(again), probe(again)) == expected
 
 
 @pytest.mark.parametrize("dtype", OTHERS)

@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, logg
 
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
-from transformers_falcon_spec.drafters.compatibility.contract import TargetContract
+from transformers_falcon_spec.drafters.compatibility.fingerprint import TargetFingerprint
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.provenance import portable, provenance, weights_fingerprint
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, folder in folders.items():
         if name == "target":
             large = inflate(target, shape, dtype=DTYPES[args.dtype])
-            contract = TargetContract.of(large, tokenizer).to_json()
+            contract = TargetFingerprint.of_target(large, tokenizer).to_json()
             tokenizer.save_pretrained(args.output / name)
         else:
             drafter = load_small_drafter(folder, target)

@@ -15,7 +15,7 @@ from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands.memory import MemoryRun, Peak, peak_resident_bytes
 from transformers_falcon_spec.commands.methods import MethodEntry, parse_methods, parse_targets
-from transformers_falcon_spec.drafters.compatibility.contract import template_digest
+from transformers_falcon_spec.drafters.compatibility.fingerprint import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, DrafterMismatchError, OptionError
 from transformers_falcon_spec.evaluation.methods import Method
 from transformers_falcon_spec.provenance import portable

@@ -17,7 +17,7 @@ from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer, save_tar
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.compatibility.contract import record_target
+from transformers_falcon_spec.drafters.compatibility.fingerprint import record_target
 from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 from transformers_falcon_spec.evaluation.doctor.diagnosis import diagnose

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transformers import logging
 
-from ..drafters.compatibility.contract import FIELD, TargetContract
+from ..drafters.compatibility.fingerprint import FIELD, TargetFingerprint
 from ..errors import OptionError
 from ..provenance import portable
 from .loading import load_drafter, save_fields
@@ -40,7 +40,7 @@ def run(command: ContractCommand) -> None:
         )
     setattr(drafter.config, FIELD, None)  # an old fingerprint must not be compared
     drafter.check_target(target)
-    contract = TargetContract.of(target, tokenizer)
+    contract = TargetFingerprint.of_target(target, tokenizer)
     save_fields(Path(command.drafter), {FIELD: contract.to_json(), "target_name_or_path": portable(command.target)})
     parts = ", ".join(contract.weights) or "none"
     print(f"`{command.drafter}` is for `{command.target}` in {contract.dtype}; weights known: {parts}.")

@@ -20,8 +20,8 @@ from transformers.utils.hub import cached_file
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, readable
-from ..drafters.compatibility.contract import FIELD
-from ..drafters.compatibility.mismatches import check_contract
+from ..drafters.compatibility.fingerprint import FIELD
+from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.drafter_pool import DrafterPool
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.registry import drafter_classes
@@ -81,7 +81,7 @@ def load_drafter(
     if draft_tree is not None or (tokenizer is not None and not is_layer_parallel):
         drafter.check_target(target)  # sizes are compared before the chat template
     if tokenizer is not None and not is_layer_parallel:
-        check_contract(drafter, target, tokenizer)
+        check_fingerprint(drafter, target, tokenizer)
     return drafter
 
 

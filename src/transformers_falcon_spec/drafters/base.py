@@ -15,8 +15,8 @@ from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, feature_width, is_spread, named
 from ..generation.options import SpeculationConfig
 from .checkpoint import check_is_drafter, hub_options, read_options, readable
-from .compatibility.contract import FIELD, made_for
-from .compatibility.mismatches import check_contract
+from .compatibility.fingerprint import FIELD, target_name
+from .compatibility.mismatches import check_fingerprint
 from .compatibility.weights import check_download, check_finite
 from .config_fields import name_portably
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
@@ -145,10 +145,10 @@ class DrafterModel(LoopOnly, PreTrainedModel):
             if expected != given:
                 raise DrafterMismatchError(
                     f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
-                    f"{given}. Load the target it was trained for: {made_for(self.config)}."
+                    f"{given}. Load the target it was trained for: {target_name(self.config)}."
                 )
         _check_device(self.device, model)
-        check_contract(self, model)
+        check_fingerprint(self, model)
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         """Refuse trees of which only a part could ever be drafted."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import OptionError
 from ..provenance import portable
-from .compatibility.contract import FIELD, TargetContract
+from .compatibility.fingerprint import FIELD, TargetFingerprint
 
 _NAMES = ("target_name_or_path", "_name_or_path")  # of models, whose folders other machines do not have
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -24,9 +24,9 @@ def target_fields(target: PreTrainedModel) -> dict[str, Any]:
     return fields
 
 
-def contract_fields(target: PreTrainedModel) -> dict[str, Any]:
+def trained_target_fields(target: PreTrainedModel) -> dict[str, Any]:
     """The same with the contract, for drafters that learn from one target."""
-    return {**target_fields(target), FIELD: TargetContract.of(target).to_json()}
+    return {**target_fields(target), FIELD: TargetFingerprint.of_target(target).to_json()}
 
 
 def own_fields(config_class: Any) -> set[str]:

@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
-from ..drafters.compatibility.contract import record_target
+from ..drafters.compatibility.fingerprint import record_target
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import explain_write_errors

@@ -17,9 +17,14 @@ from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.compatibility.contract import TargetContract, record_target
-from transformers_falcon_spec.drafters.compatibility.fingerprint import LAYER_ROWS, TABLE_ROWS, Fingerprint, Print
-from transformers_falcon_spec.drafters.compatibility.mismatches import check_contract, mismatches
+from transformers_falcon_spec.drafters.compatibility.fingerprint import (
+    LAYER_ROWS,
+    TABLE_ROWS,
+    TargetFingerprint,
+    WeightFingerprint,
+    record_target,
+)
+from transformers_falcon_spec.drafters.compatibility.mismatches import check_fingerprint, mismatches
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 from transformers_falcon_spec.provenance import portable
 
@@ -28,7 +33,7 @@ MODELS = Path(__file__).parents[3] / "models"
 
 @pytest.fixture(autouse=True)
 def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.drafters.compatibility.mismatches._TOLD", set())
+    monkeypatch.setattr("transformers_falcon_spec.drafters.compatibility.mismatches._LOGGED", set())
 
 
 def names(drafter: Any, target: Any, tokenizer: Any = None) -> list[str]:
@@ -92,9 +97,9 @@ def test_what_differs_is_told_once_for_a_pair_and_the_text_is_the_targets(caplog
     for _ in range(3):
         text = other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4, do_sample=False)
     told = warnings_of(caplog)
-    check_contract(copy.copy(drafter), fine_tuned(target, "layers.1"))
+    check_fingerprint(copy.copy(drafter), fine_tuned(target, "layers.1"))
     drafter.config._name_or_path = "people/drafter"
-    check_contract(copy.copy(drafter), other)
+    check_fingerprint(copy.copy(drafter), other)
 
     assert text.equal(other.generate(make_prompt(), max_new_tokens=4, do_sample=False))
     assert len(told) == 1
@@ -186,13 +191,14 @@ def test_without_embeddings_to_look_at_other_special_ids_are_told() -> None:
 @pytest.mark.parametrize("by", [0.0, 1e-3, 0.3, -0.3])
 def test_training_on_leaves_embeddings_related_and_other_models_are_not(by: float) -> None:
     target = make_target()
-    mine = Fingerprint.of(target).prints["embeddings"]
+    mine = TargetFingerprint.of_target(target).weights["embeddings"]
 
-    assert mine.is_related(Fingerprint.of(fine_tuned(target, "embed_tokens", by)).prints["embeddings"])
+    assert mine.is_related(TargetFingerprint.of_target(fine_tuned(target, "embed_tokens", by)).weights["embeddings"])
     assert not any(
-        mine.is_related(Fingerprint.of(make_target(seed=seed)).prints["embeddings"]) for seed in range(1, 6)
+        mine.is_related(TargetFingerprint.of_target(make_target(seed=seed)).weights["embeddings"])
+        for seed in range(1, 6)
     )
-    assert not mine.is_related(Print("", mine.sample[:8]))
+    assert not mine.is_related(WeightFingerprint("", mine.sample[:8]))
 
 
 def test_one_end_token_in_common_is_enough_and_padding_does_not_matter() -> None:
@@ -227,7 +233,7 @@ def test_a_quantised_target_is_told_from_its_config_and_its_weights_are_left_alo
     assert [mismatch.name for mismatch in by_weights] == ["quantised target"]
     assert by_config.name == "quantised target"
     assert "quantised (bitsandbytes)" in by_config.text
-    assert Fingerprint.of(target).skipped == {"layers": "it is quantised"}
+    assert TargetFingerprint.of_target(target).skipped == {"layers": "it is quantised"}
 
 
 def offloaded(weight: torch.Tensor) -> torch.Tensor:
@@ -249,7 +255,7 @@ def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any, re
         if isinstance(module, torch.nn.Linear):
             module.weight = torch.nn.Parameter(hide(module.weight.detach()))
 
-    contract = TargetContract.of(target)
+    contract = TargetFingerprint.of_target(target)
 
     assert contract.skipped == {"layers": reason}
     assert contract.weights.keys() == {"embeddings", "head"}
@@ -273,10 +279,12 @@ def test_where_nothing_can_be_seen_the_revision_tells() -> None:
 def test_an_adapter_is_told_and_what_lies_under_it_is_still_known() -> None:
     target = make_target()
     drafter = make_drafter(target)
-    before = Fingerprint.of(target).prints
+    before = TargetFingerprint.of_target(target).weights
     adapted = get_peft_model(target, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
 
-    assert {part: found for part, found in Fingerprint.of(target).prints.items() if part in before} == before
+    assert {
+        part: found for part, found in TargetFingerprint.of_target(target).weights.items() if part in before
+    } == before
     assert names(drafter, target) == ["other target"]
     with adapted.disable_adapter():
         assert names(drafter, target) == []
@@ -293,9 +301,9 @@ def test_an_adapter_of_the_drafter_fits_it_to_another_target(caplog: pytest.LogC
     target = make_target()
     adapted_drafter = adapted(make_drafter(target)).get_base_model()
 
-    check_contract(adapted_drafter, fine_tuned(target))
+    check_fingerprint(adapted_drafter, fine_tuned(target))
     told = warnings_of(caplog)
-    check_contract(make_drafter(target), fine_tuned(target))
+    check_fingerprint(make_drafter(target), fine_tuned(target))
 
     assert told == []
     assert len(warnings_of(caplog)) == 1
@@ -357,7 +365,7 @@ def test_prints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, rows: 
         for value in weight.float()[int(share * len(weight))].tolist()[:256]
     ]
 
-    assert Fingerprint.of(target).prints[part] == Print.of(torch.tensor(values))
+    assert TargetFingerprint.of_target(target).weights[part] == WeightFingerprint.of_values(torch.tensor(values))
 
 
 def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
@@ -365,7 +373,7 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "reference-target")
     drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
 
-    assert drafter.config.target_contract == TargetContract.of(target, tokenizer).to_json()
+    assert drafter.config.target_contract == TargetFingerprint.of_target(target, tokenizer).to_json()
     assert names(drafter, target, tokenizer) == []
 
 

@@ -1,28 +1,32 @@
-"""What tells one target's weights from another's: a few slices of embeddings, head and layers, read where they can be read.
+"""The fingerprint of a target: what a drafter's config keeps of it, so that another target is recognised later.
 
-A digest of the values, whatever their type, tells equal from different. Where types differ, values are rounded, so a small
-sample of them is kept as well: it tells rounding from other weights.
+Of the weights it holds a few slices of embeddings, head and layers. A digest of the values, whatever their type, tells equal
+from different. Where types differ, values are rounded, so a small sample is kept as well: it tells rounding from other weights.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import CheckpointError
 from ...generation.model_parts import decoder_of
 
+FIELD = "target_contract"  # of a drafter's config
+SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+KEY_IDS = ("bos_token_id", "eos_token_id")  # padding is the caller's business: nobody drafts it
 ADAPTERS = "adapters"
 PACKED = "it is quantised"
 Likeness = Literal["same", "rounded", "different"]
 
-NUM_WEIGHTS = 16  # of the layers, from the first to the last
-NUM_VALUES = 256  # of a row, its first ones
-NUM_SAMPLED = 16  # of all values of a part
-TABLE_ROWS = (0.13, 0.38, 0.63, 0.88)  # where rows of embeddings and head stand, as shares of the table
+NUM_WEIGHTS = 16  # matrices of the layers, from the first to the last
+NUM_VALUES = 256  # first values of a row
+NUM_SAMPLED = 16  # values of a part that are kept
+TABLE_ROWS = (0.13, 0.38, 0.63, 0.88)  # rows of embeddings and head that are read, as fractions of the table
 LAYER_ROWS = (0.3, 0.7)
 UNRELATED = 0.5  # of the larger norm: samples that lie farther apart are not of one model, trained on or not
 ROUNDING = 2**-7  # two roundings to bfloat16 differ by no more, relative ...
@@ -30,8 +34,8 @@ ROUNDING_NEAR_ZERO = 2**-24  # ... or as much as float16 leaves of small values
 
 
 @dataclass(frozen=True)
-class Print:
-    """What is kept of one part of a target.
+class WeightFingerprint:
+    """What is kept of the weights of one part of a target.
 
     Args:
         digest (`str`): Of the values as float32, 16 hexadecimal digits.
@@ -42,12 +46,14 @@ class Print:
     sample: str
 
     @classmethod
-    def of(cls, values: Tensor) -> "Print":
-        """Of float32 values on the CPU."""
-        places = torch.linspace(0, len(values) - 1, NUM_SAMPLED, dtype=torch.float).long()
-        return cls(hashlib.blake2b(_bytes(values), digest_size=8).hexdigest(), _bytes(values[places].bfloat16()).hex())
+    def of_values(cls, values: Tensor) -> "WeightFingerprint":
+        """The fingerprint of float32 values on the CPU."""
+        indices = torch.linspace(0, len(values) - 1, NUM_SAMPLED, dtype=torch.float).long()
+        return cls(
+            hashlib.blake2b(_bytes(values), digest_size=8).hexdigest(), _bytes(values[indices].bfloat16()).hex()
+        )
 
-    def likeness(self, other: "Print") -> Likeness:
+    def likeness(self, other: "WeightFingerprint") -> Likeness:
         """Whether the values are the same, differ as rounding to 16 bits makes them differ, or more."""
         if self.digest == other.digest:
             return "same"
@@ -57,7 +63,7 @@ class Print:
         allowed = ROUNDING * torch.maximum(mine.abs(), theirs.abs()) + ROUNDING_NEAR_ZERO
         return "rounded" if bool(((mine - theirs).abs() <= allowed).all()) else "different"
 
-    def is_related(self, other: "Print") -> bool:
+    def is_related(self, other: "WeightFingerprint") -> bool:
         """Whether one may come from the other by training on."""
         mine, theirs = self._values(), other._values()
         if mine.shape != theirs.shape:
@@ -69,61 +75,152 @@ class Print:
             return torch.frombuffer(bytearray.fromhex(self.sample), dtype=torch.bfloat16).float()
         except (ValueError, TypeError) as error:
             raise CheckpointError(
-                f"The sample of a target's weights in `target_contract` must be hexadecimal, but it is {self.sample!r:.60}. "
+                f"The sample of a target's weights in `{FIELD}` must be hexadecimal, but it is {self.sample!r:.60}. "
                 "Write the contract anew: `falcon-spec contract`."
             ) from error
 
 
 @dataclass(frozen=True)
-class Fingerprint:
-    """The prints of a target's parts, and why others have none.
+class TargetFingerprint:
+    """What a drafter's config stores of its target besides name and vocabulary, which are fields of their own.
 
     Args:
-        prints (`dict[str, Print]`): By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT put some into the layers.
-        skipped (`dict[str, str]`): By part why it cannot be read.
+        shape (`dict`): Kind, depth and widths.
+        dtype (`str`): Its type when the drafter was made or trained, such as `"bfloat16"`.
+        quantization (`str`, *optional*): How its weights were quantised; None for plain ones.
+        revision (`str`, *optional*): The commit on the Hub; None for a folder.
+        template (`str`, *optional*): Digest of its chat template; None where no tokenizer was at hand.
+        ids (`dict[str, list[int]]`): Special ids by name; those in a drafter's config are the tokenizer's after training.
+        weights (`dict[str, WeightFingerprint]`):
+            By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT put some into the layers. Parts that could not be
+            read are missing.
+        skipped (`dict[str, str]`): Why they are missing; not stored.
     """
 
-    prints: dict[str, Print] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
+    shape: dict[str, Any]
+    dtype: str
+    quantization: str | None = None
+    revision: str | None = None
+    template: str | None = None
+    ids: dict[str, list[int]] = field(default_factory=dict)
+    weights: dict[str, WeightFingerprint] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
-    @torch.no_grad()
-    def of(cls, model: PreTrainedModel) -> "Fingerprint":
-        """Of a target, a few thousand values of it; parts that are offloaded, sharded or quantised are left out."""
-        found, (own, added) = cls(), _layer_weights(model)
-        parts: list[tuple[str, list[Tensor | None], tuple[float, ...]]] = [
-            ("embeddings", [_table(model.get_input_embeddings())], TABLE_ROWS),
-            ("head", [_table(model.get_output_embeddings())], TABLE_ROWS),
-            ("layers", _spread(own), LAYER_ROWS),
-        ]
-        if adapters_of(model):
-            parts.append((ADAPTERS, _spread(added), LAYER_ROWS))
-        for name, weights, rows in parts:
-            reason = next(filter(None, map(_why_unreadable, weights)), None if weights else "there are none")
-            if reason is None:
-                values = torch.cat([_row(weight, place) for weight in weights if weight is not None for place in rows])
-                found.prints[name] = Print.of(values)
-            else:
-                found.skipped[name] = reason
-        return found
+    def of_target(cls, target: PreTrainedModel, tokenizer: Any = None) -> "TargetFingerprint":
+        """The fingerprint of a target as it is; cheap for any size, for a few thousand values are read.
+
+        Example:
+
+        ```python
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> found = TargetFingerprint.of_target(LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)))
+        >>> found.dtype, sorted(found.weights)
+        ('float32', ['embeddings', 'head', 'layers'])
+        >>> TargetFingerprint.from_json(found.to_json()) == found
+        True
+
+        ```
+        """
+        text, (weights, skipped) = target.config.get_text_config(decoder=True), _read_weights(target)
+        special = {name: getattr(text, name, None) for name in KEY_IDS}
+        return cls(
+            shape={name: getattr(text, name, None) for name in SHAPE},
+            dtype=str(target.dtype).removeprefix("torch."),
+            quantization=_quantization(target, is_packed=PACKED in skipped.values()),
+            revision=getattr(target.config, "_commit_hash", None),
+            template=template_digest(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None,
+            ids={name: [ids] if isinstance(ids, int) else sorted(set(ids or ())) for name, ids in special.items()},
+            weights=weights,
+            skipped=skipped,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fingerprint as a config stores it."""
+        return {name: value for name, value in asdict(self).items() if name != "skipped"}
+
+    @classmethod
+    def from_json(cls, stored: Any) -> "TargetFingerprint":
+        """The fingerprint that a config stores.
+
+        Raises:
+            [`CheckpointError`]: it is none.
+        """
+        try:
+            weights = {str(part): WeightFingerprint(**entry) for part, entry in stored["weights"].items()}
+            return cls(**{**stored, "weights": weights})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(
+                f"`{FIELD}` of a drafter's config must be as `falcon-spec contract` writes it, but reading it fails: "
+                f"{type(error).__name__}: {error}. Write it anew, or set it to null."
+            ) from error
+
+
+def record_target(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
+    """Write the target into a drafter's config; configs of stock models have no field for it and stay as they are."""
+    if hasattr(config, FIELD):
+        setattr(config, FIELD, TargetFingerprint.of_target(target, tokenizer).to_json())
+        config.target_name_or_path = target.config._name_or_path or config.target_name_or_path
+
+
+def target_name(config: Any) -> str:
+    """The name by which messages call the target that a drafter's config is for."""
+    return f"`{config.target_name_or_path}`" if config.target_name_or_path else "a target without a name"
+
+
+def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A digest that tells chat templates apart; no template counts as one."""
+    template: Any = tokenizer.chat_template
+    text = template.strip() if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def adapters_of(model: PreTrainedModel) -> list[str]:
     """Names of the adapters that PEFT put into the layers of a target and that are switched on."""
     layers: Any = (part for part in model.modules() if hasattr(part, "base_layer"))
-    names = {name for layer in layers if not layer.disable_adapters for name in layer.active_adapters}
-    return sorted(names)
+    return sorted({name for layer in layers if not layer.disable_adapters for name in layer.active_adapters})
 
 
-def _table(module: Any) -> Tensor | None:
-    return getattr(module, "weight", None)
+def _quantization(target: PreTrainedModel, is_packed: bool) -> str | None:
+    """How a target is quantised: as its config says, else as its weights look."""
+    config: Any = getattr(target.config, "quantization_config", None)
+    if config is None:
+        return "in place" if is_packed else None
+    stored = config if isinstance(config, dict) else vars(config)
+    method = stored.get("quant_method") or type(config).__name__
+    return str(getattr(method, "value", method))
+
+
+@torch.no_grad()
+def _read_weights(model: PreTrainedModel) -> tuple[dict[str, WeightFingerprint], dict[str, str]]:
+    """Fingerprints of a target's parts, and why others have none: they are offloaded, sharded or quantised."""
+    found: dict[str, WeightFingerprint] = {}
+    skipped: dict[str, str] = {}
+    own, added = _layer_weights(model)
+    parts: dict[str, tuple[list[Tensor | None], tuple[float, ...]]] = {
+        "embeddings": ([getattr(model.get_input_embeddings(), "weight", None)], TABLE_ROWS),
+        "head": ([getattr(model.get_output_embeddings(), "weight", None)], TABLE_ROWS),
+        "layers": (_spread(own), LAYER_ROWS),
+        **({ADAPTERS: (_spread(added), LAYER_ROWS)} if adapters_of(model) else {}),
+    }
+    for name, (weights, rows) in parts.items():
+        reason = next(filter(None, map(_why_unreadable, weights)), None if weights else "there are none")
+        if reason is None:
+            values = torch.cat(
+                [_row(weight, fraction) for weight in weights if weight is not None for fraction in rows]
+            )
+            found[name] = WeightFingerprint.of_values(values)
+        else:
+            skipped[name] = reason
+    return found, skipped
 
 
 def _layer_weights(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
     """The matrices of the decoder, in order, without embeddings: its own, and what adapters added."""
     named = dict(decoder_of(model).named_parameters())
     adapted = tuple(name.partition("base_layer.")[0] for name in named if "base_layer." in name)
-    embeddings = _table(model.get_input_embeddings())
+    embeddings = getattr(model.get_input_embeddings(), "weight", None)
     own: list[Tensor] = []
     added: list[Tensor] = []
     for name, weight in named.items():
@@ -136,11 +233,11 @@ def _layer_weights(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
 def _spread(weights: list[Tensor]) -> list[Tensor | None]:
     """Some of them, evenly from the first to the last."""
     num = min(len(weights), NUM_WEIGHTS)
-    return [weights[place * (len(weights) - 1) // max(num - 1, 1)] for place in range(num)]
+    return [weights[index * (len(weights) - 1) // max(num - 1, 1)] for index in range(num)]
 
 
 def _why_unreadable(weight: Tensor | None) -> str | None:
-    """Why the values of a weight cannot be looked at without loading, gathering or unpacking it; None where they can."""
+    """Why the values of a weight cannot be read without loading, gathering or unpacking it; None where they can."""
     if weight is None:
         return "it keeps no weight of its own"
     reasons = {
@@ -151,10 +248,10 @@ def _why_unreadable(weight: Tensor | None) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _row(weight: Tensor, place: float) -> Tensor:
-    """The first values of the row at a share of each leading axis."""
+def _row(weight: Tensor, fraction: float) -> Tensor:
+    """The first values of the row at a fraction of each leading axis."""
     while weight.dim() > 1:
-        weight = weight[int(place * len(weight))]
+        weight = weight[int(fraction * len(weight))]
     return weight[:NUM_VALUES].float().cpu()
 
 

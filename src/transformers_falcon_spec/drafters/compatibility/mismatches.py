@@ -1,6 +1,6 @@
 """How a target at hand differs from the one that a drafter was made for, and what that costs.
 
-What cannot work is refused: a target whose ids are other tokens. What may work is told once: the text is the target's own in any case.
+A target whose ids are other tokens is refused. Other differences are logged once: the text is the target's own in any case.
 """
 
 import logging
@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from ...errors import DrafterMismatchError
 from ...generation.model_parts import named
-from .contract import FIELD, KEY_IDS, SHAPE, TargetContract, made_for, template_digest
-from .fingerprint import ADAPTERS
+from .fingerprint import ADAPTERS, FIELD, KEY_IDS, SHAPE, TargetFingerprint, target_name, template_digest
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +20,7 @@ OTHER_TARGET = "other target"
 QUANTISED = "quantised target"
 OTHER_DTYPE = "other dtype"
 WRONG_TEMPLATE = "wrong template"
+
 _COSTS_OF_ID = {
     "bos_token_id": "slightly fewer drafts to be kept where texts begin",
     "eos_token_id": "what ends a text or a turn hardly ever to be drafted",
@@ -49,15 +49,12 @@ class Mismatch:
         return f"{self.text} {self.remedy}"
 
 
-def check_contract(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
-    """Refuse a target that makes no sense with a drafter, and say once for this pair what else differs.
-
-    Of a drafter with an adapter only what is refused counts: the adapter fits it to another target, of which the config beneath
-    does not know.
+def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
+    """Refuse a target that makes no sense with a drafter, and log once for this pair what else differs.
 
     Raises:
         [`DrafterMismatchError`]: the ids of the target are other tokens.
-        [`CheckpointError`]: the contract cannot be read.
+        [`CheckpointError`]: the stored fingerprint cannot be read.
     """
     known = _CHECKED.setdefault(drafter, WeakKeyDictionary()).setdefault(target, {})
     template = tokenizer and template_digest(tokenizer)
@@ -68,72 +65,57 @@ def check_contract(drafter: Any, target: PreTrainedModel, tokenizer: Any = None)
     for mismatch in known[key]:
         if mismatch.is_fatal:
             raise DrafterMismatchError(str(mismatch))
-        words = (str(drafter.config._name_or_path), str(mismatch))
-        if is_new and words not in _TOLD:
-            _TOLD.add(words)
+        logged = (str(drafter.config._name_or_path), str(mismatch))
+        if is_new and logged not in _LOGGED:
+            _LOGGED.add(logged)
             logger.warning("%s", mismatch)
 
 
-def _has_adapter(drafter: Any) -> bool:
-    return any("lora_" in name for name, _ in drafter.named_parameters())
-
-
 _CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], list[Mismatch]]]] = WeakKeyDictionary()
-_TOLD: set[tuple[str, str]] = set()  # name of a drafter and what was said; copies of it need not say it again
+_LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies of the drafter need not repeat it
 
 
 def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
-    """What differs for this drafter: of one with an adapter only what is refused, as [`check_contract`] says.
+    """What differs for this drafter. With an adapter only what is refused counts, for the adapter fits it to another target.
 
     Raises:
-        [`CheckpointError`]: the contract cannot be read.
+        [`CheckpointError`]: the stored fingerprint cannot be read.
     """
-    found = mismatches(drafter.config, target, tokenizer)
-    return [mismatch for mismatch in found if mismatch.is_fatal or not _has_adapter(drafter)]
+    has_adapter = any("lora_" in name for name, _ in drafter.named_parameters())
+    return [found for found in mismatches(drafter.config, target, tokenizer) if found.is_fatal or not has_adapter]
 
 
 def mismatches(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
-    """All that differs between a target at hand and the one of a drafter's config; nothing where the config holds no contract.
+    """All that differs between a target at hand and the one of a drafter's config; nothing where none is stored.
 
     Raises:
-        [`CheckpointError`]: the contract cannot be read.
+        [`CheckpointError`]: the stored fingerprint cannot be read.
     """
     stored = getattr(config, FIELD, None)
     if stored is None:
         return []
-    signed, given = TargetContract.from_json(stored), TargetContract.of(target, tokenizer)
-    names = (named(target), made_for(config))
-    found = [
-        _other_ids(signed, given, names),
-        _other_weights(signed, given, names),
-        _adapted(signed, given, names),
-        _quantised(signed, given, names),
-        _other_dtype(signed, given, names),
-        _other_template(signed, given, names),
-    ]
+    expected, given = TargetFingerprint.from_json(stored), TargetFingerprint.of_target(target, tokenizer)
+    names = (named(target), target_name(config))
+    checks = (_other_ids, _other_weights, _adapted, _quantised, _other_dtype, _other_template)
+    found = [check(expected, given, names) for check in checks]
     return [mismatch for mismatch in found if mismatch is not None]
 
 
-def _other_ids(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
-    # A base model and what learned to chat from it end texts differently, and all other ids are the same tokens. Where embeddings have
-    # nothing in common either, all ids are other tokens.
-    both = {name: (set(signed.ids.get(name, ())), set(given.ids[name])) for name in KEY_IDS}
+def _other_ids(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+    # A base model and its chat version end texts differently and share all other ids. Where embeddings have nothing in
+    # common either, all ids are other tokens.
+    both = {name: (set(expected.ids.get(name, ())), set(given.ids[name])) for name in KEY_IDS}
     other = {name: pair for name, pair in both.items() if all(pair) and not pair[0] & pair[1]}
     if not other:
         return None
-    told = " and ".join(
-        f"`{name}` to be {_listed(ids)} and not {_listed(found)}" for name, (ids, found) in other.items()
+    pairs = " and ".join(
+        f"`{name}` to be {_listed(ids)} and not {_listed(here)}" for name, (ids, here) in other.items()
     )
-    what = f"This drafter expects of the target {names[0]} {told}"
-    learned, found_here = (contract.weights.get("embeddings") for contract in (signed, given))
-    if learned is not None and found_here is not None and not learned.is_related(found_here):
-        remedy = f"Load the target it was trained for: {names[1]}."
-        return Mismatch(
-            OTHER_TARGET,
-            f"{what}, and its embeddings are another model's: no draft could be kept.",
-            remedy,
-            is_fatal=True,
-        )
+    what = f"This drafter expects of the target {names[0]} {pairs}"
+    embeddings, embeddings_here = (fingerprint.weights.get("embeddings") for fingerprint in (expected, given))
+    if embeddings is not None and embeddings_here is not None and not embeddings.is_related(embeddings_here):
+        text = f"{what}, and its embeddings are another model's: no draft could be kept."
+        return Mismatch(OTHER_TARGET, text, f"Load the target it was trained for: {names[1]}.", is_fatal=True)
     costs = " and ".join(_COSTS_OF_ID[name] for name in other)
     return Mismatch(OTHER_TARGET, f"{what}. {_EXACT}, but expect {costs}.", _TRAIN_ON)
 
@@ -142,20 +124,20 @@ def _listed(ids: set[int]) -> str:
     return " or ".join(map(str, sorted(ids)))
 
 
-def _other_weights(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
-    if signed.shape != given.shape:
-        both = [f"{name} {given.shape.get(name)} instead of {signed.shape.get(name)}" for name in SHAPE
-                if given.shape.get(name) != signed.shape.get(name)]  # fmt: skip
+def _other_weights(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+    if expected.shape != given.shape:
+        both = [f"{name} {given.shape.get(name)} instead of {expected.shape.get(name)}" for name in SHAPE
+                if given.shape.get(name) != expected.shape.get(name)]  # fmt: skip
         what = f"{names[0]} is another model than {names[1]}, which this drafter was made for ({', '.join(both)}). {_EXACT}"
         return Mismatch(OTHER_TARGET, f"{what}, but expect that hardly any draft is kept.", _TRAIN_ON)
-    parts = [part for part in signed.weights if part in given.weights]
-    if not parts and None not in (signed.revision, given.revision) and signed.revision != given.revision:
-        what = f"{names[0]} is of another revision ({given.revision}) than this drafter was made for ({signed.revision}), and its weights"
+    parts = [part for part in expected.weights if part in given.weights]
+    if not parts and None not in (expected.revision, given.revision) and expected.revision != given.revision:
+        what = f"{names[0]} is of another revision ({given.revision}) than this drafter was made for ({expected.revision}), and its weights"
         return Mismatch(
             OTHER_TARGET, f"{what} cannot be looked at. {_EXACT}, but drafts may be kept less often.", _TRAIN_ON
         )
-    like = {part: signed.weights[part].likeness(given.weights[part]) for part in parts}
-    is_rounding = signed.dtype != given.dtype and "different" not in like.values()
+    like = {part: expected.weights[part].likeness(given.weights[part]) for part in parts}
+    is_rounding = expected.dtype != given.dtype and "different" not in like.values()
     differing = [part for part in parts if like[part] != "same"]
     if not differing or is_rounding:
         return None
@@ -167,38 +149,38 @@ def _other_weights(signed: TargetContract, given: TargetContract, names: tuple[s
     return Mismatch(OTHER_TARGET, f"{what}, as after fine-tuning. {_EXACT}, but {cost}.", _TRAIN_ON)
 
 
-def _adapted(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
-    if (ADAPTERS in signed.weights) == (ADAPTERS in given.weights):
+def _adapted(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+    if (ADAPTERS in expected.weights) == (ADAPTERS in given.weights):
         return None
     how = "works with adapters" if ADAPTERS in given.weights else "works without the adapters"
     what = f"{names[0]} {how} that this drafter was {'not ' * (ADAPTERS in given.weights)}made with. {_EXACT}"
     return Mismatch(OTHER_TARGET, f"{what}, but expect fewer drafts to be kept, as after fine-tuning.", _TRAIN_ON)
 
 
-def _quantised(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
-    if signed.quantization == given.quantization:
+def _quantised(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+    if expected.quantization == given.quantization:
         return None
     what = (
         f"{names[0]} is quantised ({given.quantization or 'not at all'}) otherwise than the target this drafter was made for "
-        f"({signed.quantization or 'not at all'}). {_EXACT}, but expect somewhat fewer drafts to be kept: its features are rougher."
+        f"({expected.quantization or 'not at all'}). {_EXACT}, but expect somewhat fewer drafts to be kept: its features are rougher."
     )
     return Mismatch(
         QUANTISED, what, "Measure it (`falcon-spec doctor`); training the drafter on with this target helps."
     )
 
 
-def _other_dtype(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
-    if signed.dtype == given.dtype or signed.quantization != given.quantization:
+def _other_dtype(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+    if expected.dtype == given.dtype or expected.quantization != given.quantization:
         return None
     what = (
-        f"{names[0]} computes in {given.dtype}, and this drafter was made for it in {signed.dtype}. {_EXACT}, but expect slightly "
+        f"{names[0]} computes in {given.dtype}, and this drafter was made for it in {expected.dtype}. {_EXACT}, but expect slightly "
         "fewer drafts to be kept."
     )
-    return Mismatch(OTHER_DTYPE, what, f"Load the target with `dtype=torch.{signed.dtype}` if that matters.")
+    return Mismatch(OTHER_DTYPE, what, f"Load the target with `dtype=torch.{expected.dtype}` if that matters.")
 
 
-def _other_template(signed: TargetContract, given: TargetContract, names: tuple[str, str]) -> Mismatch | None:
-    if None in (signed.template, given.template) or signed.template == given.template:
+def _other_template(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+    if None in (expected.template, given.template) or expected.template == given.template:
         return None
     what = (
         f"The chat template of {names[0]} is not the one that this drafter was trained with. {_EXACT}, but expect fewer drafts to be kept, "

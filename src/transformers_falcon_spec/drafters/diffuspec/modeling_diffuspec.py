@@ -17,7 +17,7 @@ from ...errors import OptionError
 from ...generation.drafting import TargetView
 from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
-from ..compatibility.contract import FIELD
+from ..compatibility.fingerprint import FIELD
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .attention_check import check_attention
 from .calls import ModelCall, check_forward

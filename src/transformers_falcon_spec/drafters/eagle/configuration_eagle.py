@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
-from ..config_fields import contract_fields
+from ..config_fields import trained_target_fields
 from ..tree_drafting.temperatures import GrowingConfig
 
 VERSIONS = (1, 3)
@@ -42,7 +42,7 @@ class EagleConfig(GrowingConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.contract.TargetContract`]. None checks sizes alone.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
 
     Example:
 
@@ -162,7 +162,7 @@ class EagleConfig(GrowingConfig):
             "embedding_size": embedding_width(target),
             "feature_layers": layers,
             "feature_size": feature_width(target, layers),
-            **contract_fields(target),
+            **trained_target_fields(target),
         }
         return cls(**{**sizes, **options})
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
-from ..config_fields import check_fields, contract_fields
+from ..config_fields import check_fields, trained_target_fields
 from ..tree_drafting.temperatures import GrowingConfig
 
 RECURRENCES = ("sequence", "token")
@@ -45,7 +45,7 @@ class FalconSpecConfig(GrowingConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts a chain of one block.
         confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.contract.TargetContract`]. None checks sizes alone.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
 
     Example:
 
@@ -123,6 +123,6 @@ class FalconSpecConfig(GrowingConfig):
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
             "embedding_size": embedding_width(target),
             "feature_size": feature_width(target, layers),
-            **contract_fields(target),
+            **trained_target_fields(target),
         }
         return cls(**{**sizes, **options})

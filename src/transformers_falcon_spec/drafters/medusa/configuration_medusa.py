@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import head_width
-from ..config_fields import check_fields, contract_fields
+from ..config_fields import check_fields, trained_target_fields
 
 
 @strict
@@ -26,7 +26,7 @@ class MedusaConfig(PreTrainedConfig):
             `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads whose every rank is right half as
             often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.contract.TargetContract`]. None checks sizes alone.
+        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
 
     Example:
 
@@ -68,4 +68,4 @@ class MedusaConfig(PreTrainedConfig):
             [`OptionError`]: an option that is no field.
         """
         check_fields(cls, options)
-        return cls(**{"hidden_size": head_width(target), **contract_fields(target), **options})
+        return cls(**{"hidden_size": head_width(target), **trained_target_fields(target), **options})

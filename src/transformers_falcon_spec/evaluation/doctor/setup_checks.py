@@ -6,7 +6,7 @@ import os
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.base import DrafterModel
-from ...drafters.compatibility.contract import FIELD, TargetContract
+from ...drafters.compatibility.fingerprint import FIELD, TargetFingerprint
 from ...drafters.compatibility.mismatches import OTHER_TARGET, mismatches_of
 from ...errors import DrafterMismatchError, TargetError, TrainingError
 from ...generation.probe import probe, reads_masks
@@ -45,7 +45,7 @@ def check_contract(
     drafter: DrafterModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Section, list[Finding], bool]:
     """What the drafter's config says of its target, what differs, and whether the two can work together."""
-    stored, given = getattr(drafter.config, FIELD, None), TargetContract.of(target, tokenizer)
+    stored, given = getattr(drafter.config, FIELD, None), TargetFingerprint.of_target(target, tokenizer)
     section: Section = {
         "made_for": drafter.config.target_name_or_path,
         "has_contract": stored is not None,
