@@ -47,6 +47,9 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     generation_config: SpeculationConfig
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
+    generator_class: ClassVar[
+        Callable[..., TreeCandidateGenerator]
+    ]  # called with drafter, target, longest text, draws
     publisher: ClassVar[Callable[..., str] | None] = None  # the layer above, which knows the Hub, puts itself here
 
     def __init__(self, config: Any) -> None:
@@ -125,8 +128,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         raise NotImplementedError
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
-        """A generator that drafts with this model for one call."""
-        raise NotImplementedError
+        """A generator that drafts with this model for one call.
+
+        Raises:
+            [`OptionError`]: the options ask for a tree that drafters of this kind do not draft.
+        """
+        return self.generator_class(self, target, max_length, rng)
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target of another shape or on another device; another dtype is fine, the drafter computes in its own.
@@ -141,7 +148,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                 context, or that have more nodes than the decoding loop reads.
         """
         self._check_tree(model)
-        for what, (expected, given) in self.sizes_beside(model).items():
+        for what, (expected, given) in self.compared_sizes(model).items():
             if expected != given:
                 raise DrafterMismatchError(
                     f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
@@ -166,7 +173,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                     f"{name} has {num_nodes} nodes and reaches depth {depth}. Take a smaller one."
                 )
 
-    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """By name each size that the drafter was made for, beside that of a target."""
         return {
             "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
@@ -265,7 +272,7 @@ class TextDrafter(DrafterModel):
         """Nothing of the target is read."""
         return 0
 
-    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """The vocabulary that the drafter was made for, beside that of a target."""
         return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
 

@@ -74,12 +74,12 @@ class WholeModelDrafter(TextDrafter):
         cls._check_no_wrapping(name, kwargs)
         loaded = super().from_pretrained(name, *args, **kwargs)
         drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
-        drafter.load_beside(name, **hub_options(kwargs))
+        drafter.load_extra_files(name, **hub_options(kwargs))
         if target is not None:
             drafter.to(target.device).check_target(target)
         return loaded
 
-    def load_beside(self, name_or_path: Any, **hub: Any) -> None:
+    def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load what lies beside the weights of a saved drafter of this kind: nothing, unless a subclass says otherwise."""
 
     @classmethod

@@ -172,7 +172,7 @@ class _ObservedGenerator:
 
         def observed(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             found = children(offset, nodes, blocks)
-            if offset == 0 or not self.generator.is_blind:  # else the lists of a block are known at offset 0
+            if offset == 0 or not self.generator.predicts_independently:  # else the lists of a block are known at offset 0
                 paths = growth.token_ids[0, growth.path_up(nodes, depth + offset + 1)[0, :, 1:]].tolist()
                 self.lists |= dict(zip(map(tuple, paths), self.latest[0], strict=True))
             return found
@@ -183,7 +183,7 @@ class _ObservedGenerator:
         """Record the lists along the new text, which is the accepted path and one token more."""
         (length,), (num_new,) = committed.lengths, committed.num_new
         tokens = committed.sequence_ids[0, length - num_new : length].tolist()
-        num_offsets = self.generator.block_size if self.generator.is_blind else 1
+        num_offsets = self.generator.block_size if self.generator.predicts_independently else 1
         draft_ids = self.generator.target_ids(
             torch.arange(self.generator.num_draft_tokens, device=committed.sequence_ids.device)
         )

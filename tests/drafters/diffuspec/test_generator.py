@@ -207,8 +207,8 @@ def test_a_confident_draft_ends_before_the_first_place_in_doubt(target: Any) -> 
     lengths = set()
     for start in range(12):
         text = [3 + start, 50 - start, 7]
-        draft, chances = draft_of(drafter, target, [text]), naive_scores(drafter, text, 5).softmax(-1).amax(-1)
-        sure = (chances >= 0.12).long().cumprod(0).sum()
+        draft, node_probs = draft_of(drafter, target, [text]), naive_scores(drafter, text, 5).softmax(-1).amax(-1)
+        sure = (node_probs >= 0.12).long().cumprod(0).sum()
         assert draft is not None
         assert draft.token_ids.shape[1] - 1 == max(int(sure), 1)
         lengths.add(int(sure))

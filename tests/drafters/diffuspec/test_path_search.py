@@ -93,7 +93,7 @@ def test_without_a_proxy_the_path_is_that_of_the_best_tokens() -> None:
 
 
 def _lattice(*places: dict[int, float]) -> Lattice:
-    """Candidates and their chances at each place; what is left goes to token 0."""
+    """Candidates and their node_probs at each place; what is left goes to token 0."""
     probs = torch.full((1, len(places), VOCAB_SIZE), 1e-9)
     for number, place in enumerate(places):
         for token, chance in place.items():

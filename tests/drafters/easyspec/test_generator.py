@@ -92,16 +92,16 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str,
 def test_ablations_draft_what_they_say(target: Any, kind: str, backend: str, options: dict[str, bool]) -> None:
     told = Told(make_drafter(target, kind, backend, **GROWN, **options), target)
     plain = Told(make_drafter(target, kind, backend, **GROWN), target)
-    chances = []
+    node_probs = []
 
     for num_new in ROUNDS[:3]:
         for each in (told, plain):
             each.more(num_new)
         drafts = [each.generator.propose(replace(AMPLE, wants_node_probs=True)) for each in (told, plain)]
-        chances.append([draft.node_probs for draft in drafts])
+        node_probs.append([draft.node_probs for draft in drafts])
         assert paths(drafts[0]) == told.twin.grown(4, 2, 7)
 
-    assert not any(torch.allclose(ours, others) for ours, others in chances[1:])
+    assert not any(torch.allclose(ours, others) for ours, others in node_probs[1:])
     assert told.generator.drafter.draft_settings != plain.generator.drafter.draft_settings
 
 
@@ -121,16 +121,18 @@ def test_a_static_tree_is_that_of_reading_everything_anew(target: Any, kind: str
 
 
 def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
-    chances = []
+    node_probs = []
 
     for groups in (GROUPS, [[number] for number in range(7)]):
         told = Told(make_drafter(target, layer_groups=groups, **GROWN), target)
         told.more(9)
         budget = DraftBudget((100,), 512, is_chain=True, wants_node_probs=True)
-        chances.append(told.generator.propose(budget).node_probs)
+        node_probs.append(told.generator.propose(budget).node_probs)
 
-    torch.testing.assert_close(chances[0][:, :2], chances[1][:, :2])  # the root, and what follows from the exact pass
-    assert not torch.allclose(chances[0][:, 2:], chances[1][:, 2:], atol=1e-3)
+    torch.testing.assert_close(
+        node_probs[0][:, :2], node_probs[1][:, :2]
+    )  # the root, and what follows from the exact pass
+    assert not torch.allclose(node_probs[0][:, 2:], node_probs[1][:, 2:], atol=1e-3)
 
 
 def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[list[tuple[Tensor, Tensor]]]:

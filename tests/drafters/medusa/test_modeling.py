@@ -141,9 +141,9 @@ def test_a_tree_of_the_options_goes_before_that_of_the_config() -> None:
 def test_without_a_tree_the_likeliest_nodes_are_drafted(num_heads: int, max_depth: int) -> None:
     tree = MedusaDrafter.from_target(make_target(), num_heads=num_heads).draft_tree
 
-    chances = [
+    node_probs = [
         0.5 ** sum(int(tree.ranks[0, above]) + 1 for above in tree.path_to(node)[1:]) for node in range(len(tree))
     ]
     assert len(tree) == (11 if num_heads == 1 else 16)
     assert int(tree.depths.max()) == max_depth
-    assert chances == sorted(chances, reverse=True)
+    assert node_probs == sorted(node_probs, reverse=True)

@@ -1,4 +1,4 @@
-"""Temperatures of a drafter's chances: what a config takes, which chances come of them, and that the text never does."""
+"""Temperatures of a drafter's node_probs: what a config takes, which node_probs come of them, and that the text never does."""
 
 import math
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_chances_are_the_softmax_of_the_scores_at_the_temperature_of_the_place(
     noise = None if temperature is None else lambda row, at: noises[at]
     budget = DraftBudget((100,), 512, temperature=temperature, noise=noise)
 
-    chances = generator.log_node_probs(logits, budget, depth).exp()
+    node_probs = generator.log_node_probs(logits, budget, depth).exp()
 
     heat = temperature or 0.0
     for block in range(3):
@@ -61,7 +61,7 @@ def test_chances_are_the_softmax_of_the_scores_at_the_temperature_of_the_place(
                 math.exp((float(x) - heat * math.log(float(e))) / spread) for x, e in zip(own, noises[at], strict=True)
             ]
             expected = torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.double)
-            torch.testing.assert_close(chances[0, block, place], expected)
+            torch.testing.assert_close(node_probs[0, block, place], expected)
 
 
 @pytest.mark.parametrize("mode", [{}, runs.SAMPLING])

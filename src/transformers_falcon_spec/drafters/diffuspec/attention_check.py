@@ -8,7 +8,7 @@ from .calls import ModelCall
 from .configuration_diffuspec import DiffusionConfig
 from .visibility import visible
 
-_LEAST_TOKENS = 6  # before and behind the masks' place
+_LEAST_TOKENS = 6  # before and behind the masks' position
 _SHARE = 1e-4  # of what a token says of itself; less than that is rounding
 
 
@@ -27,10 +27,10 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     if device.type == "meta":
         return
     size = max(_LEAST_TOKENS, config.block_size or 0)
-    places = torch.arange(2 * size, device=device)
-    seen = visible(config.attention, size, config.block_size, places, places)[None]
-    texts = [torch.zeros_like(places).index_fill(0, places[-1:], token)[None] for token in (1, 2)]
-    first, second = (ModelCall(text, places[None], seen, None, 2 * size).logits(model)[0] for text in texts)
+    positions = torch.arange(2 * size, device=device)
+    seen = visible(config.attention, size, config.block_size, positions, positions)[None]
+    texts = [torch.zeros_like(positions).index_fill(0, positions[-1:], token)[None] for token in (1, 2)]
+    first, second = (ModelCall(text, positions[None], seen, None, 2 * size).logits(model)[0] for text in texts)
     changes = (first - second).abs().amax(dim=-1)
     leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
     if leaks != (config.attention == "full"):

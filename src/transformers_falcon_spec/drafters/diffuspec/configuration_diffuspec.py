@@ -50,10 +50,10 @@ class DiffusionConfig(PreTrainedConfig):
         smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
         least_confidence (`float`, *optional*, defaults to 0.45): Below this a draft of controlled confidence ends.
         search (`str`, *optional*, defaults to `"cps"`):
-            `"cps"`: the path that diffusion model and a causal proxy like best; `"argmax"`: the best token of every place;
-            `"marginal"`: every place drawn on its own, with the distributions that rejecting verifiers ask for; `"tree"`: a tree.
-        mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a place must have. tau in the paper.
-        max_candidates (`int`, *optional*, defaults to 15): Most candidates of a place. M_max in the paper.
+            `"cps"`: the path that diffusion model and a causal proxy like best; `"argmax"`: the best token of every position;
+            `"marginal"`: every position drawn on its own, with the distributions that rejecting verifiers ask for; `"tree"`: a tree.
+        mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a position must have. tau in the paper.
+        max_candidates (`int`, *optional*, defaults to 15): Most candidates of a position. M_max in the paper.
         beam_width (`int`, *optional*, defaults to 3): Paths that the search keeps. B in the paper.
         model_weight (`float`, *optional*, defaults to 0.5):
             Weight of the diffusion model's score; the proxy has the rest. lambda in the paper.

@@ -47,7 +47,7 @@ class DenoisedRow:
     def scores(self, text: Tensor, num_tokens: int, num_steps: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
         """What the model says of `num_tokens` masks behind `text` `[tokens]`: `[num_tokens, vocab]`.
 
-        With several passes every place keeps what was said of it while it was last masked; between passes the surest of those that
+        With several passes every position keeps what was said of it while it was last masked; between passes the surest of those that
         are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which leaves both open).
 
         Args:
@@ -75,7 +75,7 @@ class DenoisedRow:
         return found
 
     def _read(self, text: Tensor, block: Tensor) -> Tensor:
-        """Logits `[block, vocab]` of the places of a block behind the text; the cache keeps what outlives the pass."""
+        """Logits `[block, vocab]` of the positions of a block behind the text; the cache keeps what outlives the pass."""
         config, num_committed = self.config, len(text)
         start = min(self.num_cached, num_committed - config.logits_shift)
         self._crop(start)

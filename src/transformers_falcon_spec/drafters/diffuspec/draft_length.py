@@ -1,4 +1,4 @@
-"""How many places to draft for: always the same, by what was accepted, or as far as the drafter is sure.
+"""How many positions to draft for: always the same, by what was accepted, or as far as the drafter is sure.
 
 All three answer the same three questions, for one row each.
 """
@@ -20,7 +20,7 @@ class DraftLength(Protocol):
         ...
 
     def kept_length(self, confidences: Tensor) -> int:
-        """How many of the denoised places to draft for, at least 1, by the chance `[places]` of the best candidate of each."""
+        """How many of the denoised positions to draft for, at least 1, by the chance `[positions]` of the best candidate of each."""
         ...
 
     def observe(self, num_generated: int, num_accepted: int) -> None:
@@ -61,7 +61,7 @@ class FixedLength:
         return self.length
 
     def kept_length(self, confidences: Tensor) -> int:
-        """All places."""
+        """All positions."""
         return len(confidences)
 
     def observe(self, num_generated: int, num_accepted: int) -> None:
@@ -72,7 +72,7 @@ class AdaptiveLength:
     """Adaptive draft length as it is published: longer after drafts that were accepted whole, shorter where the text ends.
 
     With moving averages that start at 0, `generated = (1 - rho) * generated + rho * num_generated` and the same for `accepted`, the
-    next draft has `ceil(generated + delta * [accepted >= generated])` places, at least `min_length` and at most `max_length`; the
+    next draft has `ceil(generated + delta * [accepted >= generated])` positions, at least `min_length` and at most `max_length`; the
     first one has `max_length`. Since `num_generated` never exceeds the length itself, the length falls to `min_length` in the second
     step and stays there except after drafts accepted almost whole: small drafters want a small `min_length`. Source: arXiv 2510.02358,
     section 3.3.
@@ -113,7 +113,7 @@ class AdaptiveLength:
         return self._length
 
     def kept_length(self, confidences: Tensor) -> int:
-        """All places."""
+        """All positions."""
         return len(confidences)
 
     def observe(self, num_generated: int, num_accepted: int) -> None:
@@ -126,10 +126,10 @@ class AdaptiveLength:
 
 @dataclass(frozen=True)
 class ConfidenceStop:
-    """Drafts as far as the drafter is sure: up to the first place whose best candidate is less likely than `threshold`.
+    """Drafts as far as the drafter is sure: up to the first position whose best candidate is less likely than `threshold`.
 
-    Where FailFast (arXiv 2512.20573) asks for another ten places as long as all are sure, here the pass denoises all `max_length`
-    places at once and what is unsure is left out, so that the target does not read it.
+    Where FailFast (arXiv 2512.20573) asks for another ten positions as long as all are sure, here the pass denoises all `max_length`
+    positions at once and what is unsure is left out, so that the target does not read it.
 
     Args:
         max_length (`int`): Places denoised in a pass.

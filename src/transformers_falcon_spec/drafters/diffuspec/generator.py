@@ -1,4 +1,4 @@
-"""Drafting with DiffuSpec: the diffusion model fills in the places behind each text, and a search picks a path or a tree from them.
+"""Drafting with DiffuSpec: the diffusion model fills in the positions behind each text, and a search picks a path or a tree from them.
 
 A searched path is no draw, so nothing is said of what it was drawn from: the walk compares tokens. Only drawn marginals are
 handed over with their distributions (arXiv 2510.02358, equation 6, which holds for these alone).
@@ -57,7 +57,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             self.config.num_steps if budget.num_passes is None else min(self.config.num_steps, budget.num_passes)
         )
         nums = [
-            row.num_places(depth if num_steps else 0, budget, self.draws_tree(budget))
+            row.num_positions(depth if num_steps else 0, budget, self.draws_tree(budget))
             for row, depth in zip(self._rows, budget.depths, strict=True)
         ]
         if not any(nums):
@@ -73,12 +73,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             return self._drawn(logits, budget, num_steps)
         found = [self._searched(row, part, budget) for row, part in zip(self._rows, logits, strict=True)]
         token_ids, parents = _padded(found)
-        chances = _chances(found, logits, budget) if budget.wants_node_probs else None
+        node_probs = _node_probs(found, logits, budget) if budget.wants_node_probs else None
         return Draft(
             token_ids.to(self.drafter.device),
             parents.to(self.drafter.device),
             num_passes=num_steps,
-            node_probs=chances,
+            node_probs=node_probs,
             search_seconds=self._search_seconds,
         )
 
@@ -91,7 +91,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return self.config.search == "marginal" and budget.temperature is not None and budget.noise is None
 
     def _filled_in(self, number: int, row: "_Row", num: int, num_steps: int, budget: DraftBudget) -> Tensor:
-        """Scores `[num, vocab]` over the target's tokens of the places behind a text, less noise that is known to come."""
+        """Scores `[num, vocab]` over the target's tokens of the positions behind a text, less noise that is known to come."""
         text = row.text.to(self.drafter.device)
         text = text.where(text < self.drafter.model.config.vocab_size, 0)  # one that the model lacks
         noise = None
@@ -101,7 +101,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return row.reader.scores(text, num, num_steps, partial(self._scores, noise=noise))
 
     def _scores(self, logits: Tensor, noise: Tensor | None) -> Tensor:
-        """Logits `[places, vocab]` over the target's tokens, -inf where it would never write one."""
+        """Logits `[positions, vocab]` over the target's tokens, -inf where it would never write one."""
         shared = logits[:, : self.config.draft_vocab_size]
         scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[1]), value=-torch.inf)
         scores = scores.index_fill(
@@ -110,7 +110,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return scores if noise is None else scores - noise
 
     def _lattice(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> Lattice:
-        """The candidates of the places that are worth drafting for; the row remembers how far the text seems to go."""
+        """The candidates of the positions that are worth drafting for; the row remembers how far the text seems to go."""
         with self._searching():
             sharpened = scores[None] / (budget.temperature or 1.0)
             lattice = prune(sharpened, self.config.mass, self.config.max_candidates, (), self.end_ids)
@@ -153,14 +153,14 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         ]
         token_ids, parents = (part.to(tokens.device) for part in _padded(found))
         index = torch.arange(token_ids.shape[1], device=tokens.device)
-        chances = _chances(found, logits, budget) if budget.wants_node_probs else None
+        node_probs = _node_probs(found, logits, budget) if budget.wants_node_probs else None
         return Draft(
             token_ids,
             parents,
             draft_probs=probs,
             dist_index=index.where(index < token_ids.shape[1] - 1, -1)[None],
             num_passes=num_steps,
-            node_probs=chances,
+            node_probs=node_probs,
             search_seconds=self._search_seconds,
         )
 
@@ -180,11 +180,11 @@ class _Row:
     def __init__(self, drafter: "DiffusionDrafter") -> None:
         self.reader, self.length = DenoisedRow(drafter), _length_of(drafter.config)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
-        self.num_generated: int | None = None  # of a draft nobody has judged yet, the places before its end
+        self.num_generated: int | None = None  # of a draft nobody has judged yet, the positions before its end
         self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
         self._num_counted = 0
 
-    def num_places(self, depth: int, budget: DraftBudget, is_tree: bool) -> int:
+    def num_positions(self, depth: int, budget: DraftBudget, is_tree: bool) -> int:
         """Places to be filled in."""
         most = min(depth, self.length.next_length(), self.reader.room(len(self.text)))
         return most if is_tree else min(most, budget.num_nodes - 1)
@@ -217,7 +217,7 @@ def _padded(drafts: list[_RowDraft]) -> tuple[Tensor, Tensor]:
     return token_ids, pad_sequence([torch.tensor(draft.parents) for draft in drafts], True, -1)
 
 
-def _chances(drafts: list[_RowDraft], logits: list[Tensor], budget: DraftBudget) -> Tensor:
+def _node_probs(drafts: list[_RowDraft], logits: list[Tensor], budget: DraftBudget) -> Tensor:
     """How likely each node `[rows, nodes]` seems to the diffusion model; 1 at the root."""
     rows = []
     for draft, scores in zip(drafts, logits, strict=True):
@@ -225,10 +225,13 @@ def _chances(drafts: list[_RowDraft], logits: list[Tensor], budget: DraftBudget)
         for parent in draft.parents[1:]:
             depths.append(depths[parent] + 1)
         probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
-        places = torch.tensor(depths[1:], dtype=torch.long) - 1
+        positions = torch.tensor(depths[1:], dtype=torch.long) - 1
         rows.append(
             torch.cat(
-                [torch.ones(1, dtype=torch.float), probs[places, torch.tensor(draft.token_ids[1:], dtype=torch.long)]]
+                [
+                    torch.ones(1, dtype=torch.float),
+                    probs[positions, torch.tensor(draft.token_ids[1:], dtype=torch.long)],
+                ]
             )
         )
     return pad_sequence(rows, True)

@@ -1,7 +1,7 @@
-"""The candidates that a diffusion model leaves at each drafted place: the smallest sets that hold most of the mass.
+"""The candidates that a diffusion model leaves at each drafted position: the smallest sets that hold most of the mass.
 
-One denoising pass gives every place a distribution that knows nothing of its neighbours' tokens, so what can be drafted is a lattice: a
-list of candidates for each place, any of which may follow any of the place before. Source: arXiv 2510.02358, section 3.2.
+One denoising pass gives every position a distribution that knows nothing of its neighbours' tokens, so what can be drafted is a lattice: a
+list of candidates for each position, any of which may follow any of the position before. Source: arXiv 2510.02358, section 3.2.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ from ...errors import OptionError
 
 @dataclass(frozen=True)
 class Lattice:
-    """Candidates of each row at each drafted place, best first.
+    """Candidates of each row at each drafted position, best first.
 
     Args:
-        token_ids (`torch.Tensor` of shape `(rows, places, candidates)`): Tokens, int64; those that were pruned stand behind the rest.
-        log_probs (`torch.Tensor` of shape `(rows, places, candidates)`):
+        token_ids (`torch.Tensor` of shape `(rows, positions, candidates)`): Tokens, int64; those that were pruned stand behind the rest.
+        log_probs (`torch.Tensor` of shape `(rows, positions, candidates)`):
             What the softmax over all allowed tokens gives them, float32; -inf where pruned.
-        num (`torch.Tensor` of shape `(rows, places)`): Candidates kept, at least 1.
-        end_log_probs (`torch.Tensor` of shape `(rows, places)`): What the likeliest token that ends the text gets, kept or not.
+        num (`torch.Tensor` of shape `(rows, positions)`): Candidates kept, at least 1.
+        end_log_probs (`torch.Tensor` of shape `(rows, positions)`): What the likeliest token that ends the text gets, kept or not.
         end_ids (`tuple[int, ...]`): Tokens that end the text.
     """
 
@@ -34,22 +34,22 @@ class Lattice:
 
     @property
     def num_generated(self) -> Tensor:
-        """`[rows]` places before the first one whose best candidate ends the text; all of them if there is none."""
+        """`[rows]` positions before the first one whose best candidate ends the text; all of them if there is none."""
         is_end = torch.isin(self.token_ids[..., 0], self.token_ids.new_tensor(self.end_ids))
         return (~is_end).long().cumprod(dim=-1).sum(dim=-1)
 
     @property
     def lengths(self) -> Tensor:
-        """`[rows]` places to draft for: up to and including the first one whose best candidate ends the text."""
+        """`[rows]` positions to draft for: up to and including the first one whose best candidate ends the text."""
         return (self.num_generated + 1).clamp(max=self.num.shape[1])
 
     @property
     def confidences(self) -> Tensor:
-        """`[rows, places]` the chance of the best candidate."""
+        """`[rows, positions]` the chance of the best candidate."""
         return self.log_probs[..., 0].exp()
 
     def row(self, number: int, length: int | None = None) -> "Lattice":
-        """One row, or its first `length` places, as a lattice of one row."""
+        """One row, or its first `length` positions, as a lattice of one row."""
         return self._each(lambda values: values[number : number + 1, :length])
 
     def cpu(self) -> "Lattice":
@@ -69,19 +69,19 @@ def prune(
     forbidden_ids: Sequence[int] = (),
     end_ids: Sequence[int] = (),
 ) -> Lattice:
-    """At each place the fewest tokens whose mass is at least `tau`, but no more than `max_candidates`.
+    """At each position the fewest tokens whose mass is at least `tau`, but no more than `max_candidates`.
 
     A token that ends the text enters like any other: where it is the best one it is always kept.
 
     Args:
-        logits (`torch.Tensor` of shape `(rows, places, vocab)`): Of the denoising pass; row i drafts the token of place i.
+        logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass; row i drafts the token of position i.
         tau (`float`): Mass to keep; 1 keeps `max_candidates` everywhere. The paper finds 0.8 best.
-        max_candidates (`int`): Most candidates of a place; the paper finds 15 best.
+        max_candidates (`int`): Most candidates of a position; the paper finds 15 best.
         forbidden_ids (`Sequence[int]`): Tokens that the target cannot write, such as the mask: never a candidate, and without mass.
         end_ids (`Sequence[int]`): Tokens that end the text.
 
     Raises:
-        [`OptionError`]: `tau` is no share, `max_candidates` is below 1, or there is no place to draft for.
+        [`OptionError`]: `tau` is no share, `max_candidates` is below 1, or there is no position to draft for.
 
     Example:
 
@@ -98,7 +98,7 @@ def prune(
             f"`tau` must be above 0 and at most 1, and `max_candidates` at least 1, but they are {tau} and {max_candidates}."
         )
     if not logits.shape[1]:
-        raise OptionError("A lattice must have at least 1 place, but the draft length is 0. Draft nothing instead.")
+        raise OptionError("A lattice must have at least 1 position, but the draft length is 0. Draft nothing instead.")
     scores = allowed_logits(logits, forbidden_ids)
     best = scores.topk(min(max_candidates, scores.shape[-1]), dim=-1)
     mass = scores.logsumexp(dim=-1, keepdim=True)

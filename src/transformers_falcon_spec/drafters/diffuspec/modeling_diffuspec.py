@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...errors import OptionError
-from ...generation.drafting import TargetView
+from ...generation.drafting import TargetView, TreeCandidateGenerator
 from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD
@@ -25,13 +25,13 @@ from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
 from .generator import DiffusionCandidateGenerator
 from .mask_token import check_mask, mask_id
 from .presets import fitted_proxy, preset_options
-from .proxy import NgramProxy, proxy_beside
+from .proxy import NgramProxy, load_saved_proxy
 
 DEFAULT_BLOCK = 8  # of a fresh drafter
 
 
 class DiffusionDrafter(WholeModelDrafter):
-    """Drafts with a masked diffusion model: in one pass it says what each of the next places may hold, and a search picks from that.
+    """Drafts with a masked diffusion model: in one pass it says what each of the next positions may hold, and a search picks from that.
 
     Example:
 
@@ -51,6 +51,7 @@ class DiffusionDrafter(WholeModelDrafter):
 
     config: DiffusionConfig
     config_class = DiffusionConfig
+    generator_class = DiffusionCandidateGenerator
     base_model_prefix = "drafter"
     wrapped_kind = "diffusion model"
     wrapping_options = ("preset", "mask_is_text", "proxy_texts", *WholeModelDrafter.wrapping_options)
@@ -129,9 +130,9 @@ class DiffusionDrafter(WholeModelDrafter):
         """The same as [`~DiffusionDrafter.from_model`]."""
         return cls.from_model(model, target, **options)
 
-    def load_beside(self, name_or_path: Any, **hub: Any) -> None:
+    def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load the proxy beside the weights, if there is one."""
-        self.proxy = proxy_beside(name_or_path, **hub)
+        self.proxy = load_saved_proxy(name_or_path, **hub)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config, options and the proxy; the arguments are those of `PreTrainedModel.save_pretrained`.
@@ -170,7 +171,7 @@ class DiffusionDrafter(WholeModelDrafter):
 
     @property
     def block_size(self) -> int:
-        """Tokens drafted in one pass, each at a place of its own."""
+        """Tokens drafted in one pass, each at a position of its own."""
         return self.config.most_draft_tokens
 
     @property
@@ -194,15 +195,13 @@ class DiffusionDrafter(WholeModelDrafter):
         nodes = {"num_tree_nodes": self.generation_config.num_tree_nodes} if self.config.search == "tree" else {}
         return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
 
-    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """The vocabulary that the drafter was made for, and that of its proxy, beside that of a target."""
         given = model.config.get_text_config(decoder=True).vocab_size
         proxy = {} if self.proxy is None else {"a proxy's vocabulary": (self.proxy.vocab_size, given)}
-        return {**super().sizes_beside(model), **proxy}
+        return {**super().compared_sizes(model), **proxy}
 
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> DiffusionCandidateGenerator:
+    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator that drafts with this model for one call.
 
         Raises:
@@ -214,7 +213,7 @@ class DiffusionDrafter(WholeModelDrafter):
                 "A diffusion drafter makes its trees from its lattice, but `draft_tree` names a static one. Set "
                 '`drafter.generation_config.draft_tree = None`; `search="tree"` drafts trees.'
             )
-        return DiffusionCandidateGenerator(self, target, max_length, rng)
+        return super().candidate_generator(target, max_length, rng)
 
 
 @torch.no_grad()

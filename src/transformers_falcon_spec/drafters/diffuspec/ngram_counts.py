@@ -81,10 +81,10 @@ class NgramCounts:
     def rebased(self, vocab_size: int) -> "NgramCounts":
         """The same n-grams of a larger vocabulary that begins with these tokens."""
         keys, counts = self.to_tensors()
-        found, place = torch.zeros_like(keys), 1
+        found, factor = torch.zeros_like(keys), 1
         while bool(keys.any()):
-            found += keys % self.vocab_size * place
-            keys, place = keys // self.vocab_size, place * vocab_size
+            found += keys % self.vocab_size * factor
+            keys, factor = keys // self.vocab_size, factor * vocab_size
         return NgramCounts.of_tensors(found, counts, vocab_size)
 
     def followers(self, context: Sequence[int]) -> Followers:

@@ -1,6 +1,6 @@
-"""What to draft from a lattice: the path that reads best, the best or drawn token of each place, or the likeliest tree.
+"""What to draft from a lattice: the path that reads best, the best or drawn token of each position, or the likeliest tree.
 
-The places of a lattice do not know one another's tokens, so the best ones need not follow from one another. Causal-consistency path
+The positions of a lattice do not know one another's tokens, so the best ones need not follow from one another. Causal-consistency path
 search weighs them with a model that reads from left to right: `model_weight * log p(drafter) + (1 - model_weight) * log p(proxy)`,
 summed over a path, by a beam. Source: arXiv 2510.02358, section 3.2.
 
@@ -30,9 +30,9 @@ class PathScores:
     """What each candidate of a lattice of one row adds to the score of a path; the proxy is read where somebody asks.
 
     Args:
-        token_ids (`list[list[int]]`): The candidates of each place, as far as drafts reach.
+        token_ids (`list[list[int]]`): The candidates of each position, as far as drafts reach.
         log_probs (`list[list[float]]`): What the drafter gives them.
-        end_log_probs (`list[float]`): What the drafter gives an end of the text at each place.
+        end_log_probs (`list[float]`): What the drafter gives an end of the text at each position.
         proxy (`NgramProxy`, *optional*): Without one the drafter's scores stand alone.
         context (`tuple[int, ...]`): The newest tokens of the text.
         model_weight (`float`): Weight of the drafter beside the proxy.
@@ -53,12 +53,12 @@ class PathScores:
         self._proxy, self._proxy_weight = proxy, 1 - model_weight
         self._read: list[dict[Context, list[float]]] = [{} for _ in token_ids]
 
-    def after(self, place: int, context: Context) -> list[float]:
-        """The scores of a place's candidates after a text that ends in `context`."""
-        own, weight = self._own[place], self._proxy_weight
+    def after(self, position: int, context: Context) -> list[float]:
+        """The scores of a position's candidates after a text that ends in `context`."""
+        own, weight = self._own[position], self._proxy_weight
         if self._proxy is None:
             return own
-        read = self._proxy.probs(context, self.token_ids[place], self._read[place])
+        read = self._proxy.probs(context, self.token_ids[position], self._read[position])
         return [mine + weight * log(prob) for mine, prob in zip(own, read, strict=True)]
 
 
@@ -67,8 +67,8 @@ def mixed_scores(
 ) -> PathScores:
     """Scores of the drafter and of a proxy, mixed.
 
-    They end with the first place whose best candidate ends the text. Behind the end of a text a drafter fills in ends, and a proxy
-    has nothing to say: a path that has ended adds the drafter's score of an end for each place, so that paths of any length compare.
+    They end with the first position whose best candidate ends the text. Behind the end of a text a drafter fills in ends, and a proxy
+    has nothing to say: a path that has ended adds the drafter's score of an end for each position, so that paths of any length compare.
 
     Args:
         lattice (`Lattice`): Of one row, on the CPU.
@@ -98,7 +98,7 @@ def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Te
     Args:
         lattice (`Lattice`): Of one row, on the CPU.
         scores (`PathScores`): Of that lattice.
-        beam_width (`int`): Paths kept at each place, 1 for the best next token each time; the paper finds 3 or 4 best.
+        beam_width (`int`): Paths kept at each position, 1 for the best next token each time; the paper finds 3 or 4 best.
 
     Raises:
         [`OptionError`]: the width is below 1.
@@ -118,13 +118,13 @@ def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Te
         raise OptionError(f"`beam_width` must be at least 1, but it is {beam_width}.")
     ends = set(lattice.end_ids)
     beams = [_Beam(0.0, (), scores.context, has_ended=False)]
-    for place, (tokens, end_score) in enumerate(zip(scores.token_ids, scores.end_scores, strict=True)):
+    for position, (tokens, end_score) in enumerate(zip(scores.token_ids, scores.end_scores, strict=True)):
         grown: list[tuple[float, _Beam, int | None]] = []  # with the next token; None where there is none
         for beam in beams:
             if beam.has_ended:
                 grown.append((beam.score + end_score, beam, None))
                 continue
-            row = scores.after(place, beam.context)
+            row = scores.after(position, beam.context)
             grown += [(beam.score + score, beam, token) for score, token in zip(row, tokens, strict=True)]
         grown.sort(key=itemgetter(0), reverse=True)
         beams = [beam.grown(score, token, ends) for score, beam, token in grown[:beam_width]]
@@ -132,23 +132,23 @@ def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Te
 
 
 def argmax_path(lattice: Lattice) -> Tensor:
-    """The best token of each place `[length]` of a lattice of one row, up to and including one that ends the text."""
+    """The best token of each position `[length]` of a lattice of one row, up to and including one that ends the text."""
     return lattice.token_ids[0, : int(lattice.lengths[0]), 0]
 
 
 def draw_marginals(
     logits: Tensor, budget: DraftBudget, rng: torch.Generator, forbidden_ids: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """A token of each place, drawn without regard to the others, and exactly what it was drawn from.
+    """A token of each position, drawn without regard to the others, and exactly what it was drawn from.
 
     Args:
-        logits (`torch.Tensor` of shape `(rows, places, vocab)`): Of the denoising pass, over the target's vocabulary.
-        budget (`DraftBudget`): Whose `temperature` to draw at; its `noise`, where there is some, decides in place of `rng`.
+        logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass, over the target's vocabulary.
+        budget (`DraftBudget`): Whose `temperature` to draw at; its `noise`, where there is some, decides instead of `rng`.
         rng (`torch.Generator`): What to draw from.
         forbidden_ids (`Sequence[int]`): Tokens that must not be drafted; their probability is 0.
 
     Returns:
-        Tokens `(rows, places)` and probabilities `(rows, places, vocab)`; those of a place are what the node before it was given.
+        Tokens `(rows, positions)` and probabilities `(rows, positions, vocab)`; those of a position are what the node before it was given.
     """
     probs = torch.softmax(allowed_logits(logits, forbidden_ids) / (budget.temperature or 1.0), dim=-1)
     depths = list(range(1, probs.shape[1] + 1))
@@ -208,13 +208,13 @@ def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -
         if order < len(siblings.scores):
             heapq.heappush(waiting, (-siblings.scores[order], next(numbers), order, siblings))
 
-    def open_below(node: int, place: int, context: Context) -> None:
-        """The children of a node, where there are places left."""
-        if place < len(scores.token_ids):
-            row, above = scores.after(place, context), found[node][2]
+    def open_below(node: int, position: int, context: Context) -> None:
+        """The children of a node, where there are positions left."""
+        if position < len(scores.token_ids):
+            row, above = scores.after(position, context), found[node][2]
             ranks = sorted(range(len(row)), key=row.__getitem__, reverse=True)
-            tokens = [scores.token_ids[place][rank] for rank in ranks]
-            offer(_Siblings(node, place, context, tokens, [above + row[rank] for rank in ranks]), 0)
+            tokens = [scores.token_ids[position][rank] for rank in ranks]
+            offer(_Siblings(node, position, context, tokens, [above + row[rank] for rank in ranks]), 0)
 
     open_below(0, 0, scores.context)
     while waiting and len(found) < num_nodes:
@@ -223,7 +223,7 @@ def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -
         found.append((token, siblings.parent, -cost))
         offer(siblings, order + 1)
         if token not in ends:
-            open_below(len(found) - 1, siblings.place + 1, (*siblings.context[-1:], token))
+            open_below(len(found) - 1, siblings.position + 1, (*siblings.context[-1:], token))
     token_ids, parents, totals = zip(*found, strict=True)
     return LatticeTree(torch.tensor(token_ids), torch.tensor(parents), torch.tensor(totals, dtype=torch.float))
 
@@ -247,7 +247,7 @@ class _Siblings(NamedTuple):
     """The children of one node, best first."""
 
     parent: int
-    place: int
+    position: int
     context: Context
     tokens: list[int]
     scores: list[float]

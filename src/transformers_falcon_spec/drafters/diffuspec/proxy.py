@@ -186,11 +186,11 @@ class ContextProxy(NgramProxy):
         )
 
 
-def proxy_beside(name_or_path: Any, **hub: Any) -> NgramProxy | None:
+def load_saved_proxy(name_or_path: Any, **hub: Any) -> NgramProxy | None:
     """The proxy beside a drafter's weights, in a folder or on the Hub; an adapter has that of the drafter beneath."""
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
-        return proxy_beside(base, **options_of_base(hub))
+        return load_saved_proxy(base, **options_of_base(hub))
     files = [
         cached_file(str(name_or_path), file, _raise_exceptions_for_missing_entries=False, **hub)
         for file in (COUNTS_FILE, DESCRIPTION_FILE)

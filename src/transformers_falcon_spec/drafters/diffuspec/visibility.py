@@ -26,8 +26,8 @@ def visible(
     Example:
 
     ```python
-    >>> places = torch.arange(4)
-    >>> visible("prefix_causal", 2, None, places, places).int().tolist()
+    >>> positions = torch.arange(4)
+    >>> visible("prefix_causal", 2, None, positions, positions).int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
 
     ```

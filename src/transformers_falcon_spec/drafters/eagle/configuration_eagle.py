@@ -1,25 +1,19 @@
 """The configuration of an Eagle drafter: its version, sizes taken from its target, its vocabulary and how its tree grows."""
 
-from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedModel
 
-from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
-from ..config_fields import trained_target_fields
-from ..tree_drafting.temperatures import GrowingConfig
+from ..tree_drafting.configuration import PairConfig
 
 VERSIONS = (1, 3)
 OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 MIN_LAYERS_AS_PUBLISHED = 7  # with fewer, two of the published three layers are one
-DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
 
 
 @strict
-class EagleConfig(GrowingConfig):
+class EagleConfig(PairConfig):
     """Configuration of [`EagleDrafter`]; fields of its one decoder layer are those of `LlamaConfig`.
 
     Args:
@@ -34,15 +28,7 @@ class EagleConfig(GrowingConfig):
         norm_before_fc (`bool`, *optional*, defaults to `False`): Version 3: one norm over all features before `fc`.
         fc_norm (`bool`, *optional*, defaults to `False`): Version 3: a norm for each layer's feature before `fc` (Eagle-3.1).
         norm_output (`bool`, *optional*, defaults to `False`): Version 3: the state fed back is the normed one (Eagle-3.1).
-        feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
-            Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head, and all that
-            version 1 reads.
-        feature_size (`int`, *optional*): Width of those together.
-        embedding_size (`int`, *optional*): Width of the target's token embeddings.
-        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
-        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see [`GrowingConfig`].
-        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
+        kwargs: Fields of [`PairConfig`], and of `LlamaConfig` for its decoder layer.
 
     Example:
 
@@ -56,7 +42,6 @@ class EagleConfig(GrowingConfig):
 
     model_type = "eagle_spec"
 
-    num_hidden_layers: int = 1
     version: int = 1
     qkv_bias: bool = False
     fc_bias: bool | None = None
@@ -65,23 +50,12 @@ class EagleConfig(GrowingConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    feature_layers: list[int] | tuple[int, ...] = (-1,)
-    feature_size: int | None = None
-    embedding_size: int | None = None
-    draft_tree: dict[str, Any] | None = None
-    target_name_or_path: str | None = None
-    target_contract: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
-        if self.feature_size is None:
-            self.feature_size = self.hidden_size * len(self.feature_layers)
-        if self.embedding_size is None:
-            self.embedding_size = self.hidden_size
         if self.fc_bias is None:
             self.fc_bias = self.version == 1
         super().__post_init__(**kwargs)
-        self.check()
 
     @property
     def num_draft_tokens(self) -> int:
@@ -105,22 +79,20 @@ class EagleConfig(GrowingConfig):
             )
         if self.num_hidden_layers != 1:
             raise OptionError(f"`num_hidden_layers` must be 1, but it is {self.num_hidden_layers}.")
-        if not self.feature_layers:
-            raise OptionError("`feature_layers` must name at least one hidden state, but it is empty.")
+        super().check()
         if self.version == 1:
             self._check_version_1()
         else:
             self._check_version_3()
-        self._check_drafts()
-
-    def _check_drafts(self) -> None:
         if not 1 <= self.num_draft_tokens <= self.vocab_size:
             raise OptionError(
                 f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is {self.num_draft_tokens}."
             )
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
-        self.check_confidence(block_size=1)
+
+    @classmethod
+    def default_feature_layers(cls, num_layers: int, options: dict[str, Any]) -> tuple[int, ...]:
+        """Version 1 reads the input of the head, version 3 what [`eagle3_feature_layers`] names."""
+        return eagle3_feature_layers(num_layers) if options.get("version") == VERSIONS[1] else (-1,)
 
     def _check_version_1(self) -> None:
         given = [name for name in OF_VERSION_3 if getattr(self, name)]
@@ -138,33 +110,6 @@ class EagleConfig(GrowingConfig):
             raise OptionError(
                 f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make {self.feature_size} together."
             )
-
-    @classmethod
-    def from_target(cls, target: PreTrainedModel, **options: Any) -> "EagleConfig":
-        """A configuration whose sizes fit `target`; `options` overrides any field.
-
-        Raises:
-            [`OptionError`]: an option that is no field.
-        """
-        unknown = sorted(set(options) - {field.name for field in fields(cls)})
-        if unknown:
-            raise OptionError(f"`{cls.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
-        text = target.config.get_text_config(decoder=True)
-        hidden, heads = head_width(target), text.num_attention_heads
-        published = eagle3_feature_layers(text.num_hidden_layers) if options.get("version") == VERSIONS[1] else (-1,)
-        layers = tuple(options.get("feature_layers", published))
-        sizes = {
-            "hidden_size": hidden,
-            "intermediate_size": inner_width(target),
-            "num_attention_heads": heads if hidden % heads == 0 else max(hidden // 64, 1),
-            "initializer_range": hidden**-0.5,
-            "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
-            "embedding_size": embedding_width(target),
-            "feature_layers": layers,
-            "feature_size": feature_width(target, layers),
-            **trained_target_fields(target),
-        }
-        return cls(**{**sizes, **options})
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:

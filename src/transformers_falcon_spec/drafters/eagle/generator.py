@@ -38,8 +38,8 @@ class EagleCandidateGenerator(GrownTreeGenerator):
 
     def _read(self, ids: Tensor, features: Tensor, num_new: list[int]) -> Tensor:
         """Read new pairs, each row's newest one last; the states `[rows, 1, hidden]` after those."""
-        positions, mask = self.place_pending(ids, num_new)
-        states = self.drafter.fuse(self.in_place(features))
+        positions, mask = self.assign_slots(ids, num_new)
+        states = self.drafter.fuse(self.to_drafter(features))
         return self._attend(self.embed(ids), states, mask, positions.clamp(min=0))[:, -1:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:

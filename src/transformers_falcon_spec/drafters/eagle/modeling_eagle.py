@@ -18,7 +18,6 @@ from transformers.utils.generic import ModelOutput
 from ...core.masks import additive
 from ...core.packing import one_text, same_text
 from ...errors import OptionError
-from ...generation.drafting import TargetView
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_eagle import EagleConfig
 from .decoder_layer import FeatureLayer, StateLayer
@@ -57,6 +56,7 @@ class EagleDrafter(GrowingDrafter):
 
     config: EagleConfig
     config_class = EagleConfig
+    generator_class = EagleCandidateGenerator
     base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
@@ -142,9 +142,9 @@ class EagleDrafter(GrowingDrafter):
         positions: Int[Tensor, "_ tokens"] | None = None,
         **_: Any,
     ) -> EagleOutput:
-        """Read whole sequences and draft on from every place of them, as in training: the training-time test.
+        """Read whole sequences and draft on from every position of them, as in training: the training-time test.
 
-        Step 0 is the pass over true features. In step j the chain that starts at place p reads the embedding of token p + 1 + j
+        Step 0 is the pass over true features. In step j the chain that starts at position p reads the embedding of token p + 1 + j
         beside its own state of step j - 1, at position p + j; it sees the true rows up to p and its own steps. Padding must be on the
         right, where no row before it looks.
 
@@ -207,15 +207,9 @@ class EagleDrafter(GrowingDrafter):
         return self.layer(states, token_embeds, **inputs)
 
     def fed_back(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:
-        """What the next row of a chain reads in place of a feature."""
+        """What the next row of a chain reads in position of a feature."""
         return self.norm(states) if self.config.norm_output else states
 
     def draft_logits(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Version 3: logits over the tokens that can be drafted, in float32."""
         return self.lm_head(self.norm(states)).float()
-
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> EagleCandidateGenerator:
-        """A generator that drafts with this model for one call."""
-        return EagleCandidateGenerator(self, target, max_length, rng)

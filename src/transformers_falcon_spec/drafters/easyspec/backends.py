@@ -16,7 +16,7 @@ from .families import Inputs, LayeredModel
 
 
 class SequentialBackend:
-    """One layer after another, with a place for each layer in the cache: the reference.
+    """One layer after another, each with its own index in the cache: the reference.
 
     Args:
         layered ([`LayeredModel`]): The draft model.
@@ -38,7 +38,7 @@ class SequentialBackend:
 class FusedBackend(SequentialBackend):
     """All layers of a group in one projection, one attention over all their heads and one projection back.
 
-    The cache has a place for each group, where the heads of its layers stand side by side.
+    The cache has one entry for each group, which holds the heads of its layers one after the other.
 
     Raises:
         [`OptionError`]: projections that are no plain matrices, as quantised ones.
@@ -49,7 +49,7 @@ class FusedBackend(SequentialBackend):
         self._fused = {number: FusedAttention(layered, group) for number, group in enumerate(groups) if len(group) > 1}
 
     def cache_of(self, number: int, cache: Any) -> Any:
-        """The part of the group's place that belongs to each layer."""
+        """The part of the group's cache entry that belongs to each layer."""
         return GroupSlice(cache, number, self.groups[number])
 
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:

@@ -38,7 +38,7 @@ class LayerParallelConfig(PreTrainedConfig):
         draft_vocab_size (`int`, *optional*):
             Tokens that both models have: only ids below are drafted. None is the smaller of both vocabularies.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
-        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its chances, by depth; see `GrowingConfig`.
+        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its probabilities, by depth; see `PairConfig` of Falcon and Eagle.
         target_name_or_path (`str`, *optional*): The target that it was wrapped for.
 
     Raises:

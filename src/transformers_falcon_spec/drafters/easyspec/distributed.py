@@ -51,8 +51,8 @@ class DistributedBackend(SequentialBackend):
         group = self.groups[number]
         num_own = layers_of_rank(len(group), self.ranks.num)
         part = states.new_zeros(num_own, *states.shape)
-        for place, index in enumerate(group[self.ranks.process_rank * num_own :][:num_own]):
-            part[place] = self.layered.attend(index, states, inputs)
+        for offset, index in enumerate(group[self.ranks.process_rank * num_own :][:num_own]):
+            part[offset] = self.layered.attend(index, states, inputs)
         return self.ranks.all_gather(part)[: len(group)].unbind()
 
 

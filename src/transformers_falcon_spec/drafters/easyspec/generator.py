@@ -33,7 +33,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         self._backend = drafter.backend()
         context = getattr(drafter.model.config, "max_position_embeddings", None)
         self._context = max_length if context is None else int(context)
-        self._draft_places = torch.empty(0, dtype=torch.long)  # [rows, draft slots] where drafted tokens stand
+        self._draft_positions = torch.empty(0, dtype=torch.long)  # [rows, draft slots] where drafted tokens stand
 
     @property
     def num_draft_tokens(self) -> int:
@@ -48,39 +48,43 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         super().commit(replace(committed, num_new=num_new, features=nothing))
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """A tree within the budget; None while no row has new tokens or room for more in the draft model's context."""
+        """A tree within the budget; None while no row has new tokens or the text has reached the end of the draft model's context."""
         num_new = self.num_unread
-        rooms = [
+        max_depths = [
             min(depth, self._context - read - new) * (new > 0)
             for depth, read, new in zip(budget.depths, self.num_read, num_new, strict=True)
         ]
-        if all(room < 0 for room, new in zip(rooms, num_new, strict=True) if new):  # as it is where nothing is new
+        if all(
+            depth < 0 for depth, new in zip(max_depths, num_new, strict=True) if new
+        ):  # as it is where nothing is new
             return None
         ids, _, num_new = self.take_pending(padding_side="left")
         states = self._read(ids.to(self.drafter.device), num_new)
-        return self.draft([max(room, 0) for room in rooms], budget, states[:, None])
+        return self.draft([max(depth, 0) for depth in max_depths], budget, states[:, None])
 
     def _read(self, ids: Tensor, num_new: list[int]) -> Tensor:
         """Read new tokens, exactly unless told otherwise, each row's newest one last; the states `[rows, 1, hidden]` after those."""
         is_exact = self.drafter.config.calibrate or not len(self.slots)
-        positions, allowed = self.place_pending(ids, num_new)
-        places = self.slots.places
-        self._draft_places = places[:, :0]
-        return self._states(ids, allowed, positions.clamp(min=0), places, is_exact)[:, -1:]
+        positions, allowed = self.assign_slots(ids, num_new)
+        slot_positions = self.slots.places
+        self._draft_positions = slot_positions[:, :0]
+        return self._states(ids, allowed, positions.clamp(min=0), slot_positions, is_exact)[:, -1:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
         ids, held = token_ids[..., 0], self.slots.places
         positions = torch.tensor(self.num_read, device=ids.device)[:, None] + number - 1
         positions = positions.expand_as(ids)
-        self._draft_places = torch.cat([self._draft_places, positions], dim=-1)
+        self._draft_positions = torch.cat([self._draft_positions, positions], dim=-1)
         is_held = (held != HOLE)[:, None].expand(-1, seen.shape[1], -1)
         allowed = torch.cat([is_held, seen.to(is_held.device)], dim=-1)
-        places = torch.cat([held, self._draft_places], dim=-1)
-        return self._states(ids, allowed, positions, places, is_exact=False)[:, :, None]
+        slot_positions = torch.cat([held, self._draft_positions], dim=-1)
+        return self._states(ids, allowed, positions, slot_positions, is_exact=False)[:, :, None]
 
-    def _states(self, ids: Tensor, allowed: Tensor, positions: Tensor, places: Tensor, is_exact: bool) -> Tensor:
-        return self.drafter.read(ids, allowed, positions, places, self.slots.cache, self._backend, is_exact)
+    def _states(
+        self, ids: Tensor, allowed: Tensor, positions: Tensor, slot_positions: Tensor, is_exact: bool
+    ) -> Tensor:
+        return self.drafter.read(ids, allowed, positions, slot_positions, self.slots.cache, self._backend, is_exact)
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of the draft model's own head, over the tokens that both models have."""

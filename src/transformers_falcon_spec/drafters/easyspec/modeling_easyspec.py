@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from ...core.masks import additive
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup
-from ...generation.drafting import TargetView
 from ..tree_drafting.grown import GrowingDrafter
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .backends import FusedBackend, SequentialBackend, weights_state
@@ -47,6 +46,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
 
     config: LayerParallelConfig
     config_class = LayerParallelConfig
+    generator_class = LayerParallelCandidateGenerator
     base_model_prefix = "drafter"
     wrapping_options = ("group_size", *WholeModelDrafter.wrapping_options)
     default_depth = 5  # the paper's
@@ -117,7 +117,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         token_ids: Tensor,
         allowed: Tensor,
         positions: Tensor,
-        places: Tensor,
+        slot_positions: Tensor,
         cache: Any,
         backend: SequentialBackend,
         is_exact: bool,
@@ -128,7 +128,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
             token_ids (`torch.Tensor` of shape `(rows, tokens)`): The target's ids; one that the model lacks is read as id 0.
             allowed (`torch.Tensor` of shape `(rows, tokens, slots)`): Which slots each token may see, windows apart.
             positions (`torch.Tensor` of shape `(rows, tokens)`): Where the tokens stand in the text.
-            places (`torch.Tensor` of shape `(rows, slots)`): Where the tokens of all slots stand, these tokens' last.
+            slot_positions (`torch.Tensor` of shape `(rows, slots)`): Where the tokens of all slots stand, these tokens' last.
             cache ([`~transformers.Cache`]): Keys and values of earlier tokens; those of these tokens are added.
             backend ([`SequentialBackend`]): Computes groups.
             is_exact (`bool`): Every layer reads what the one before it gave.
@@ -139,7 +139,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         for kind in layered.kinds:
             seen = allowed
             if kind.sliding_window is not None:
-                seen = allowed & (places[:, None] > positions[..., None] - kind.sliding_window)
+                seen = allowed & (slot_positions[:, None] > positions[..., None] - kind.sliding_window)
             masks[kind.name] = additive(seen, states.dtype)
         rotary = layered.rotary(states, positions)
         for number, group in enumerate(backend.groups):
@@ -198,9 +198,3 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """What decides its drafts besides weights."""
         names = ("layer_groups", "backend", "draft_vocab_size", "calibrate", "whole_layers")
         return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}
-
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> LayerParallelCandidateGenerator:
-        """A generator that drafts with this model for one call."""
-        return LayerParallelCandidateGenerator(self, target, max_length, rng)

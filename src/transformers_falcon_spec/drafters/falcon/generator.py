@@ -115,15 +115,15 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return outputs.reshape(num_rows, blocks, size, -1)
 
     @property
-    def is_blind(self) -> bool:
+    def predicts_independently(self) -> bool:
         """Without a transition."""
         return self.drafter.config.transition_rank is None
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
         """The logits of each node's block, and what the transition says of its token."""
         lists, seen = (part.gather(1, blocks[..., None].expand(-1, -1, part.shape[-1])) for part in (logits, features))
-        return lists + self.drafter.transition(token_ids, self.in_place(seen)).to(lists)
+        return lists + self.drafter.transition(token_ids, self.to_drafter(seen)).to(lists)
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
-        """Input rows: embedding beside feature, in the drafter's type and place."""
-        return torch.cat([self.embed(token_ids), self.in_place(features)], dim=-1)
+        """Input rows: embedding beside feature, in the drafter's type and device."""
+        return torch.cat([self.embed(token_ids), self.to_drafter(features)], dim=-1)

@@ -23,7 +23,6 @@ from transformers.models.llama.modeling_llama import (
 from ...core.masks import additive, block_causal_mask, block_ends
 from ...core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ...core.tree import DraftTree
-from ...generation.drafting import TargetView
 from ..base import DrafterModel
 from ..tree_drafting.static import tree_from_json
 from .configuration_falcon import FalconSpecConfig
@@ -125,6 +124,7 @@ class FalconSpecDrafter(DrafterModel):
 
     config: FalconSpecConfig
     config_class = FalconSpecConfig
+    generator_class = FalconCandidateGenerator
     base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     supports_gradient_checkpointing = True
@@ -162,13 +162,13 @@ class FalconSpecDrafter(DrafterModel):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "FalconSpecDrafter":
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
-        drafter._start_ahead()
+        drafter._aim_attention()
         if drafter.config.transition_rank is not None:
             nn.init.zeros_(drafter.transition.after.weight)
         return drafter.eval().to(device=target.device)
 
     @torch.no_grad()
-    def _start_ahead(self) -> None:
+    def _aim_attention(self) -> None:
         """Give fresh attention, where it has biases, a place to look: head h starts out at the row h mod k ahead.
 
         A row must read the rows that follow it in its block and know its own place there. Attention that starts out even over
@@ -288,9 +288,3 @@ class FalconSpecDrafter(DrafterModel):
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
         return self.generation_config.num_tree_nodes if self.is_tree_dynamic else len(self.draft_tree)
-
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> FalconCandidateGenerator:
-        """A generator that drafts with this model for one call."""
-        return FalconCandidateGenerator(self, target, max_length, rng)

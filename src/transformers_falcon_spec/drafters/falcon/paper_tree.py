@@ -1,7 +1,7 @@
 """The static tree that the Falcon paper draws for Llama targets and two tokens a pass, node by node (arXiv 2412.12639, figure 6).
 
 The figure draws how many children each node has, and the text says that m children are the m most likely tokens. The list of the
-authors' repository for this tree (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) has the same 118 nodes but for one place:
+authors' repository for this tree (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) has the same 118 nodes with one exception:
 the eight children of the second token after the first have the ranks 0 and 3 to 9 there, which the text contradicts; here they are 0 to 7.
 """
 
@@ -34,8 +34,8 @@ def paper_tree(block_size: int = 2) -> DraftTree:
     """
     depth = PAPER_DEPTH // block_size * block_size or PAPER_DEPTH
     paths = sorted((path for path in _paths() if len(path) <= depth), key=lambda path: (sum(path) + len(path), path))
-    places = {path: place for place, path in enumerate([(), *paths])}
-    parents = [places[path[:-1]] for path in paths]
+    indices = {path: index for index, path in enumerate([(), *paths])}
+    parents = [indices[path[:-1]] for path in paths]
     return DraftTree.from_lists([-1, *parents], [-1, *(path[-1] for path in paths)])
 
 

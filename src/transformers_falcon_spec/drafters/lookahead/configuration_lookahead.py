@@ -55,14 +55,14 @@ class LookaheadConfig(PreTrainedConfig):
                 raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
 
     @property
-    def num_guests(self) -> int:
+    def num_lookahead_nodes(self) -> int:
         """Tokens of the whole window, the root excluded."""
         return (self.ngram_len - 1) * self.window_size - 1
 
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root and guests included."""
-        return 1 + self.num_guesses * (self.ngram_len - 1) + self.num_guests
+        return 1 + self.num_guesses * (self.ngram_len - 1) + self.num_lookahead_nodes
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "LookaheadConfig":

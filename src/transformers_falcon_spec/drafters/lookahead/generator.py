@@ -65,12 +65,12 @@ class _Tree:
 
     token_ids: list[int]
     parents: list[int]
-    num_guests: int
+    num_lookahead_nodes: int
 
     def padded(self, num_nodes: int) -> tuple[list[int], list[int], list[int]]:
         """Tokens, parents, and 1 for guests, with nodes that belong to nobody behind them."""
-        num_candidates, num_missing = len(self.parents) - self.num_guests, num_nodes - len(self.parents)
-        is_lookahead = [0] * num_candidates + [1] * self.num_guests + [0] * num_missing
+        num_candidates, num_missing = len(self.parents) - self.num_lookahead_nodes, num_nodes - len(self.parents)
+        is_lookahead = [0] * num_candidates + [1] * self.num_lookahead_nodes + [0] * num_missing
         return self.token_ids + [0] * num_missing, self.parents + [-1] * num_missing, is_lookahead
 
 
@@ -90,8 +90,8 @@ class _Row:
         self.num_read += len(token_ids)
         if self._window is None:
             num_tokens = num_first_tokens(self.config.window_size, self.config.ngram_len)
-            places = draw_indices(len(token_ids), num_tokens, self.rng).tolist()
-            self._window = JacobiWindow(self.config.ngram_len, [token_ids[place] for place in places])
+            indices = draw_indices(len(token_ids), num_tokens, self.rng).tolist()
+            self._window = JacobiWindow(self.config.ngram_len, [token_ids[index] for index in indices])
         text = self._newest + token_ids
         self.pool.add_text(text, self.config.ngram_len)
         self._newest = text[1 - self.config.ngram_len :]
@@ -110,12 +110,12 @@ class _Row:
         guests = self._window
         depth = num_first_tokens(config.window_size, config.ngram_len)
         has_window = not budget.is_chain and depth <= max_depth and len(guests.tokens) < budget.num_nodes
-        num_guests = len(guests.tokens) if has_window else 0
+        num_lookahead_nodes = len(guests.tokens) if has_window else 0
         guesses = self.pool.continuations(root, 1 if budget.is_chain else config.num_guesses)
-        parents, tokens = prefix_tree(guesses, max_depth, budget.num_nodes - 1 - num_guests)
+        parents, tokens = prefix_tree(guesses, max_depth, budget.num_nodes - 1 - num_lookahead_nodes)
         if not has_window:
             return _Tree([root, *tokens], [-1, *parents], 0)
         num_before = len(parents)
         self.tips = [tip and tip + num_before for tip in guests.tips]
         below = [parent and parent + num_before for parent in guests.parents]
-        return _Tree([root, *tokens, *guests.tokens], [-1, *parents, *below], num_guests)
+        return _Tree([root, *tokens, *guests.tokens], [-1, *parents, *below], num_lookahead_nodes)

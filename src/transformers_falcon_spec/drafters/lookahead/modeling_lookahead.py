@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...errors import CheckpointError, DrafterMismatchError, OptionError
-from ...generation.drafting import TargetView
+from ...generation.drafting import TargetView, TreeCandidateGenerator
 from ...generation.model_parts import named
 from ..base import TextDrafter
 from .configuration_lookahead import SMALLEST, LookaheadConfig
@@ -30,6 +30,7 @@ class LookaheadDrafter(TextDrafter):
 
     config: LookaheadConfig
     config_class = LookaheadConfig
+    generator_class = LookaheadCandidateGenerator
     base_model_prefix = "drafter"
 
     def __init__(self, config: LookaheadConfig) -> None:
@@ -70,9 +71,7 @@ class LookaheadDrafter(TextDrafter):
                 f"{named(model)} gives {vocab_size}. Make one for it: `LookaheadDrafter.from_target(target)`."
             )
 
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> LookaheadCandidateGenerator:
+    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator that drafts with these options for one call.
 
         Raises:
@@ -84,7 +83,7 @@ class LookaheadDrafter(TextDrafter):
                 "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
                 "`drafter.generation_config.draft_tree = None`."
             )
-        return LookaheadCandidateGenerator(self, target, max_length, rng)
+        return super().candidate_generator(target, max_length, rng)
 
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The Jacobi window: tokens guessed for coming places, read again in every step, each reading one row of guesses better.
+"""The Jacobi window: tokens guessed for coming positions, read again in every step, each reading one row of guesses better.
 
 Its tokens form a comb below the root: the oldest guesses are the spine, and below each node of the spine hang the later
-guesses for the places after it. Ancestors are all that a node sees, and in this comb they are what the paper's mask shows.
+guesses for the positions after it. Ancestors are all that a node sees, and in this comb they are what the paper's mask shows.
 Source: arXiv 2402.02057, section 3 and figure 2; start and movement as in the code published with it.
 """
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from ..tree_drafting.static import draw_children, fitted, node_chances, parents_by_row
+from ..tree_drafting.static import draw_children, fitted, parents_by_row, probs_of_nodes
 
 if TYPE_CHECKING:
     from .modeling_medusa import MedusaDrafter
@@ -28,7 +28,7 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         num_ranks = int(self._tree.ranks.max()) + 1
         if num_ranks > target.vocab_size:
             raise OptionError(
-                f"`draft_tree` asks for the {num_ranks} best tokens of a place, but the drafter knows {target.vocab_size}. Take a "
+                f"`draft_tree` asks for the {num_ranks} best tokens of a position, but the drafter knows {target.vocab_size}. Take a "
                 "narrower tree."
             )
         self._roots: list[Tensor] = []  # of each row [1] its newest token
@@ -66,13 +66,13 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         if budget.temperature is None:
             best = logits.topk(plan.num_ranks, dim=-1).indices  # [rows, heads, ranks]
             token_ids[:, 1:] = best[:, plan.heads, plan.ranks].to(token_ids.device)
-            return Draft(token_ids, parents, node_probs=_chances(plan, logits, token_ids, budget))
+            return Draft(token_ids, parents, node_probs=_node_probs(plan, logits, token_ids, budget))
         probs = torch.softmax(logits / budget.temperature, dim=-1)
         heads = plan.heads_of_parents
         children = draw_children(probs[:, heads], (heads + 1).tolist(), plan.num_children, budget, self.rng)
         token_ids[:, 1:] = children[:, plan.siblings[0], plan.siblings[1]].to(token_ids.device)
-        chances = _chances(plan, logits, token_ids, budget)
-        return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index, node_probs=chances)
+        node_probs = _node_probs(plan, logits, token_ids, budget)
+        return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index, node_probs=node_probs)
 
     def _logits(self, features: Tensor, num_heads: int) -> Tensor:
         """What the first heads say `[rows, heads, vocab]` of features `[rows, hidden]`."""
@@ -91,7 +91,7 @@ class _Plan:
         heads (`torch.Tensor` of shape `(nodes - 1,)`): The head of each node below the root.
         ranks (`torch.Tensor` of shape `(nodes - 1,)`): Which of that head's best tokens it takes.
         heads_of_parents (`torch.Tensor` of shape `(parents,)`): For each node with children the head that drafts them.
-        siblings (`torch.Tensor` of shape `(2, nodes - 1)`): The place of each node's parent among those, and its own among its
+        siblings (`torch.Tensor` of shape `(2, nodes - 1)`): The index of each node's parent among those, and its own among its
             siblings.
         dist_index (`torch.Tensor` of shape `(1, nodes)`): The head that drafts a node's children; -1 where it has none.
     """
@@ -106,13 +106,13 @@ class _Plan:
     dist_index: Tensor
 
 
-def _chances(plan: _Plan, logits: Tensor, token_ids: Tensor, budget: DraftBudget) -> Tensor | None:
+def _node_probs(plan: _Plan, logits: Tensor, token_ids: Tensor, budget: DraftBudget) -> Tensor | None:
     """How likely each node seems; None where nobody asks."""
     if not budget.wants_node_probs:
         return None
     probs = torch.softmax(logits[:, plan.heads_of_parents] / (budget.temperature or 1.0), dim=-1)
     depths = (plan.heads_of_parents + 1).tolist()
-    below = node_chances(probs, token_ids[:, 1:], plan.siblings[0], depths, budget)
+    below = probs_of_nodes(probs, token_ids[:, 1:], plan.siblings[0], depths, budget)
     return torch.cat([torch.ones(len(below), 1, dtype=torch.float), below], dim=-1)
 
 
@@ -121,12 +121,12 @@ def _plan(tree: DraftTree, device: torch.device) -> _Plan:
     """The plan of a one-row tree; trees are told apart by identity."""
     parent_of, depths, ranks = (values[0].tolist() for values in (tree.parents, tree.depths, tree.ranks))
     parents = sorted(set(parent_of[1:]))
-    places = [parent_of[1:node].count(parent_of[node]) for node in range(1, len(tree))]
-    siblings = [[parents.index(parent) for parent in parent_of[1:]], places]
+    indices = [parent_of[1:node].count(parent_of[node]) for node in range(1, len(tree))]
+    siblings = [[parents.index(parent) for parent in parent_of[1:]], indices]
     return _Plan(
         num_heads=max(depths),
         num_ranks=max(ranks) + 1,
-        num_children=max(places, default=-1) + 1,
+        num_children=max(indices, default=-1) + 1,
         heads=torch.tensor(depths[1:], device=device, dtype=torch.long) - 1,
         ranks=torch.tensor(ranks[1:], device=device, dtype=torch.long),
         heads_of_parents=torch.tensor([depths[parent] for parent in parents], device=device, dtype=torch.long),

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.drafting import TargetView
 from ...generation.model_parts import apply_head, feature_width
 from ..base import DrafterModel
 from ..tree_drafting.static import tree_from_json
@@ -39,7 +38,7 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaDrafter(DrafterModel):
-    """Drafts `num_heads` tokens in one pass over one feature: head i drafts the token i + 2 places after the feature's own.
+    """Drafts `num_heads` tokens in one pass over one feature: head i drafts the token i + 2 positions after the feature's own.
 
     The token right after it is known by then, for the target's own head chose it. Heads see nothing of one another, so all
     nodes of a depth share one list of candidates.
@@ -56,6 +55,7 @@ class MedusaDrafter(DrafterModel):
 
     config: MedusaConfig
     config_class = MedusaConfig
+    generator_class = MedusaCandidateGenerator
     base_model_prefix = "drafter"
     main_input_name = "features"
 
@@ -126,18 +126,12 @@ class MedusaDrafter(DrafterModel):
         """Nodes of the draft tree, root included."""
         return len(self.draft_tree)
 
-    def sizes_beside(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """By name each size that the drafter was made for, beside that of a target; embeddings are not read."""
         return {
             "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
             "features": (self.feature_size, feature_width(model, self.feature_layers)),
         }
-
-    def candidate_generator(
-        self, target: TargetView, max_length: int, rng: torch.Generator
-    ) -> MedusaCandidateGenerator:
-        """A generator that drafts with this model for one call."""
-        return MedusaCandidateGenerator(self, target, max_length, rng)
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)

@@ -55,7 +55,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
         if num_ranks > self.num_draft_tokens:
             raise OptionError(
-                f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a place, but the drafter knows "
+                f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a position, but the drafter knows "
                 f"{self.num_draft_tokens}. Take a narrower tree."
             )
 
@@ -129,35 +129,35 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def children_of(
         self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
     ) -> Children:
-        """What follows nodes at the places of blocks that start below `depth`, as [`TreeGrowth.expand_blocks`] asks for it."""
+        """What follows nodes at each offset of blocks that start below `depth`, as [`TreeGrowth.expand_blocks`] asks for it."""
         logits = self.draft_logits(features)
-        if self.is_blind:  # what stands before a place changes nothing there
+        if self.predicts_independently:  # what stands before an offset changes nothing there
             best = self.log_node_probs(logits, budget, depth).topk(width, dim=-1)
             token_ids = self.target_ids(best.indices)
 
-        def children(place: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-            if self.is_blind:
+        def children(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+            if self.predicts_independently:
                 lists = blocks[..., None].expand(-1, -1, width)
-                return token_ids[:, :, place].gather(1, lists), best.values[:, :, place].gather(1, lists)
+                return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
             after = self.logits_after(
-                growth.token_ids.gather(1, nodes), logits[:, :, place], features[:, :, place], blocks
+                growth.token_ids.gather(1, nodes), logits[:, :, offset], features[:, :, offset], blocks
             )
-            found = self.log_node_probs(after[:, :, None], budget, depth + place).topk(width, dim=-1)
+            found = self.log_node_probs(after[:, :, None], budget, depth + offset).topk(width, dim=-1)
             return self.target_ids(found.indices[:, :, 0]), found.values[:, :, 0]
 
         return children
 
     def log_node_probs(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
-        """How likely the target is to take each token, of logits `[rows, lists, places, tokens]` of nodes below `depth` and deeper.
+        """How likely the target is to take each token, of logits `[rows, lists, offsets, tokens]` of nodes below `depth` and deeper.
 
         It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread, the chance of
         a token is the softmax of the drafter's scores at that spread as temperature: as `confidence_temperatures` of the config
         have it, else 1 or the temperature of the draws.
         """
         stored = self.drafter.config.confidence_temperatures
-        place = depth % self.block_size
-        temperatures = block_temperatures(stored, depth - place, self.block_size, budget.temperature)
-        temperatures = temperatures[place : place + logits.shape[2]]
+        offset = depth % self.block_size
+        temperatures = block_temperatures(stored, depth - offset, self.block_size, budget.temperature)
+        temperatures = temperatures[offset : offset + logits.shape[2]]
         scores = self.scores(logits, budget, depth)
         return (scores / scores.new_tensor(temperatures)[:, None]).log_softmax(dim=-1)
 
@@ -166,7 +166,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         if budget.noise is None:
             return logits
         rows, _blocks, size, _tokens = logits.shape
-        noises = [budget.noise(row, depth + place + 1) for row in range(rows) for place in range(size)]
+        noises = [budget.noise(row, depth + offset + 1) for row in range(rows) for offset in range(size)]
         noise = self.over_draft_ids(torch.stack(noises).to(logits)).reshape(rows, 1, size, -1)
         return logits - (budget.temperature or 1.0) * noise.log()
 

@@ -70,8 +70,8 @@ class PairGenerator(TreeCandidateGenerator):
             num_rows, device = len(committed.lengths), committed.sequence_ids.device
             self.pending = [PendingPairs() for _ in range(num_rows)]
             self.num_read = [0] * num_rows
-            no_places = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
-            self.slots = RowSlots(self.slots.cache, no_places)
+            no_positions = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
+            self.slots = RowSlots(self.slots.cache, no_positions)
         for row, (length, num_new) in enumerate(zip(committed.lengths, committed.num_new, strict=True)):
             ids = committed.sequence_ids[row, :length]
             self.pending[row].add(ids[length - num_new :], committed.features[row, :num_new], ids[-1:])
@@ -103,23 +103,23 @@ class PairGenerator(TreeCandidateGenerator):
         self.num_read = [num + new for num, new in zip(self.num_read, num_new, strict=True)]
         return ids, features, num_new
 
-    def place_pending(self, ids: Tensor, num_new: list[int]) -> tuple[Tensor, Tensor]:
-        """Give new pairs, each row's newest one last, their slots: places `[rows, pairs]`, and which slots each sees `[rows, pairs, slots]`."""
+    def assign_slots(self, ids: Tensor, num_new: list[int]) -> tuple[Tensor, Tensor]:
+        """Give new pairs, each row's newest one last, their slots: positions `[rows, pairs]`, and which slots each sees `[rows, pairs, slots]`."""
         self.slots.tidy()
         num_read = torch.tensor(self.num_read, device=ids.device)
-        places = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)
+        positions = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)
         if min(num_new) < ids.shape[1]:
             first = num_read - torch.tensor(num_new, device=ids.device)
-            places = places.masked_fill(places < first[:, None], HOLE)
+            positions = positions.masked_fill(positions < first[:, None], HOLE)
         self.slots.places = self.slots.places.to(ids.device)
-        self.slots.append(places, num_new)
+        self.slots.append(positions, num_new)
         held = self.slots.places[:, None]
-        return places, (held <= places[..., None]) & (held != HOLE)
+        return positions, (held <= positions[..., None]) & (held != HOLE)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """The target's embeddings in the drafter's type and place."""
-        return self.in_place(self.target.embed(token_ids))
+        """The target's embeddings in the drafter's type and device."""
+        return self.to_drafter(self.target.embed(token_ids))
 
-    def in_place(self, states: Tensor) -> Tensor:
-        """`states` in the drafter's type and place."""
+    def to_drafter(self, states: Tensor) -> Tensor:
+        """`states` in the drafter's type and device."""
         return states.to(self.drafter.device, self.drafter.dtype)

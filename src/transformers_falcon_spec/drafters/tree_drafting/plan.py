@@ -16,7 +16,7 @@ from ...core.tree import DraftTree
 class DraftPass:
     """One pass of the drafter. The first reads the committed rows; the others the blocks of one level, side by side.
 
-    Or what one place of its blocks drafts: `by_place` divides a pass.
+    Or what one offset in its blocks drafts: `by_block_offset` divides a pass.
 
     Args:
         nodes (`torch.Tensor` of shape `(drafted,)`): Nodes that get their token from this pass.
@@ -24,7 +24,7 @@ class DraftPass:
         num_ranks (`int`): Best tokens needed of a row.
         parents (`torch.Tensor` of shape `(parents,)`): Nodes whose children this pass drafts.
         lists (`torch.Tensor` of shape `(2, parents)`): For each of them the block and the row that its children come from.
-        siblings (`torch.Tensor` of shape `(2, drafted)`): For each drafted node the place of its parent among `parents`, and
+        siblings (`torch.Tensor` of shape `(2, drafted)`): For each drafted node the index of its parent among `parents`, and
             its own among its siblings.
         fed_nodes (`torch.Tensor` of shape `(blocks, k)`): Nodes whose tokens each block holds; empty in the first pass.
         parent_blocks (`torch.Tensor` of shape `(blocks,)`): The block of the previous pass that each one continues.
@@ -42,12 +42,12 @@ class DraftPass:
     tail_mask: Tensor
 
     @cached_property
-    def by_place(self) -> tuple["DraftPass", ...]:
-        """The same pass in parts, each with the nodes of one place, first ones first."""
+    def by_block_offset(self) -> tuple["DraftPass", ...]:
+        """The same pass in parts, each with the nodes of one offset, first ones first."""
         parts = []
-        for place in self.sources[1].unique().tolist():
-            chosen, parents = self.sources[1] == place, self.lists[1] == place
-            new_places = parents.cumsum(0) - 1
+        for offset in self.sources[1].unique().tolist():
+            chosen, parents = self.sources[1] == offset, self.lists[1] == offset
+            new_indices = parents.cumsum(0) - 1
             siblings = self.siblings[:, chosen]
             parts.append(
                 replace(
@@ -57,7 +57,7 @@ class DraftPass:
                     num_ranks=int(self.sources[2, chosen].max()) + 1,
                     parents=self.parents[parents],
                     lists=self.lists[:, parents],
-                    siblings=torch.stack([new_places[siblings[0]], siblings[1]]),
+                    siblings=torch.stack([new_indices[siblings[0]], siblings[1]]),
                 )
             )
         return tuple(parts)
@@ -83,7 +83,7 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
         parent_of = [tree.parents[0, node].item() for node in drafted]
         parents = list(dict.fromkeys(parent_of))
         first_child = [parent_of.index(parent) for parent in parents]
-        sibling_places = [parent_of[:place].count(parent) for place, parent in enumerate(parent_of)]
+        sibling_indices = [parent_of[:index].count(parent) for index, parent in enumerate(parent_of)]
         passes.append(
             DraftPass(
                 nodes=torch.tensor(drafted, device=device),
@@ -92,7 +92,7 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
                 parents=torch.tensor(parents, device=device),
                 lists=torch.tensor([[row[child] for child in first_child] for row in sources[:2]], device=device),
                 siblings=torch.tensor(
-                    [[parents.index(parent) for parent in parent_of], sibling_places], device=device
+                    [[parents.index(parent) for parent in parent_of], sibling_indices], device=device
                 ),
                 fed_nodes=torch.tensor([path[-block_size:] for path in paths], device=device, dtype=torch.long),
                 parent_blocks=torch.tensor(parent_blocks, device=device, dtype=torch.long),

@@ -1,4 +1,4 @@
-"""Drafting a static tree pass by pass: every place takes the best tokens, or tokens drawn from a distribution that is kept."""
+"""Drafting a static tree pass by pass: every node takes the best tokens, or tokens drawn from a distribution that is kept."""
 
 import json
 from abc import abstractmethod
@@ -37,16 +37,16 @@ class StaticTreeGenerator(PairGenerator):
         """
 
     @property
-    def is_blind(self) -> bool:
-        """Whether the places of a block are drafted without regard to the tokens that stand before them in it."""
+    def predicts_independently(self) -> bool:
+        """Whether each token of a block is predicted without regard to the tokens that stand before them in it."""
         return True
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """Logits `[rows, nodes, tokens]` of what follows nodes at one place of their blocks; for generators that are not blind.
+        """Logits `[rows, nodes, tokens]` of what follows nodes at one offset of their blocks; for generators that do not predict independently.
 
         Args:
             token_ids (`torch.Tensor` of shape `(rows, nodes)`): The nodes' tokens.
-            logits (`torch.Tensor` of shape `(rows, blocks, tokens)`): What each block says of the place.
+            logits (`torch.Tensor` of shape `(rows, blocks, tokens)`): What each block says of the offset.
             features (`torch.Tensor` of shape `(rows, blocks, hidden)`): The features that those come from.
             blocks (`torch.Tensor` of shape `(rows, nodes)`): The block of each node.
         """
@@ -74,46 +74,50 @@ class StaticTreeGenerator(PairGenerator):
         token_ids = self.roots.repeat(1, len(tree))
         dists: list[Tensor] = []  # [rows, parents, vocab] of each pass
         dist_index = torch.full_like(token_ids[:1], -1)
-        chances = torch.ones(token_ids.shape, dtype=torch.float) if budget.wants_node_probs else None
+        node_probs = torch.ones(token_ids.shape, dtype=torch.float) if budget.wants_node_probs else None
         for number, draft_pass in enumerate(passes):
             if number:
                 parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
                 seen = draft_pass.tail_mask.expand(len(token_ids), -1, -1)
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
             logits = self.draft_logits(features)
-            for place, part in enumerate((draft_pass,) if self.is_blind else draft_pass.by_place):
-                said = (part, place, logits, features, token_ids)
+            for offset, part in enumerate(
+                (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
+            ):
+                inputs = (part, offset, logits, features, token_ids)
                 if budget.temperature is None:
-                    found = self._best(*said)
+                    found = self._best(*inputs)
                 else:
-                    probs, found = self._drawn(part, self._lists(*said), budget, number)
+                    probs, found = self._drawn(part, self._lists(*inputs), budget, number)
                     if budget.noise is None:
                         num_dists = sum(dist.shape[1] for dist in dists)
-                        places = torch.arange(num_dists, num_dists + probs.shape[1], device=dist_index.device)
-                        dist_index[0, part.parents] = places
+                        indices = torch.arange(num_dists, num_dists + probs.shape[1], device=dist_index.device)
+                        dist_index[0, part.parents] = indices
                         dists.append(probs)
                 token_ids[:, part.nodes] = found.to(token_ids.device)
-                if chances is not None:
-                    chances[:, part.nodes.cpu()] = self._chances(part, self._lists(*said), found, budget, number)
+                if node_probs is not None:
+                    node_probs[:, part.nodes.cpu()] = self._node_probs(
+                        part, self._lists(*inputs), found, budget, number
+                    )
         self.slots.forget_drafted()
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
         by_row = parents_by_row(tree, depths).to(token_ids.device)
-        return Draft(token_ids, by_row, num_passes=len(passes), node_probs=chances, **drawn)
+        return Draft(token_ids, by_row, num_passes=len(passes), node_probs=node_probs, **drawn)
 
-    def _lists(self, part: DraftPass, place: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits `[rows, parents, tokens]` of the parents' children; at `place` of their blocks unless drafts are blind."""
-        blocks, places = part.lists
-        if self.is_blind:
-            return logits[:, blocks, places]
+    def _lists(self, part: DraftPass, offset: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits `[rows, parents, tokens]` of the parents' children; at `offset` of their blocks unless it predicts independently."""
+        blocks, offsets = part.lists
+        if self.predicts_independently:
+            return logits[:, blocks, offsets]
         parents = token_ids[:, part.parents]
-        return self.logits_after(parents, logits[:, :, place], features[:, :, place], blocks.expand_as(parents))
+        return self.logits_after(parents, logits[:, :, offset], features[:, :, offset], blocks.expand_as(parents))
 
-    def _best(self, part: DraftPass, place: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
+    def _best(self, part: DraftPass, offset: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
         """The drafted tokens `[rows, drafted]`: the best of each list."""
-        blocks, places, ranks = part.sources
-        if self.is_blind:  # nodes of a place share its list
-            return self.target_ids(logits.topk(part.num_ranks, dim=-1).indices[:, blocks, places, ranks])
-        lists = self._lists(part, place, logits, features, token_ids)
+        blocks, offsets, ranks = part.sources
+        if self.predicts_independently:  # nodes of one offset share its list
+            return self.target_ids(logits.topk(part.num_ranks, dim=-1).indices[:, blocks, offsets, ranks])
+        lists = self._lists(part, offset, logits, features, token_ids)
         return self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, part.siblings[0], ranks])
 
     def _drawn(self, part: DraftPass, lists: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
@@ -121,13 +125,13 @@ class StaticTreeGenerator(PairGenerator):
         probs = self._probs(lists, budget)
         num_children = int(part.siblings[1].max()) + 1
         children = draw_children(probs, self._depths(part, number), num_children, budget, self.rng)
-        parents, places = part.siblings
-        return probs, children[:, parents, places]
+        parents, indices = part.siblings
+        return probs, children[:, parents, indices]
 
-    def _chances(self, part: DraftPass, lists: Tensor, found: Tensor, budget: DraftBudget, number: int) -> Tensor:
-        """How likely the `found` tokens of a pass seem."""
+    def _node_probs(self, part: DraftPass, lists: Tensor, found: Tensor, budget: DraftBudget, number: int) -> Tensor:
+        """Probabilities of the `found` tokens of a pass."""
         probs, depths = self._probs(lists, budget), self._depths(part, number)
-        return node_chances(probs, found, part.siblings[0], depths, budget)
+        return probs_of_nodes(probs, found, part.siblings[0], depths, budget)
 
     def _probs(self, lists: Tensor, budget: DraftBudget) -> Tensor:
         """Distributions over the target's tokens, of the parents' logits."""
@@ -179,10 +183,10 @@ def draw_children(
     return children.reshape(*probs.shape[:2], -1)
 
 
-def node_chances(probs: Tensor, found: Tensor, parents: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
-    """How likely the target is to take each of the tokens `found` `[rows, nodes]`, by the drafter's `probs` `[rows, parents, vocab]`.
+def probs_of_nodes(probs: Tensor, found: Tensor, parents: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
+    """Probability that the target takes each of the tokens `found` `[rows, nodes]`, by the drafter's `probs` `[rows, parents, vocab]`.
 
-    `parents` `[nodes]` are places in `probs`. Where the budget brings noise it is taken into account as grown trees do.
+    `parents` `[nodes]` are indices into `probs`. Where the budget brings noise it is taken into account as grown trees do.
     """
     noise = _coming_noise(probs, depths, budget)
     weights = probs if noise is None else probs / noise

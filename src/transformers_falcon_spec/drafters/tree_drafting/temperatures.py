@@ -1,32 +1,12 @@
-"""How far a drafter's chances may be trusted: temperatures by place, measured by `falcon-spec calibrate`, in its config."""
+"""How far a drafter's probabilities may be trusted: temperatures by position, measured by `falcon-spec calibrate`, in its config."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
-from transformers import LlamaConfig
-
 from ...errors import OptionError
 
 PARTS = ("greedy", "sampled")
-
-
-@strict
-class GrowingConfig(LlamaConfig):
-    """What configurations of drafters that grow trees share.
-
-    Args:
-        confidence_temperatures (`dict`, *optional*):
-            `{"greedy": [...], "sampled": [...]}`, for each depth what [`confidence_temperature`] takes: of one pass or more, block
-            after block; later passes take those of the last block. None trusts the drafter as it is.
-    """
-
-    confidence_temperatures: dict[str, Any] | None = None
-
-    def check_confidence(self, block_size: int) -> None:
-        """As [`check_temperatures`] does."""
-        check_temperatures(self.confidence_temperatures, block_size)
 
 
 def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
@@ -47,7 +27,7 @@ def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
     lengths = [len(values[part]) for part in PARTS]
     if lengths[0] != lengths[1] or not lengths[0] or lengths[0] % block_size:
         raise OptionError(
-            f"Both lists of `confidence_temperatures` must hold one for each place of whole blocks of {block_size}, but they "
+            f"Both lists of `confidence_temperatures` must hold one for each position of whole blocks of {block_size}, but they "
             f"hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
         )
 
@@ -80,7 +60,7 @@ def confidence_temperature(greedy: float, sampled: float, temperature: float | N
 def block_temperatures(
     stored: Mapping[str, Sequence[float]] | None, depth: int, block_size: int, temperature: float | None
 ) -> list[float]:
-    """The temperatures of the places of a block that starts below `depth`, when the target draws at `temperature`.
+    """The temperatures of the positions of a block that starts below `depth`, when the target draws at `temperature`.
 
     Example:
 

@@ -1,0 +1,96 @@
+"""What configurations of drafters share that read pairs of token and feature: sizes of the target, and the draft tree."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig, PreTrainedModel
+from typing_extensions import Self
+
+from ...core.tree import DraftTree
+from ...errors import OptionError
+from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
+from ..config_fields import check_fields, trained_target_fields
+from .temperatures import check_temperatures
+
+DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
+
+
+@strict
+class PairConfig(LlamaConfig):
+    """Base of the configurations of drafters that read pairs; fields of their layers are those of `LlamaConfig`.
+
+    Args:
+        feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
+            Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head.
+        feature_size (`int`, *optional*): Width of those together.
+        embedding_size (`int`, *optional*): Width of the target's token embeddings.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
+        confidence_temperatures (`dict`, *optional*):
+            How far trees that grow trust the drafter's probabilities: `{"greedy": [...], "sampled": [...]}`, for each depth
+            what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes take those of
+            the last block. None trusts the drafter as it is.
+        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_contract (`dict`, *optional*):
+            What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
+    """
+
+    num_hidden_layers: int = 1
+    feature_layers: list[int] | tuple[int, ...] = (-1,)
+    feature_size: int | None = None
+    embedding_size: int | None = None
+    draft_tree: dict[str, Any] | None = None
+    confidence_temperatures: dict[str, Any] | None = None
+    target_name_or_path: str | None = None
+    target_contract: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in the widths that follow from other fields."""
+        if self.feature_size is None:
+            self.feature_size = self.hidden_size * len(self.feature_layers)
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        super().__post_init__(**kwargs)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another.
+
+        Raises:
+            [`OptionError`]: an option is one of those.
+        """
+        if not self.feature_layers:
+            raise OptionError(
+                "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
+            )
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+        check_temperatures(self.confidence_temperatures, getattr(self, "block_size", 1))
+
+    @classmethod
+    def default_feature_layers(cls, num_layers: int, options: dict[str, Any]) -> tuple[int, ...]:  # noqa: ARG003
+        """Hidden states that are read of a target with so many layers, unless `options` name others."""
+        return (-1,)
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
+        """A configuration whose sizes fit `target`; `options` overrides any field.
+
+        Raises:
+            [`OptionError`]: an option that is no field.
+        """
+        check_fields(cls, options)
+        text = target.config.get_text_config(decoder=True)
+        hidden, heads = head_width(target), text.num_attention_heads  # what it drafts is read by the target's head
+        layers = tuple(options.get("feature_layers", cls.default_feature_layers(text.num_hidden_layers, options)))
+        sizes = {
+            "hidden_size": hidden,
+            "intermediate_size": inner_width(target),
+            "num_attention_heads": heads if hidden % heads == 0 else max(hidden // 64, 1),
+            "initializer_range": hidden**-0.5,
+            "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
+            "embedding_size": embedding_width(target),
+            "feature_layers": layers,
+            "feature_size": feature_width(target, layers),
+            **trained_target_fields(target),
+        }
+        return cls(**{**sizes, **options})
