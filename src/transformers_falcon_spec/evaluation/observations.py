@@ -172,7 +172,8 @@ class _ObservedGenerator:
 
         def observed(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             found = children(offset, nodes, blocks)
-            if offset == 0 or not self.generator.predicts_independently:  # else the lists of a block are known at offset 0
+            # a block predicted independently shows all its lists at offset 0
+            if offset == 0 or not self.generator.predicts_independently:
                 paths = growth.token_ids[0, growth.path_up(nodes, depth + offset + 1)[0, :, 1:]].tolist()
                 self.lists |= dict(zip(map(tuple, paths), self.latest[0], strict=True))
             return found
