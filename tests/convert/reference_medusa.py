@@ -7,7 +7,7 @@ from .reference_blocks import Weights, linear, silu
 
 
 def outputs(weights: Weights, num_heads: int, num_layers: int, features: Tensor) -> Tensor:
-    """Apply the heads to `[rows, hidden]`; returns `[heads, rows, vocab]`, without LM heads `[heads, rows, hidden]`."""
+    """Apply the heads to `[rows, hidden]`: `[heads, rows, vocab]`, or `[heads, rows, hidden]` without LM heads."""
     found = []
     for head in range(num_heads):
         rows = features

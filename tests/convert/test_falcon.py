@@ -76,7 +76,7 @@ def test_blocks_drafted_from_predicted_features_are_those_of_the_reference(varia
         torch.randn(VOCAB_SIZE, foreign.HIDDEN),
     )
     view = View(weights["embed_tokens.weight"], head, foreign.HIDDEN)
-    # With two layers the block of a row when it is read changes what later rows read of it; with one layer it does not.
+    # With two layers the block in which a row is read changes what later rows read; with one layer it does not.
     ends = (LENGTH - 4, LENGTH - 1, LENGTH) if config["num_hidden_layers"] == 1 else (LENGTH,)
     expected, predicted = reference_falcon.drafted(
         weights, config, ids.tolist(), features, lambda rows: rows @ head.T, num_passes=NUM_PASSES

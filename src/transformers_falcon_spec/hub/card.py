@@ -72,20 +72,7 @@ def render_card(
     about: About | None = None,
     template: Path = TEMPLATE,
 ) -> str:
-    """The text of `README.md` for a drafter.
-
-    Args:
-        drafter (`DrafterModel`): The drafter.
-        repo_id (`str`): The repository of the drafter.
-        target (`str`): The name of its target on the Hub.
-        figures (`Sequence[Figures]`, *optional*): Measurements of the drafter.
-        training (`Mapping`, *optional*): The content of its `training.json`.
-        about (`About`, *optional*): Licences and notes.
-        template (`Path`, *optional*): A template of the card.
-
-    Raises:
-        [`PublishError`]: the template cannot be rendered, or tries to run code.
-    """
+    """Render `README.md` of a drafter from its measurements, its `training.json` and the facts in `about`."""
     about = about or About()
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"interval": _interval, "set_name": lambda name: SET_NAMES.get(name, name)}

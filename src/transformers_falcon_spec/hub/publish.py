@@ -30,13 +30,7 @@ def publish(
 ) -> str:
     """Publish the drafter in a folder; returns the id of the commit, by which users can pin it with `revision=`.
 
-    Args:
-        folder (`Path`): The folder of the saved drafter.
-        repo_id (`str`): `OWNER/NAME`; it is made if it does not exist.
-        publication (`Publication`): Results, licences and the target's name.
-        private (`bool`, *optional*): Whether a new repository is private.
-        revision (`str`, *optional*): A branch to commit to, made if it does not exist.
-        token (`str`, *optional*): An access token; None takes that of `hf auth login`.
+    The other arguments are those of `push`.
 
     Raises:
         [`CheckpointError`]: `folder` holds no complete drafter, or its weights are pickles.
