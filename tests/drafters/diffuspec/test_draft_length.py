@@ -8,7 +8,6 @@ import torch
 from transformers_falcon_spec.drafters.diffuspec.draft_length import (
     AdaptiveLength,
     ConfidenceStop,
-    DraftLength,
     FixedLength,
 )
 from transformers_falcon_spec.errors import OptionError
@@ -61,7 +60,7 @@ def test_drafts_stop_at_the_first_doubt_but_have_a_token(confidences: list[float
 
 
 @pytest.mark.parametrize("controller", [FixedLength(5), ConfidenceStop(5, 0.0), AdaptiveLength(5, 5)])
-def test_all_answer_the_same_questions(controller: DraftLength) -> None:
+def test_all_answer_the_same_questions(controller: FixedLength) -> None:
     controller.observe(num_generated=5, num_accepted=0)
 
     assert controller.next_length() == 5

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive import smallest_set
-from transformers_falcon_spec.drafters.diffuspec.lattice import Lattice, allowed_logits, prune
+from transformers_falcon_spec.drafters.diffuspec.lattice import Lattice, prune
 from transformers_falcon_spec.errors import OptionError
 
 
@@ -44,20 +44,13 @@ def test_a_place_of_one_certain_token_keeps_it_alone_and_a_flat_one_keeps_all_it
 
 def test_forbidden_tokens_are_no_candidates_and_have_no_mass() -> None:
     logits = _logits(1, 4, 6)
-    logits[..., 2] = 50  # a mask that a careless model likes best
+    logits[..., [2, 5]] = -torch.inf  # as the generator sets them
 
-    lattice = prune(logits, tau=1, max_candidates=6, forbidden_ids=[2, 5])
+    lattice = prune(logits, tau=1, max_candidates=6)
 
     kept = [set(tokens[:num].tolist()) for tokens, num in zip(lattice.token_ids[0], lattice.num[0], strict=True)]
     assert kept == [{0, 1, 3, 4}] * 4
     torch.testing.assert_close(lattice.log_probs.exp().sum(-1), torch.ones(1, 4))
-
-
-def test_allowed_logits_leave_the_given_ones_alone() -> None:
-    logits = torch.zeros(1, 3)
-
-    assert allowed_logits(logits, [1]).tolist() == [[0, -torch.inf, 0]]
-    assert logits.tolist() == [[0, 0, 0]]
 
 
 def _drafting(tokens: list[list[int]], end_ids: tuple[int, ...]) -> Lattice:

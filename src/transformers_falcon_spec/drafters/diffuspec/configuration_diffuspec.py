@@ -3,18 +3,18 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ...errors import OptionError
 from ...generation.layers import layer_kinds
-from ..config_fields import check_fields, own_fields, target_fields
+from ..config_fields import own_fields
+from ..whole_model_config import WholeModelConfig
 
 ATTENTION = ("full", "prefix_causal", "block_causal")
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
 SEARCHES = ("cps", "argmax", "marginal", "tree")
 DRAFT_LENGTHS = ("adaptive", "confidence", "fixed")
 PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
-READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take any mask
 
 MASKED = "additive"  # `call` in files of older versions, which knew other forms of calling a model
 _LEAST = {"block_size": 1, "num_draft_tokens": 1, "min_draft_tokens": 1, "cache_rounds": 1, "num_steps": 1}
@@ -23,11 +23,10 @@ _SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
 
 
 @strict
-class DiffusionConfig(PreTrainedConfig):
+class DiffusionConfig(WholeModelConfig):
     """Configuration of [`DiffusionDrafter`]; defaults of the search are the paper's (arXiv 2510.02358), the length of drafts is fixed.
 
     Args:
-        draft_config (`PreTrainedConfig` or `dict`): Configuration of the diffusion model.
         auto_class (`str`, *optional*, defaults to `"AutoModelForCausalLM"`): Class of Transformers that loads it.
         mask_token_id (`int`): The diffusion model's id of a token to be filled in. It is never drafted.
         logits_shift (`int`, *optional*, defaults to 1):
@@ -57,10 +56,8 @@ class DiffusionConfig(PreTrainedConfig):
         beam_width (`int`, *optional*, defaults to 3): Paths that the search keeps. B in the paper.
         model_weight (`float`, *optional*, defaults to 0.5):
             Weight of the diffusion model's score; the proxy has the rest. lambda in the paper.
-        vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
-        draft_vocab_size (`int`, *optional*): Ids, from 0 on, that mean the same to both models.
-        target_name_or_path (`str`, *optional*): The target that it drafts for.
         target_contract (`dict`, *optional*): What is known of the target that it was trained for; None for models that others trained.
+        kwargs: Fields of [`WholeModelConfig`].
 
     Raises:
         [`OptionError`]: an option out of range, or at odds with another.
@@ -77,10 +74,10 @@ class DiffusionConfig(PreTrainedConfig):
     """
 
     model_type = "diffusion_spec"
-    has_no_defaults_at_init: ClassVar[bool] = True
-    sub_configs: ClassVar[dict[str, Any]] = {"draft_config": AutoConfig}
+    wrapped_kind: ClassVar[str] = "diffusion model"
+    short_kind: ClassVar[str] = "diffusion model"
+    drafter_name: ClassVar[str] = "DiffusionDrafter"
 
-    draft_config: dict[str, Any] | PreTrainedConfig | None = None
     auto_class: str = "AutoModelForCausalLM"
     mask_token_id: int | None = None
     logits_shift: int = 1
@@ -99,33 +96,20 @@ class DiffusionConfig(PreTrainedConfig):
     max_candidates: int = 15
     beam_width: int = 3
     model_weight: float | int = 0.5
-    vocab_size: int = 32000
-    draft_vocab_size: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-    target_name_or_path: str | None = None
     target_contract: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in what follows from other fields."""
+        """Refuse forms of calling a model that older versions knew."""
         if kwargs.pop("call", MASKED) != MASKED:
             raise OptionError(
                 f"`call` must be left out or {MASKED!r}: models that take no masks, or booleans, are no longer called. Take another model."
             )
-        if isinstance(self.draft_config, dict):
-            self.draft_config = _config_of(self.draft_config)
-        if self.draft_config is None:
-            raise OptionError(
-                "`draft_config` must be the configuration of a diffusion model, but there is none. "
-                "`DiffusionDrafter.from_pretrained(NAME, target=target)` takes that of the model NAME."
-            )
+        super().__post_init__(**kwargs)
+
+    def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
+        """Set the longest draft: the block that the model was trained on, else the paper's length."""
         if self.num_draft_tokens is None:
             self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
-        if self.draft_vocab_size is None:
-            self.draft_vocab_size = min(self.vocab_size, self.draft_config.vocab_size)
-        super().__post_init__(**kwargs)
-        self.check()
 
     def validate_token_ids(self) -> None:
         """Nothing here: stock code would look for the mask among the target's tokens, where it must not be."""
@@ -147,6 +131,7 @@ class DiffusionConfig(PreTrainedConfig):
         Raises:
             [`OptionError`]: an option is one of those.
         """
+        super().check()
         choices = {"attention": ATTENTION, "auto_class": AUTO_CLASSES, "logits_shift": (0, 1)}
         choices |= {"search": SEARCHES, "draft_length": DRAFT_LENGTHS}
         for name, allowed in choices.items():
@@ -180,18 +165,11 @@ class DiffusionConfig(PreTrainedConfig):
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
 
     def _check_tokens(self) -> None:
-        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
-        assert self.draft_vocab_size is not None
+        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in
         size = self.draft_config.vocab_size
         if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
             raise OptionError(
                 f"`mask_token_id` must lie in 0..{size - 1}, the diffusion model's ids, but it is {self.mask_token_id}."
-            )
-        most = min(self.vocab_size, size)
-        if not 1 <= self.draft_vocab_size <= most:
-            raise OptionError(
-                f"`draft_vocab_size` must lie in 1..{most}, for the target has {self.vocab_size} tokens and the diffusion model {size}, "
-                f"but it is {self.draft_vocab_size}."
             )
 
     def _check_cache(self) -> None:
@@ -206,48 +184,5 @@ class DiffusionConfig(PreTrainedConfig):
                 "The layers of a diffusion model must see the whole text, but some see a window or a chunk. Take a model without."
             )
 
-    @classmethod
-    def of_models(
-        cls, model: PreTrainedModel, target: PreTrainedModel, num_shared: int, options: dict[str, Any]
-    ) -> "DiffusionConfig":
-        """A configuration with which `model` drafts for `target`.
-
-        Args:
-            model ([`~transformers.PreTrainedModel`]): The diffusion model.
-            target ([`~transformers.PreTrainedModel`]): The target.
-            num_shared (`int`): Ids, from 0 on, that are the same tokens to both.
-            options (`dict`): Other fields.
-
-        Raises:
-            [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that takes no mask.
-        """
-        check_fields(cls, options)
-        attention = model.config._attn_implementation
-        if attention not in READABLE_ATTENTION:
-            raise OptionError(
-                f"The attention of a diffusion model must take masks, as {READABLE_ATTENTION} do, but it is {attention!r}. Load it "
-                'with `attn_implementation="sdpa"`.'
-            )
-        given = {"draft_vocab_size": num_shared, **options}
-        common = {"draft_config": model.config, "dtype": model.dtype, "attn_implementation": attention}
-        return cls(**{**common, **target_fields(target), **given})
-
 
 OWN_FIELDS = own_fields(DiffusionConfig)
-
-
-def _config_of(fields: dict[str, Any]) -> PreTrainedConfig:
-    """The diffusion model's configuration, of a class that is known by its `model_type`.
-
-    Raises:
-        [`OptionError`]: it is not.
-    """
-    given = dict(fields)
-    kind = given.pop("model_type", "")
-    try:
-        return AutoConfig.for_model(kind, **given)
-    except ValueError as error:
-        raise OptionError(
-            f"The diffusion model must be of a kind that Transformers knows, but its `model_type` is {kind!r}. Register its classes, or "
-            "wrap the model again: `DiffusionDrafter.from_pretrained(NAME, target=target, trust_remote_code=True)`."
-        ) from error

@@ -1,41 +1,22 @@
-"""How many positions to draft for: always the same, by what was accepted, or as far as the drafter is sure.
+"""The length of one row's drafts: always the same, by what was accepted, or as far as the drafter is confident.
 
-All three answer the same three questions, for one row each.
+Lengths count drafted tokens; root and bonus token are excluded.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 from ...errors import OptionError
 
 
-class DraftLength(Protocol):
-    """Says how long the drafts of one row should be. Lengths count drafted tokens, root and bonus token excluded."""
-
-    def next_length(self) -> int:
-        """Places that the next pass should denoise, at least 1."""
-        ...
-
-    def kept_length(self, confidences: Tensor) -> int:
-        """How many of the denoised positions to draft for, at least 1, by the chance `[positions]` of the best candidate of each."""
-        ...
-
-    def observe(self, num_generated: int, num_accepted: int) -> None:
-        """Learn from a draft that was verified.
-
-        Args:
-            num_generated (`int`): Places before the first one whose best candidate ends the text.
-            num_accepted (`int`): Drafted tokens that were kept.
-        """
-        ...
-
-
-@dataclass(frozen=True)
+@dataclass
 class FixedLength:
-    """Every draft has the same length.
+    """Every draft has the same length; base of the other rules.
+
+    Args:
+        length (`int`): Positions that a pass denoises.
 
     Raises:
         [`OptionError`]: it is below 1.
@@ -52,39 +33,39 @@ class FixedLength:
     length: int
 
     def __post_init__(self) -> None:
-        """A draft has a token."""
+        """Refuse a draft without a token."""
         if self.length < 1:
             raise OptionError(f"`length` of a draft must be at least 1, but it is {self.length}.")
 
     def next_length(self) -> int:
-        """Always `length`."""
+        """Positions that the next pass should denoise, at least 1."""
         return self.length
 
     def kept_length(self, confidences: Tensor) -> int:
-        """All positions."""
+        """How many of the denoised positions to draft for, by the probability `[positions]` of each one's best candidate."""
         return len(confidences)
 
     def observe(self, num_generated: int, num_accepted: int) -> None:
-        """Nothing is learnt."""
+        """Learn from a verified draft: positions before the end of the text, and drafted tokens that were accepted."""
 
 
-class AdaptiveLength:
+class AdaptiveLength(FixedLength):
     """Adaptive draft length as it is published: longer after drafts that were accepted whole, shorter where the text ends.
 
-    With moving averages that start at 0, `generated = (1 - rho) * generated + rho * num_generated` and the same for `accepted`, the
-    next draft has `ceil(generated + delta * [accepted >= generated])` positions, at least `min_length` and at most `max_length`; the
-    first one has `max_length`. Since `num_generated` never exceeds the length itself, the length falls to `min_length` in the second
-    step and stays there except after drafts accepted almost whole: small drafters want a small `min_length`. Source: arXiv 2510.02358,
-    section 3.3.
+    With moving averages that start at 0, `generated = (1 - rho) * generated + rho * num_generated` and the same for
+    `accepted`, the next draft has `ceil(generated + delta * [accepted >= generated])` positions, at least `min_length` and
+    at most `max_length`; the first one has `max_length`. Since `num_generated` never exceeds the length itself, the length
+    falls to `min_length` in the second step and stays there except after drafts accepted almost whole: small drafters want
+    a small `min_length`. Source: arXiv 2510.02358, section 3.3.
 
     Args:
         min_length (`int`, *optional*, defaults to 20): Shortest draft.
         max_length (`int`, *optional*, defaults to 30): Longest draft, and the first one.
-        delta (`int`, *optional*, defaults to 10): Places more while all that is generated is accepted.
+        delta (`int`, *optional*, defaults to 10): Positions more while all that is generated is accepted.
         rho (`float`, *optional*, defaults to 0.5): Weight of the newest draft in the averages.
 
     Raises:
-        [`OptionError`]: the lengths are below 1 or cross, `delta` is negative, or `rho` is no share.
+        [`OptionError`]: the lengths are below 1 or cross, `delta` is negative, or `rho` is not above 0 and at most 1.
 
     Example:
 
@@ -104,39 +85,30 @@ class AdaptiveLength:
                 "Draft lengths must obey 1 <= `min_length` <= `max_length`, 0 <= `delta` and 0 < `rho` <= 1, but they are "
                 f"{min_length}, {max_length}, {delta} and {rho}."
             )
+        super().__init__(max_length)
         self.min_length, self.max_length, self.delta, self.rho = min_length, max_length, delta, rho
         self._generated = self._accepted = 0.0
-        self._length = max_length
-
-    def next_length(self) -> int:
-        """The length by the formula."""
-        return self._length
-
-    def kept_length(self, confidences: Tensor) -> int:
-        """All positions."""
-        return len(confidences)
 
     def observe(self, num_generated: int, num_accepted: int) -> None:
         """Move both averages, and with them the length."""
         self._generated += self.rho * (num_generated - self._generated)
         self._accepted += self.rho * (num_accepted - self._accepted)
         bonus = self.delta * (self._accepted >= self._generated)
-        self._length = min(max(math.ceil(self._generated + bonus), self.min_length), self.max_length)
+        self.length = min(max(math.ceil(self._generated + bonus), self.min_length), self.max_length)
 
 
-@dataclass(frozen=True)
-class ConfidenceStop:
-    """Drafts as far as the drafter is sure: up to the first position whose best candidate is less likely than `threshold`.
+class ConfidenceStop(FixedLength):
+    """Drafts end before the first position whose best candidate is less likely than `threshold`.
 
-    Where FailFast (arXiv 2512.20573) asks for another ten positions as long as all are sure, here the pass denoises all `max_length`
-    positions at once and what is unsure is left out, so that the target does not read it.
+    Where FailFast (arXiv 2512.20573) asks for another ten positions as long as all are confident, here one pass denoises
+    `max_length` positions and the target does not read those behind the first one below the threshold.
 
     Args:
-        max_length (`int`): Places denoised in a pass.
-        threshold (`float`, *optional*, defaults to 0.45): Least chance, from 0 to 1; FailFast's.
+        max_length (`int`): Positions denoised in a pass.
+        threshold (`float`, *optional*, defaults to 0.45): Least probability, from 0 to 1; FailFast's.
 
     Raises:
-        [`OptionError`]: `max_length` is below 1 or `threshold` is no chance.
+        [`OptionError`]: `max_length` is below 1 or `threshold` is no probability.
 
     Example:
 
@@ -148,25 +120,14 @@ class ConfidenceStop:
     ```
     """
 
-    max_length: int
-    threshold: float = 0.45
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be drafted."""
-        if self.max_length < 1 or not 0 <= self.threshold <= 1:
+    def __init__(self, max_length: int, threshold: float = 0.45) -> None:
+        if max_length < 1 or not 0 <= threshold <= 1:
             raise OptionError(
-                "`max_length` must be at least 1 and `threshold` from 0 to 1, but they are "
-                f"{self.max_length} and {self.threshold}."
+                f"`max_length` must be at least 1 and `threshold` from 0 to 1, but they are {max_length} and {threshold}."
             )
-
-    def next_length(self) -> int:
-        """Always `max_length`."""
-        return self.max_length
+        super().__init__(max_length)
+        self.threshold = threshold
 
     def kept_length(self, confidences: Tensor) -> int:
-        """Places before the first unsure one, but one at least."""
-        is_sure = (confidences >= self.threshold).long()
-        return max(int(is_sure.cumprod(dim=-1).sum()), 1)
-
-    def observe(self, num_generated: int, num_accepted: int) -> None:
-        """Nothing is learnt."""
+        """Positions before the first one below the threshold, but one at least."""
+        return max(int((confidences >= self.threshold).long().cumprod(dim=-1).sum()), 1)

@@ -6,7 +6,6 @@ handed over with their distributions (arXiv 2510.02358, equation 6, which holds 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .denoising import DenoisedRow
-from .draft_length import AdaptiveLength, ConfidenceStop, DraftLength, FixedLength
+from .draft_length import AdaptiveLength, ConfidenceStop, FixedLength
 from .lattice import Lattice, prune
-from .path_search import argmax_path, draw_marginals, mixed_scores, search_path, tree_over
+from .path_search import LatticeTree, argmax_path, draw_marginals, mixed_scores, search_path, tree_over
 
 if TYPE_CHECKING:
     from .configuration_diffuspec import DiffusionConfig
@@ -73,12 +72,11 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             return self._drawn(logits, budget, num_steps)
         found = [self._searched(row, part, budget) for row, part in zip(self._rows, logits, strict=True)]
         token_ids, parents = _padded(found)
-        node_probs = _node_probs(found, logits, budget) if budget.wants_node_probs else None
         return Draft(
             token_ids.to(self.drafter.device),
             parents.to(self.drafter.device),
             num_passes=num_steps,
-            node_probs=node_probs,
+            node_probs=_node_probs(found, logits, budget),
             search_seconds=self._search_seconds,
         )
 
@@ -113,31 +111,30 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """The candidates of the positions that are worth drafting for; the row remembers how far the text seems to go."""
         with self._searching():
             sharpened = scores[None] / (budget.temperature or 1.0)
-            lattice = prune(sharpened, self.config.mass, self.config.max_candidates, (), self.end_ids)
+            lattice = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
         lattice = lattice.cpu()  # waits for the pass
         row.num_generated = int(lattice.num_generated[0])
         return lattice.row(0, row.length.kept_length(lattice.confidences[0]))
 
-    def _searched(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> "_RowDraft":
+    def _searched(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> "LatticeTree":
         """What is drafted for one row, root included."""
         root = int(row.text[-1])
         if not len(scores):
-            return _RowDraft([root], [-1])
+            return LatticeTree.path(root)
         lattice = self._lattice(row, scores, budget)
         with self._searching():
             return self._chosen(row, root, lattice, budget)
 
-    def _chosen(self, row: "_Row", root: int, lattice: Lattice, budget: DraftBudget) -> "_RowDraft":
+    def _chosen(self, row: "_Row", root: int, lattice: Lattice, budget: DraftBudget) -> "LatticeTree":
         """The path or tree that the search picks from one row's lattice."""
         config = self.config
         if config.search in ("argmax", "marginal"):
-            return _RowDraft.path(root, argmax_path(lattice))
+            return LatticeTree.path(root, argmax_path(lattice))
         mixed = mixed_scores(lattice, row.read_proxy(), row.text[-_HISTORY:].tolist(), config.model_weight)
         if self.draws_tree(budget):
             num_nodes = min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes)
-            tree = tree_over(lattice, mixed, root, num_nodes)
-            return _RowDraft(tree.token_ids.tolist(), tree.parents.tolist())
-        return _RowDraft.path(root, search_path(lattice, mixed, config.beam_width))
+            return tree_over(lattice, mixed, root, num_nodes)
+        return LatticeTree.path(root, search_path(lattice, mixed, config.beam_width))
 
     def _drawn(self, logits: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
         """Drawn paths of all rows and what they were drawn from; how long they are does not depend on the draws."""
@@ -148,19 +145,18 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         cut = pad_sequence([part[:num].to(self.drafter.device) for part, num in zip(logits, nums, strict=True)], True)
         tokens, probs = draw_marginals(cut, budget, self.rng)
         found = [
-            _RowDraft.path(int(row.text[-1]), drawn[:num])
+            LatticeTree.path(int(row.text[-1]), drawn[:num])
             for row, drawn, num in zip(self._rows, tokens, nums, strict=True)
         ]
         token_ids, parents = (part.to(tokens.device) for part in _padded(found))
         index = torch.arange(token_ids.shape[1], device=tokens.device)
-        node_probs = _node_probs(found, logits, budget) if budget.wants_node_probs else None
         return Draft(
             token_ids,
             parents,
             draft_probs=probs,
             dist_index=index.where(index < token_ids.shape[1] - 1, -1)[None],
             num_passes=num_steps,
-            node_probs=node_probs,
+            node_probs=_node_probs(found, logits, budget),
             search_seconds=self._search_seconds,
         )
 
@@ -197,48 +193,29 @@ class _Row:
         return self._proxy
 
 
-@dataclass(frozen=True)
-class _RowDraft:
-    """One row's draft, node 0 the root."""
-
-    token_ids: list[int]
-    parents: list[int]
-
-    @classmethod
-    def path(cls, root: int, tokens: Tensor) -> "_RowDraft":
-        """One token after another."""
-        token_ids = [root, *tokens.tolist()]
-        return cls(token_ids, list(range(-1, len(token_ids) - 1)))
-
-
-def _padded(drafts: list[_RowDraft]) -> tuple[Tensor, Tensor]:
+def _padded(drafts: list[LatticeTree]) -> tuple[Tensor, Tensor]:
     """Tokens and parents `[rows, nodes]`; shorter rows end in nodes that belong to nobody."""
-    token_ids = pad_sequence([torch.tensor(draft.token_ids) for draft in drafts], True)
-    return token_ids, pad_sequence([torch.tensor(draft.parents) for draft in drafts], True, -1)
+    token_ids = pad_sequence([draft.token_ids for draft in drafts], True)
+    return token_ids, pad_sequence([draft.parents for draft in drafts], True, -1)
 
 
-def _node_probs(drafts: list[_RowDraft], logits: list[Tensor], budget: DraftBudget) -> Tensor:
-    """How likely each node `[rows, nodes]` seems to the diffusion model; 1 at the root."""
+def _node_probs(drafts: list[LatticeTree], logits: list[Tensor], budget: DraftBudget) -> Tensor | None:
+    """The diffusion model's probability of each node `[rows, nodes]`, 1 at the root; None where nobody asks."""
+    if not budget.wants_node_probs:
+        return None
     rows = []
     for draft, scores in zip(drafts, logits, strict=True):
         depths = [0]
-        for parent in draft.parents[1:]:
+        for parent in draft.parents[1:].tolist():
             depths.append(depths[parent] + 1)
         probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
         positions = torch.tensor(depths[1:], dtype=torch.long) - 1
-        rows.append(
-            torch.cat(
-                [
-                    torch.ones(1, dtype=torch.float),
-                    probs[positions, torch.tensor(draft.token_ids[1:], dtype=torch.long)],
-                ]
-            )
-        )
+        rows.append(torch.cat([torch.ones(1, dtype=torch.float), probs[positions, draft.token_ids[1:]]]))
     return pad_sequence(rows, True)
 
 
-def _length_of(config: "DiffusionConfig") -> DraftLength:
-    """Controls the length of one row's drafts."""
+def _length_of(config: "DiffusionConfig") -> FixedLength:
+    """The rule for the length of one row's drafts."""
     most = config.most_draft_tokens
     if config.draft_length == "adaptive":
         return AdaptiveLength(config.min_draft_tokens, most, config.growth, config.smoothing)

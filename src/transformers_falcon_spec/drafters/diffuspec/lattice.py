@@ -1,4 +1,4 @@
-"""The candidates that a diffusion model leaves at each drafted position: the smallest sets that hold most of the mass.
+"""The candidates of each drafted position: the fewest tokens that hold most of the diffusion model's probability.
 
 One denoising pass gives every position a distribution that knows nothing of its neighbours' tokens, so what can be drafted is a lattice: a
 list of candidates for each position, any of which may follow any of the position before. Source: arXiv 2510.02358, section 3.2.
@@ -45,7 +45,7 @@ class Lattice:
 
     @property
     def confidences(self) -> Tensor:
-        """`[rows, positions]` the chance of the best candidate."""
+        """`[rows, positions]` the probability of the best candidate."""
         return self.log_probs[..., 0].exp()
 
     def row(self, number: int, length: int | None = None) -> "Lattice":
@@ -66,7 +66,6 @@ def prune(
     logits: Tensor,
     tau: float = 0.8,
     max_candidates: int = 15,
-    forbidden_ids: Sequence[int] = (),
     end_ids: Sequence[int] = (),
 ) -> Lattice:
     """At each position the fewest tokens whose mass is at least `tau`, but no more than `max_candidates`.
@@ -77,7 +76,6 @@ def prune(
         logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass; row i drafts the token of position i.
         tau (`float`): Mass to keep; 1 keeps `max_candidates` everywhere. The paper finds 0.8 best.
         max_candidates (`int`): Most candidates of a position; the paper finds 15 best.
-        forbidden_ids (`Sequence[int]`): Tokens that the target cannot write, such as the mask: never a candidate, and without mass.
         end_ids (`Sequence[int]`): Tokens that end the text.
 
     Raises:
@@ -99,7 +97,7 @@ def prune(
         )
     if not logits.shape[1]:
         raise OptionError("A lattice must have at least 1 position, but the draft length is 0. Draft nothing instead.")
-    scores = allowed_logits(logits, forbidden_ids)
+    scores = logits.float()  # -inf at tokens that must not be drafted
     best = scores.topk(min(max_candidates, scores.shape[-1]), dim=-1)
     mass = scores.logsumexp(dim=-1, keepdim=True)
     log_probs = best.values - mass
@@ -114,9 +112,3 @@ def prune(
         end_log_probs=ends - mass.squeeze(-1),
         end_ids=tuple(end_ids),
     )
-
-
-def allowed_logits(logits: Tensor, forbidden_ids: Sequence[int]) -> Tensor:
-    """Logits `[..., vocab]` in float32, -inf at the tokens that must not be drafted."""
-    forbidden = torch.tensor(list(forbidden_ids), dtype=torch.long, device=logits.device)
-    return logits.float().index_fill(-1, forbidden, -torch.inf)

@@ -77,7 +77,7 @@ class DiffusionDrafter(WholeModelDrafter):
         mask_token_id = model.config.vocab_size
         _add_mask(model)
         given = {"block_size": DEFAULT_BLOCK, "mask_token_id": mask_token_id, **given}
-        config = DiffusionConfig.of_models(model, target, mask_token_id, given)
+        config = DiffusionConfig.for_models(model, target, mask_token_id, given)
         return cls(config, model).eval()
 
     @classmethod
@@ -118,7 +118,7 @@ class DiffusionDrafter(WholeModelDrafter):
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
         if not mask_is_text:
             check_mask(found, num_shared, tokenizer, target_tokenizer)
-        config = DiffusionConfig.of_models(model, target, num_shared, options)
+        config = DiffusionConfig.for_models(model, target, num_shared, options)
         check_forward(model)
         drafter = cls(config, model).eval()
         check_attention(model, config, drafter.device)

@@ -22,7 +22,7 @@ from torch import Tensor
 from ...errors import OptionError
 from ...generation.drafting import DraftBudget
 from ..tree_drafting.static import draw_children
-from .lattice import Lattice, allowed_logits
+from .lattice import Lattice
 from .proxy import Context, NgramProxy
 
 
@@ -136,21 +136,18 @@ def argmax_path(lattice: Lattice) -> Tensor:
     return lattice.token_ids[0, : int(lattice.lengths[0]), 0]
 
 
-def draw_marginals(
-    logits: Tensor, budget: DraftBudget, rng: torch.Generator, forbidden_ids: Sequence[int] = ()
-) -> tuple[Tensor, Tensor]:
+def draw_marginals(logits: Tensor, budget: DraftBudget, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """A token of each position, drawn without regard to the others, and exactly what it was drawn from.
 
     Args:
         logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass, over the target's vocabulary.
         budget (`DraftBudget`): Whose `temperature` to draw at; its `noise`, where there is some, decides instead of `rng`.
         rng (`torch.Generator`): What to draw from.
-        forbidden_ids (`Sequence[int]`): Tokens that must not be drafted; their probability is 0.
 
     Returns:
         Tokens `(rows, positions)` and probabilities `(rows, positions, vocab)`; those of a position are what the node before it was given.
     """
-    probs = torch.softmax(allowed_logits(logits, forbidden_ids) / (budget.temperature or 1.0), dim=-1)
+    probs = torch.softmax(logits.float() / (budget.temperature or 1.0), dim=-1)
     depths = list(range(1, probs.shape[1] + 1))
     return draw_children(probs, depths, 1, budget, rng)[..., 0], probs
 
@@ -162,12 +159,19 @@ class LatticeTree:
     Args:
         token_ids (`torch.Tensor` of shape `(nodes,)`): The token at each node.
         parents (`torch.Tensor` of shape `(nodes,)`): The node above each one, -1 at the root.
-        scores (`torch.Tensor` of shape `(nodes,)`): The score of the path to each node, 0 at the root; falls from node to node.
+        scores (`torch.Tensor` of shape `(nodes,)`, *optional*):
+            The score of the path to each node, 0 at the root; falls from node to node.
     """
 
     token_ids: Tensor
     parents: Tensor
-    scores: Tensor
+    scores: Tensor | None = None
+
+    @classmethod
+    def path(cls, root: int, tokens: Tensor | None = None) -> "LatticeTree":
+        """A draft whose tokens follow one another."""
+        token_ids = torch.tensor([root, *([] if tokens is None else tokens.tolist())])
+        return cls(token_ids, torch.arange(-1, len(token_ids) - 1))
 
 
 def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -> LatticeTree:

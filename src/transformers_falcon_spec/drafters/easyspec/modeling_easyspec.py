@@ -97,7 +97,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         check_family(model.config)
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
-        config = LayerParallelConfig.of_models(model, target, num_shared, group_size, options)
+        config = LayerParallelConfig.with_groups(model, target, num_shared, group_size, options)
         return cls(config, model).eval()
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
