@@ -124,7 +124,7 @@ def test_kept_slots_are_those_of_reading_the_text_at_once(family: str) -> None:
 def _row_labels(slots: RowSlots) -> list[list[int]]:
     """Of each row the labels and places of what its slots hold, in the order of the slots; both are the same here."""
     found = []
-    for row, places in enumerate(slots.places.tolist()):
+    for row, places in enumerate(slots.positions.tolist()):
         for layer in slots.cache.layers:
             labels = layer.keys[row].flatten().tolist()
             assert [label for label, place in zip(labels, places, strict=True) if place >= 0] == [
@@ -177,7 +177,7 @@ def test_rows_that_keep_different_tokens_hold_what_lists_say(data: st.DataObject
     if all(expected):
         slots.unroll()
         assert _row_labels(slots) == expected
-        assert all(slot in (place, -1) for row in slots.places.tolist() for place, slot in enumerate(row))
+        assert all(slot in (place, -1) for row in slots.positions.tolist() for place, slot in enumerate(row))
         narrow(cache, windows)
         assert cache.layers[1].keys.shape[-2] == min(max(map(len, expected)), WINDOW - 1)
 
@@ -199,7 +199,7 @@ def test_realigned_tokens_stay_as_far_apart_as_their_places() -> None:
     slots.keep(2, [(), (0,), (0, 1)])
     slots.align()
 
-    assert slots.places.tolist() == [[-1, -1, 0, 1, -1, -1], [-1, -1, 1, -1, 3, 4], [0, 1, 2, 3, 4, 5]]
+    assert slots.positions.tolist() == [[-1, -1, 0, 1, -1, -1], [-1, -1, 1, -1, 3, 4], [0, 1, 2, 3, 4, 5]]
     assert slots.cache.layers[0].keys[0, 0, 2:4, 0].tolist() == [0, 1]
 
 
@@ -211,7 +211,7 @@ def test_tokens_that_were_read_behind_holes_are_put_into_their_places() -> None:
 
     slots.unroll()
 
-    assert slots.places.tolist() == [[0, 1, 2, -1], [0, 1, 2, 3]]
+    assert slots.positions.tolist() == [[0, 1, 2, -1], [0, 1, 2, 3]]
     assert slots.cache.layers[0].keys[0, 0, :3, 0].tolist() == [0, 1, 2]
 
 
@@ -219,10 +219,10 @@ def test_padding_that_all_rows_share_comes_back_with_their_places() -> None:
     slots = _rows_of([[-1, -1, 2, 3], [-1, -1, -1, 3]])
 
     slots.tidy()
-    assert slots.places.tolist() == [[2, 3], [-1, 3]]
+    assert slots.positions.tolist() == [[2, 3], [-1, 3]]
     slots.unroll()
 
-    assert slots.places.tolist() == [[-1, -1, 2, 3], [-1, -1, -1, 3]]
+    assert slots.positions.tolist() == [[-1, -1, 2, 3], [-1, -1, -1, 3]]
 
 
 def test_rows_may_go_on_until_a_window_is_full() -> None:

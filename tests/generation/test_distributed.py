@@ -52,7 +52,9 @@ def test_ranks_with_clocks_of_their_own_take_the_same_steps(
     for out in found:
         assert out.sequences.tolist() == plain.tolist()
         assert out.speculation.acceptance_length > 1.1
-        assert out.speculation.notes == ["2 ranks write this text together: the first one decides for all of them."]
+        assert out.speculation.notes == [
+            "2 processes write this text together: the first one decides for all of them."
+        ]
     assert found[0].speculation.num_passes == found[1].speculation.num_passes
     assert len(found[0].speculation.tuning["steps_by_nodes"]) > 1  # the first one's tuner chose
     assert found[1].speculation.tuning == {}
@@ -105,5 +107,5 @@ def test_processes_with_texts_of_their_own_do_not_wait_for_each_other(processes:
 def test_ranks_with_other_drafters_are_refused_on_all_of_them(processes: list[dict[str, Any]]) -> None:
     for each in processes:
         assert each["refused"].startswith(
-            "DistributedError: All ranks must have the same drafter weights, but rank 0 has "
+            "DistributedError: All processes must have the same drafter weights, but process 0 has "
         )

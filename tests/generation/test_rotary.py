@@ -13,7 +13,7 @@ from tests import reference, runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.rotary import switch_lengths
+from transformers_falcon_spec.generation.text_limits import switch_lengths
 
 SWITCH = 24
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": SWITCH}

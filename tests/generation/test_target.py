@@ -129,14 +129,14 @@ def test_projected_decoders_have_two_feature_widths() -> None:
     torch.testing.assert_close(target.head(features[..., 64:]), logits, rtol=1e-4, atol=1e-4)
 
 
-def test_room_to_context_counts_down_from_the_position_table() -> None:
+def test_num_to_context_counts_down_from_the_position_table() -> None:
     target = runs.prefilled(make_target("llama", max_position_embeddings=20), make_prompt(12))
 
-    room = target.room_to_context
+    room = target.num_to_context
     runs.tree_logits(target, [3, 4, 5], [-1, 0, 1])
     target.keep(3, [(0, 1)])
 
-    assert (room, target.room_to_context) == ([7], [5])  # the root itself stands at 12, the last place is 19
+    assert (room, target.num_to_context) == ([7], [5])  # the root itself stands at 12, the last place is 19
 
 
 def test_a_chain_is_read_without_a_mask_of_ours() -> None:

@@ -40,10 +40,11 @@ class _Samples:
 class CostCurve:
     """Seconds that something of a size takes, learned sample by sample: straight lines between points, never falling.
 
-    Sizes between two powers of 2 share a point, which stands at the mean of the sizes and seconds of its samples; old samples
-    are forgotten. Beyond the last point the line rises as it did before, at the end or on the whole, whichever is steeper.
-    A machine that slows down, or a text that grows, makes all sizes dearer: what a sample says of its own size is taken to say as
-    much of the others (the pace), so that sizes seen long ago can be compared with those of now.
+    Sizes between two powers of 2 share a point, which stands at the mean of the sizes and seconds of its samples; old
+    samples are forgotten. Beyond the last point the line rises as it did before, at the end or on the whole, whichever
+    is steeper. A machine that slows down, or a text that grows, makes all sizes dearer: what a sample says of its own
+    size is taken to say as much of the others (the pace), so that sizes seen long ago can be compared with those of
+    now.
 
     Example:
 
@@ -99,8 +100,8 @@ class CostCurve:
     def _rising(self) -> list[Point]:
         """The points by size. Where seconds would fall, a stale point gives way; points of like weight take their mean.
 
-        The second is the pool adjacent violators algorithm. The first makes sizes that nobody tried for long seem cheap rather than dear:
-        they are tried again, and found out.
+        The second is the pool adjacent violators algorithm. The first makes sizes that nobody tried for long seem
+        cheap rather than dear: they are tried again, and found out.
         """
         pools: list[_Pool] = []
         for _power, samples in sorted(self._samples.items()):

@@ -30,7 +30,8 @@ def tree_mask(
     """What each node reads: the cached slots, then its ancestors and itself.
 
     Args:
-        ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): The tree, as [`DraftTree.ancestor_mask`] gives it.
+        ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): The tree, as [`DraftTree.ancestor_mask`] gives
+            it.
         node_positions (`torch.Tensor` of shape `(rows, nodes)`): Place of each node in the text.
         cached_positions (`torch.Tensor` of shape `(rows, cached)`): Place in the text of what each cached slot holds.
         is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at slots that hold padding.

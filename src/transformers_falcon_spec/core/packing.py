@@ -1,7 +1,7 @@
 """Rows that hold several texts: which tokens belong together, moving values within a text, and giving each text a row of its own.
 
-Positions show where texts begin: the tokens of each text are counted from 0, so every 0 starts a new text. Padding is counted
-along with the last text of its row. Positions of shape `[1, tokens]` hold for all rows.
+Positions show where texts begin: the tokens of each text are counted from 0, so every 0 starts a new text. Padding is
+counted along with the last text of its row. Positions of shape `[1, tokens]` hold for all rows.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Verification of drafts that were drawn, by rules that keep the target's distribution exactly.
 
-Each rule takes a tree of draws, a function that gives the target's distribution after a node, and a source of draws, and
-returns a [`AcceptedPath`]. The children of a node are ordered: each was drawn from what its earlier siblings left of the node's
-draft distribution. Draws with replacement whose duplicates were dropped are of that form as well.
+Each rule takes a tree of draws, a function that gives the target's distribution after a node, and a source of draws,
+and returns a [`AcceptedPath`]. The children of a node are ordered: each was drawn from what its earlier siblings left
+of the node's draft distribution. Draws with replacement whose duplicates were dropped are of that form as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 class DrawnTree(TokenTree):
     """A tree whose tokens were drawn.
 
-    Siblings stand in the order of their draws. Where fewer tokens than siblings have probability, the last siblings were not drawn:
-    they and all nodes below them are never accepted.
+    Siblings stand in the order of their draws. Where fewer tokens than siblings have probability, the last siblings
+    were not drawn: they and all nodes below them are never accepted.
 
     Args:
         parents (`Sequence[int]`): The parent of each node; -1 at the root, a parent before its children.
@@ -62,8 +62,8 @@ class _Place:
         token = self.tree.token_ids[child]
         if self.draft[token] <= 0:
             raise DraftTreeError(
-                f"Every token must have a chance in the distribution it was drawn from, but token {token} of node {child} "
-                "has none while others have. `draft_probs` must be what was drawn from, after all processors."
+                f"Every token must have a chance in the distribution it was drawn from, but token {token} of node "
+                f"{child} has none while others have. `draft_probs` must be what was drawn from, after all processors."
             )
         return min(1.0, self.weight * float(self.target[token] / self.draft[token]))
 
@@ -103,8 +103,8 @@ class _Place:
 def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> AcceptedPath:
     """From the root down: try the children of a node in turn, and go on below the first that is accepted.
 
-    On a chain this is the rule of speculative sampling. Source: arXiv 2211.17192, algorithm 1 (chain); arXiv 2305.09781
-    (tree); arXiv 2402.12374 (children without replacement).
+    On a chain this is the rule of speculative sampling. Source: arXiv 2211.17192, algorithm 1 (chain); arXiv
+    2305.09781 (tree); arXiv 2402.12374 (children without replacement).
     """
     place = _Place(tree, 0, 1.0, target_probs(0))
     while place.untried:
@@ -119,9 +119,9 @@ def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws
 def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> AcceptedPath:
     """From the leaves up: keep a whole path or take its last node out, first leaf first.
 
-    A path is judged as a whole, so a token that alone would be refused can be kept for what follows. On a chain this is
-    block verification. `target_probs` is asked for nodes that may not be kept, so processors must not remember calls. Source: arXiv
-    2505.12398, algorithm 1; arXiv 2403.10444, algorithm 2 (chain).
+    A path is judged as a whole, so a token that alone would be refused can be kept for what follows. On a chain this
+    is block verification. `target_probs` is asked for nodes that may not be kept, so processors must not remember
+    calls. Source: arXiv 2505.12398, algorithm 1; arXiv 2403.10444, algorithm 2 (chain).
     """
     way = [_Place(tree, 0, 1.0, target_probs(0))]
     while True:

@@ -63,8 +63,8 @@ class GeneratorDraws:
     ) -> tuple[Int[Tensor, " nodes"], list[Tensor]]:
         """What `categorical` would draw after each node of a tree, on whichever path it is reached, and the states in between.
 
-        Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the stream's state once
-        the token after depth `d` is drawn: [`GeneratorDraws.set_state`] goes back to it.
+        Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the stream's state
+        once the token after depth `d` is drawn: [`GeneratorDraws.set_state`] goes back to it.
         """
         noises, states = [], []
         for _ in range(int(depths.max()) + 1):
@@ -90,8 +90,8 @@ class GeneratorDraws:
 class CoupledDraws:
     """Draws that a drafter can foresee: the n-th token of a text is the best of `probs / noise(n)`, noise the seed's alone.
 
-    The text has the target's distribution and depends on target and seed, never on the drafter; a drafter that
-    looks at the same noise guesses better. Source: arXiv 2506.05632, Gumbel coupling in the form of an exponential race.
+    The text has the target's distribution and depends on target and seed, never on the drafter; a drafter that looks
+    at the same noise guesses better. Source: arXiv 2506.05632, Gumbel coupling in the form of an exponential race.
     """
 
     def __init__(self, seed: int) -> None:

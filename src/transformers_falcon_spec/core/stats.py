@@ -11,8 +11,9 @@ Count = TypeVar("Count", int, float)
 class GenerationStats:
     """Counts and seconds of one or more generations; add two with `+`.
 
-    A step is one draft, verify, commit cycle of one row; the prefill is none. `num_accepted` counts draft tokens that were
-    kept, without root and bonus token. In a batch the rows' counts stand in `rows` as well; passes and seconds are the batch's.
+    A step is one draft, verify, commit cycle of one row; the prefill is none. `num_accepted` counts draft tokens that
+    were kept, without root and bonus token. In a batch the rows' counts stand in `rows` as well; passes and seconds
+    are the batch's.
 
     Example:
 

@@ -23,7 +23,8 @@ class DraftTree:
     Args:
         parents (`torch.Tensor` of shape `(rows, nodes)`): Index of each node's parent.
         ranks (`torch.Tensor` of shape `(rows, nodes)`):
-            0 where a node takes its parent's most likely token, 1 for the second, and so on; -1 where there is no parent.
+            0 where a node takes its parent's most likely token, 1 for the second, and so on; -1 where there is no
+            parent.
 
     Example:
 
@@ -50,7 +51,8 @@ class DraftTree:
         for node, parent in enumerate(parents[1:], start=1):
             if not 0 <= parent < node:
                 raise DraftTreeError(
-                    f"Node {node} must come after its parent, but its parent is {parent}. Order nodes from the root down."
+                    f"Node {node} must come after its parent, but its parent is {parent}. Order nodes from the root "
+                    "down."
                 )
         ranks = _sibling_order(parents) if ranks is None else list(ranks)
         if len(ranks) != len(parents):
@@ -94,9 +96,9 @@ class DraftTree:
     def best_first(cls, acceptance: Float[Tensor, "depths ranks"], num_nodes: int) -> "DraftTree":
         """The `num_nodes` likeliest nodes, root included, when `acceptance[d, r]` is the chance of rank `r` at depth `d + 1`.
 
-        Nodes come in order of their chance. Where acceptance falls with rank, the first n of them are the tree with the highest
-        expected acceptance length of all trees of n nodes: the chance of a node never exceeds its parent's, so the n likeliest
-        nodes of all hold their ancestors.
+        Nodes come in order of their chance. Where acceptance falls with rank, the first n of them are the tree with
+        the highest expected acceptance length of all trees of n nodes: the chance of a node never exceeds its
+        parent's, so the n likeliest nodes of all hold their ancestors.
 
         Raises:
             [`DraftTreeError`]: no room for the root, or `acceptance` holds something that is no chance.
@@ -127,7 +129,8 @@ class DraftTree:
         """At each depth `d + 1` the likeliest `widths[d]` nodes below those kept one depth higher, in order of depth.
 
         Raises:
-            [`DraftTreeError`]: a width that the nodes above do not allow, or something in `acceptance` that is no chance.
+            [`DraftTreeError`]: a width that the nodes above do not allow, or something in `acceptance` that is no
+                chance.
         """
         _check_acceptance(acceptance)
         parents, ranks = [-1], [-1]
@@ -137,8 +140,8 @@ class DraftTree:
             places = [(parent, rank, chance * rate) for parent, chance in level for rank, rate in enumerate(rates)]
             if not 1 <= width <= len(places):
                 raise DraftTreeError(
-                    f"`widths` must lie between 1 and what fits below the nodes above, but at depth {depth} it is {width} and "
-                    f"{len(places)} fit. Take fewer nodes there, or more above."
+                    f"`widths` must lie between 1 and what fits below the nodes above, but at depth {depth} it is "
+                    f"{width} and {len(places)} fit. Take fewer nodes there, or more above."
                 )
             kept = sorted(sorted(places, key=lambda place: -place[2])[:width])
             level = [(len(parents) + number, chance) for number, (_, _, chance) in enumerate(kept)]
@@ -236,5 +239,6 @@ def _is_int_list(value: Any) -> bool:
 def _check_acceptance(acceptance: Tensor) -> None:
     if not acceptance.numel() or not ((acceptance >= 0) & (acceptance <= 1)).all():
         raise DraftTreeError(
-            f"`acceptance` must hold chances from 0 to 1 of at least one depth and rank, but it is {acceptance.tolist()!s:.80}."
+            "`acceptance` must hold chances from 0 to 1 of at least one depth and rank, but it is "
+            f"{acceptance.tolist()!s:.80}."
         )

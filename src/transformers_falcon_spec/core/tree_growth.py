@@ -1,7 +1,7 @@
 """Trees that grow while they are drafted: the likeliest nodes are expanded, and the likeliest of all are kept.
 
-Tensors alone, every row with a tree of its own, no loop over nodes. How many tokens a pass of the drafter gives does not
-matter: whoever drafts says which nodes get children. Source: arXiv 2406.16858, section 4.
+Tensors alone, every row with a tree of its own, no loop over nodes. How many tokens a pass of the drafter gives does
+not matter: whoever drafts says which nodes get children. Source: arXiv 2406.16858, section 4.
 """
 
 from collections.abc import Callable
@@ -52,9 +52,9 @@ def _places_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Pl
 class TreeGrowth:
     """All nodes considered so far, node 0 the root; a child comes after its parent.
 
-    The chance of a node is the product of the drafter's probabilities along its path. It falls from parent to child, so
-    the likeliest nodes of all always hold their ancestors, and any number of them is a tree. Nodes grow depth by depth, so that
-    what many have in common is kept once, and put together only where somebody asks for all of it.
+    The chance of a node is the product of the drafter's probabilities along its path. It falls from parent to child,
+    so the likeliest nodes of all always hold their ancestors, and any number of them is a tree. Nodes grow depth by
+    depth, so that what many have in common is kept once, and put together only where somebody asks for all of it.
 
     Args:
         roots (`torch.Tensor` of shape `(rows, 1)`): The newest committed tokens.
@@ -134,7 +134,8 @@ class TreeGrowth:
         Args:
             parents (`torch.Tensor` of shape `(rows, parents)`): Some of the newest nodes.
             token_ids (`torch.Tensor` of shape `(rows, parents, children)`): The children's tokens; siblings differ.
-            log_probs (`torch.Tensor` of shape `(rows, parents, children)`): What the drafter gives them after their parent.
+            log_probs (`torch.Tensor` of shape `(rows, parents, children)`): What the drafter gives them after their
+                parent.
         """
         newest, depth = self._levels[-1], len(self._levels)
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
@@ -159,7 +160,8 @@ class TreeGrowth:
         Args:
             ends (`torch.Tensor` of shape `(rows, blocks)`): The node that each block follows.
             num_places (`int`): Tokens of a block.
-            children (`Callable`): Given a place, nodes `[rows, nodes]` and the block that each stands in, ids and log-probabilities
+            children (`Callable`): Given a place, nodes `[rows, nodes]` and the block that each stands in, ids and
+                log-probabilities
                 `[rows, nodes, children]` of what follows them there, best first.
             num_kept (`int`): How many nodes of the last place are wanted.
 

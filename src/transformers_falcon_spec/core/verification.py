@@ -87,8 +87,8 @@ def match_tokens(
 ) -> AcceptedPath:
     """Follow the target through the tree: take its token after a node, go to the child that holds this token, and repeat.
 
-    The target is asked about nodes of the path only, in their order. So its answers can be those of decoding without a drafter, draw by
-    draw, and then the text is the same for the same seed, whatever the tree.
+    The target is asked about nodes of the path only, in their order. So its answers can be those of decoding without a
+    drafter, draw by draw, and then the text is the same for the same seed, whatever the tree.
 
     Args:
         tree ([`TokenTree`]): The draft of one row.

@@ -87,8 +87,8 @@ class DrafterPool(LoopOnly, nn.Module):
         """
         if any(isinstance(drafter, JoiningDrafter) and drafter.join().num > 1 for drafter in self.members):
             raise OptionError(
-                "A drafter that computes on several ranks must draft alone, for a pool chooses by the clock, and each rank has its own. "
-                "Pass it to `generate` itself."
+                "A drafter that computes on several processes must draft alone, for a pool chooses by the clock, and each process has its "
+                "own. Pass it to `generate` itself."
             )
         return SINGLE_PROCESS
 

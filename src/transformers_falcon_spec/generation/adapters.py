@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import GenerationError
 
-_ROW_NAMES, _ROW_OFFSETS = "adapter_names", "alora_offsets"  # what PEFT's hooks tell layers of each row
+_ROW_NAMES, _ROW_OFFSETS = "adapter_names", "alora_offsets"  # arguments of PEFT's hooks with an entry for each row
 
 
 def unwrapped(model: Any) -> Any:
@@ -25,15 +25,12 @@ def is_drafter(model: Any) -> bool:
 
 
 def check_is_model(assistant: Any) -> None:
-    """Refuse a name or a class where a model is asked for.
-
-    Raises:
-        [`GenerationError`]: it is one.
-    """
+    """Raise an error if a name or a class was passed as `assistant_model`."""
     if isinstance(assistant, str | os.PathLike):
         raise GenerationError(
-            f"`assistant_model` must be a model that is loaded, but it is the name or path {str(assistant)!r}. Load it first, a drafter "
-            "with `from_pretrained` of its class, such as `FalconSpecDrafter.from_pretrained(...)`."
+            f"`assistant_model` must be a model that is loaded, but it is the name or path {str(assistant)!r}. Load "
+            "it first, a drafter with `from_pretrained` of its class, such as "
+            "`FalconSpecDrafter.from_pretrained(...)`."
         )
     if isinstance(assistant, type):
         raise GenerationError(
@@ -43,49 +40,38 @@ def check_is_model(assistant: Any) -> None:
 
 
 def check_target_adapter(model: Any) -> None:
-    """Refuse PEFT's prompt learning: it puts tokens without ids before the prompt, in this call only.
-
-    Raises:
-        [`GenerationError`]: the target has such an adapter.
-    """
+    """Raise an error for a target with PEFT's prompt learning, which puts tokens without ids before the prompt."""
     owner = getattr(model.prepare_inputs_for_generation, "__self__", model)  # PEFT lends the model its own method
     adapter: Any = getattr(owner, "active_peft_config", None)
     if getattr(adapter, "is_prompt_learning", False):
         raise GenerationError(
             f"A drafter reads the text that the target reads, but this adapter ({adapter.peft_type.value}) puts "
-            f"{adapter.num_virtual_tokens} virtual tokens before it. Generate without `assistant_model`, or use an adapter that "
-            "changes weights, such as LoRA."
+            f"{adapter.num_virtual_tokens} virtual tokens before it. Generate without `assistant_model`, or use an "
+            "adapter that changes weights, such as LoRA."
         )
 
 
 def check_drafter_adapter(assistant: Any) -> None:
-    """Refuse what a `PeftModel` around a drafter says and the drafter inside does not hear.
-
-    Raises:
-        [`GenerationError`]: an adapter that changes no weights of the drafter, or options set on the wrapper.
-    """
+    """Raise an error for settings of a `PeftModel` that would not reach the drafter inside: prompt learning, or options."""
     drafter = unwrapped(assistant)
     if drafter is assistant:
         return
     adapter = assistant.active_peft_config
     if adapter.is_prompt_learning:
         raise GenerationError(
-            f"An adapter of a drafter must change its weights, as LoRA does, but this one is {adapter.peft_type.value}. Pass the "
-            "drafter without it: `assistant_model=model.get_base_model()`."
+            "An adapter of a drafter must change its weights, as LoRA does, but this one is "
+            f"{adapter.peft_type.value}. Pass the drafter without it: `assistant_model=model.get_base_model()`."
         )
     if "generation_config" in vars(assistant):
         raise GenerationError(
-            "Options of a drafter must be set on the drafter itself, but here the `PeftModel` around it has a `generation_config` of "
-            "its own. Set `model.get_base_model().generation_config`, or merge the adapter: `model.merge_and_unload()`."
+            "Options of a drafter must be set on the drafter itself, but here the `PeftModel` around it has a "
+            "`generation_config` of its own. Set `model.get_base_model().generation_config`, or merge the adapter: "
+            "`model.merge_and_unload()`."
         )
 
 
 class RowAdapters:
-    """What hooks of PEFT tell the layers of each row for the time of a call: which adapter it takes, and from where on.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The target.
-    """
+    """The arguments by which PEFT's hooks choose an adapter for each row of a target, adjusted to what a forward reads."""
 
     def __init__(self, model: nn.Module) -> None:
         self._hooks = [hook for part in model.modules() for _, hook in _row_hooks(part)]
@@ -93,32 +79,32 @@ class RowAdapters:
 
     @contextmanager
     def of_nodes(self, num_rows: int, num_nodes: int) -> Iterator[None]:
-        """Inside, forwards are over new tokens, each of which takes the adapter; rows may be paths of the only row.
+        """Forwards inside read new tokens, and each token takes its row's adapter; paths of one row share that row's adapter.
 
         Where an activated LoRA begins is counted from the end, so one new token has it at any number but 0.
         """
 
-        def told(name: str, value: list[Any] | None) -> list[Any] | None:
+        def of_forward(name: str, value: list[Any] | None) -> list[Any] | None:
             if value is None:
                 return None
             rows = list(value) * num_rows if len(value) == 1 else list(value)
             return rows if name == _ROW_NAMES else [start and max(start, num_nodes) for start in rows]
 
-        with self._changed(told):
+        with self._changed(of_forward):
             yield
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside, all rows take the active adapter: for forwards over other rows than those of the call."""
+        """Forwards inside take the active adapter in all rows, as they need where their rows are not those of the call."""
         with self._changed(lambda _name, _value: None):
             yield
 
     @contextmanager
-    def _changed(self, told: Any) -> Iterator[None]:
+    def _changed(self, new_value: Any) -> Iterator[None]:
         before = [dict(hook.keywords) for hook in self._hooks]
         try:
             for hook in self._hooks:
-                hook.keywords.update({name: told(name, value) for name, value in hook.keywords.items()})
+                hook.keywords.update({name: new_value(name, value) for name, value in hook.keywords.items()})
             yield
         finally:
             for hook, keywords in zip(self._hooks, before, strict=True):
@@ -127,7 +113,7 @@ class RowAdapters:
 
 @contextmanager
 def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
-    """PEFT puts its hooks in place for one call, but leaves them behind if that raises: take them away then."""
+    """Remove PEFT's hooks if the call inside raises; PEFT itself removes them only after a call that returns."""
     try:
         yield
     except BaseException:
@@ -140,9 +126,8 @@ def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
 
 def _row_hooks(part: nn.Module) -> list[tuple[int, functools.partial[Any]]]:
     """Hooks of PEFT before one part's forward, with their keys."""
-    found = part._forward_pre_hooks.items()
     return [
         (key, hook)
-        for key, hook in found
+        for key, hook in part._forward_pre_hooks.items()
         if isinstance(hook, functools.partial) and {_ROW_NAMES, _ROW_OFFSETS} & hook.keywords.keys()
     ]

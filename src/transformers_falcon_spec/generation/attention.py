@@ -1,4 +1,4 @@
-"""What attention reads a tree: flash and flex attention read no mask of ours, and stock SDPA reads one at the price of a copied cache."""
+"""Chooses the attention with which a target reads trees: one that takes a mask, and does not copy the cache for it."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 GROUPED_SDPA = "falcon_spec_grouped_sdpa"
-_UNUSUAL = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that stock SDPA sees to
+_UNUSUAL = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that only the stock function takes
 
 
 def grouped_sdpa(
@@ -25,10 +25,10 @@ def grouped_sdpa(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """SDPA as Transformers calls it, but heads that share keys and values share them under a mask, too.
+    """Compute SDPA as Transformers does, but without copying the cache for query heads that share keys and values.
 
-    Transformers then copies the cache for every query head, since a GPU has no fast kernel for the rest. A CPU has one: the
-    same numbers up to rounding, without the copy.
+    Under a mask Transformers makes that copy, since a GPU has no fast kernel without it. A CPU has one: the same
+    numbers up to rounding.
     """
     is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
     if attention_mask is None or is_odd or query.device.type != "cpu":
@@ -44,10 +44,9 @@ AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)
 
 
 class TreeAttention:
-    """How a target attends while it reads trees; the setting is shared by every thread that uses the model.
+    """Switches the attention of a target while it reads trees; every thread that uses the model shares the setting.
 
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The target.
+    Flash and flex attention take no mask of ours, and stock SDPA copies the cache where it gets one.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -64,11 +63,11 @@ class TreeAttention:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, trees can be read; the first one in switches, the last one out switches back."""
+        """Switch the attention for the time of the block; of calls that overlap the last one switches back."""
         with self._lock:
             if not self._num_readers:
-                found = self._config._attn_implementation
-                self._before = "sdpa" if found == GROUPED_SDPA else found  # of a model that shares this config
+                present = self._config._attn_implementation
+                self._before = "sdpa" if present == GROUPED_SDPA else present  # of a model that shares this config
                 self._switch(self._wanted(self._before))
             self._num_readers += 1
         try:

@@ -9,10 +9,10 @@ from transformers import Cache, DynamicCache, PreTrainedConfig
 
 from ..errors import GenerationError
 
-HOLE = -1  # the place of a slot that holds padding or a dropped token
+HOLE = -1  # the position of a slot that holds padding or a dropped token
 MAX_WASTE = 0.25  # share of slots that realigning must save to be worth reading and writing the cache once
 _STATES = ("keys", "values", "indexer_keys")  # per-token states of a layer, tokens on the last axis but one
-_ENDLESS = 2**31  # window of a sliding layer that must keep every slot
+_ENDLESS = 2**31  # the window of a sliding layer that must keep every slot
 
 
 def new_cache(config: PreTrainedConfig) -> DynamicCache:
@@ -21,7 +21,7 @@ def new_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 def prepared(cache: Cache) -> Any:
-    """The same cache, set up so that tokens can be dropped again; sliding layers keep their past until the next crop.
+    """Set a cache up so that tokens can be dropped again, and return it; sliding layers keep all slots until the next crop.
 
     Raises:
         [`GenerationError`]: a kind of cache whose slots cannot be taken back.
@@ -36,7 +36,7 @@ def prepared(cache: Cache) -> Any:
 
 
 def stop_recording(cache: Cache) -> None:
-    """Sliding layers drop what leaves their window at once again, as they did before [`prepared`]."""
+    """Let sliding layers drop at once what leaves their window, as they did before [`prepared`]."""
     for layer in _recording_layers(cache):
         layer.record_past = False
 
@@ -52,13 +52,13 @@ def widen(cache: Cache) -> dict[int, int]:
     for index, layer in enumerate(layers):
         if hasattr(layer, "conv_states"):
             raise GenerationError(
-                f"`{type(layer).__name__}` keeps a state of all it read, which rows cannot take back by different amounts. "
-                "Call `generate` once for each prompt."
+                f"`{type(layer).__name__}` keeps a state of all it read, which rows cannot take back by different "
+                "amounts. Call `generate` once for each prompt."
             )
         if index in windows and layer.get_seq_length() >= windows[index]:
             raise GenerationError(
-                "The `past_key_values` have dropped what left their sliding window, so that several rows cannot go on with "
-                "them. Pass the whole text without them, or call `generate` once for each prompt."
+                "The `past_key_values` have dropped what left their sliding window, so that several rows cannot go on "
+                "with them. Pass the whole text without them, or call `generate` once for each prompt."
             )
     for index in windows:
         layers[index].sliding_window = _ENDLESS
@@ -75,7 +75,7 @@ def narrow(cache: Cache, windows: dict[int, int]) -> None:
 
 
 def num_held(cache: Cache, layer_index: int) -> int:
-    """Slots that a layer holds now; 0 where it has not read yet or shares those of another layer."""
+    """The number of slots that a layer holds; 0 before its first forward, or where it shares those of another layer."""
     if layer_index >= len(cache.layers):
         return 0
     keys = getattr(cache.layers[layer_index], "keys", None)
@@ -92,84 +92,85 @@ def drop_last(cache: Cache, num_slots: int) -> None:
 
 
 class RowSlots:
-    """Knows which token each slot of a cache holds, when rows accept different numbers of the tokens that they read together.
+    """The tokens that the slots of a cache hold, where rows accept different numbers of the tokens that they read together.
 
-    A token's place is the slot it would have if nothing had been dropped before it; windows and chunks are counted in
-    places. A row that keeps fewer tokens than another gets holes, which no mask lets through, until rows are realigned.
+    A token's position is the slot it would have if nothing had been dropped before it; windows and chunks are counted
+    in positions. A row that keeps fewer tokens than another gets holes, which no mask lets through, until rows are
+    realigned.
 
     Args:
         cache ([`~transformers.Cache`]): One row of any kind, or several rows whose layers keep every slot.
-        places (`torch.Tensor` of shape `(rows, slots)`): The place of each slot's token, ascending; -1 at holes.
+        positions (`torch.Tensor` of shape `(rows, slots)`): The position of each slot's token, ascending; -1 at holes.
     """
 
-    def __init__(self, cache: Any, places: Tensor) -> None:
-        self.cache, self.places = cache, places
-        is_held = places != HOLE
+    def __init__(self, cache: Any, positions: Tensor) -> None:
+        self.cache, self.positions = cache, positions
+        is_held = positions != HOLE
         self.num_tokens: list[int] = is_held.sum(-1).tolist()  # of each row; known without asking the device
         self._num_gaps: list[int] = (~is_held & (is_held.cumsum(-1) > 0)).sum(-1).tolist()  # padding behind a token
-        self._num_first = places.shape[1]
-        self.is_shifted = False  # some token is not in the slot of its place
+        self._num_first = positions.shape[1]
+        self.is_shifted = False  # some token is not in the slot of its position
         self.is_ragged = False  # some row has holes behind its tokens
 
     def __len__(self) -> int:
         """Slots, holes included."""
-        return self.places.shape[1]
+        return self.positions.shape[1]
 
     @property
     def has_holes(self) -> bool:
         """Whether some slot holds no token, so that a mask must hide it."""
         return min(self.num_tokens) < len(self)
 
-    def append(self, places: Tensor, num_tokens: Sequence[int] | None = None) -> None:
-        """The cache has read tokens of these places `[rows, tokens]`; `num_tokens` of each row if some are holes."""
-        self.places = torch.cat([self.places, places], dim=-1)
-        added = [places.shape[1]] * len(places) if num_tokens is None else num_tokens
+    def append(self, positions: Tensor, num_tokens: Sequence[int] | None = None) -> None:
+        """Record tokens that the cache has read at these positions `[rows, tokens]`; `num_tokens` of each row if some are holes."""
+        self.positions = torch.cat([self.positions, positions], dim=-1)
+        added = [positions.shape[1]] * len(positions) if num_tokens is None else num_tokens
         self.num_tokens = [old + new for old, new in zip(self.num_tokens, added, strict=True)]
-        self.is_shifted = self.is_shifted or min(added) < places.shape[1]
+        self.is_shifted = self.is_shifted or min(added) < positions.shape[1]
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
-        """Of the `num_nodes` slots read last keep those of each row's path, in place, and drop the rest."""
+        """Of the `num_nodes` slots read last keep those of each row's path, in their order, and drop the rest."""
         longest = max(map(len, paths))
         if all(list(path) == list(range(num_nodes)) for path in paths):  # all of them, as after a plain step
             drop_last(self.cache, 0)
             return
         filled = [[*path, *[HOLE] * (longest - len(path))] for path in paths]
-        kept = torch.tensor(filled, dtype=torch.long, device=self.places.device)
+        kept = torch.tensor(filled, dtype=torch.long, device=self.positions.device)
         chosen = kept.clamp(min=0)
-        num_settled = _num_in_place(paths, longest)
+        num_settled = _num_unmoved(paths, longest)
         if num_settled < longest:
             moved = chosen[:, num_settled:]
             for states in self._states():
                 _move(states, states.shape[-2] - num_nodes, num_settled, moved)
         start = len(self) - num_nodes
-        places = self.places[:, start:].gather(1, chosen)
+        positions = self.positions[:, start:].gather(1, chosen)
         if min(map(len, paths)) < longest:
-            places = places.masked_fill(kept == HOLE, HOLE)
-        self.places = torch.cat([self.places[:, :start], places], dim=-1)
+            positions = positions.masked_fill(kept == HOLE, HOLE)
+            self._mark_ragged()
+        self.positions = torch.cat([self.positions[:, :start], positions], dim=-1)
         drop_last(self.cache, num_nodes - longest)
         self.num_tokens = [num - num_nodes + len(path) for num, path in zip(self.num_tokens, paths, strict=True)]
-        self._note_holes(min(map(len, paths)) < longest)
 
     def forget(self, num_tokens: Sequence[int]) -> None:
         """Drop the newest `num_tokens` of each row, which stand in its last slots or among holes."""
         if len(set(num_tokens)) == 1 and not self.has_holes:
             if num_tokens[0]:
                 drop_last(self.cache, num_tokens[0])
-                self.places = self.places[:, : -num_tokens[0]]
+                self.positions = self.positions[:, : -num_tokens[0]]
         else:
-            first = self.places.amax(-1) + 1 - torch.tensor(num_tokens, device=self.places.device)
-            self.places = self.places.masked_fill(self.places >= first[:, None], HOLE)
-            self._note_holes(True)
+            first = self.positions.amax(-1) + 1 - torch.tensor(num_tokens, device=self.positions.device)
+            self.positions = self.positions.masked_fill(self.positions >= first[:, None], HOLE)
+            self._mark_ragged()
         self.num_tokens = [num - dropped for num, dropped in zip(self.num_tokens, num_tokens, strict=True)]
 
     def forget_drafted(self) -> None:
-        """Drop what layers read after these slots, as drafters do while they draft; it may be more in one layer than in another."""
+        """Drop the slots that a drafter filled while it drafted, of which layers may hold different numbers."""
         for index, layer in enumerate(self.cache.layers):
             layer.crop(min(len(self) - num_held(self.cache, index), 0))
 
     def tidy(self) -> None:
         """Realign the rows if that saves enough slots."""
-        if len(self.places) > 1 and len(self) - self._num_needed > MAX_WASTE * len(self):
+        if len(self.positions) > 1 and len(self) - self._num_needed > MAX_WASTE * len(self):
             self._realign()
 
     def align(self) -> None:
@@ -178,43 +179,39 @@ class RowSlots:
             self._realign()
 
     def _realign(self) -> None:
-        """The newest token of every row goes to the last slot, all others as far before it as their places are."""
-        newest = self.places.amax(-1, keepdim=True).clamp(min=self._num_first - 1)
-        self._arrange(self.places - newest + self._num_needed - 1, self._num_needed)
+        """Move the newest token of every row to the last slot, and all others as far before it as their positions are."""
+        newest = self.positions.amax(-1, keepdim=True).clamp(min=self._num_first - 1)
+        self._arrange(self.positions - newest + self._num_needed - 1, self._num_needed)
         self.is_shifted, self.is_ragged = True, False
 
-    def _note_holes(self, came: bool) -> None:
-        self.is_shifted, self.is_ragged = self.is_shifted or came, self.is_ragged or came
+    def _mark_ragged(self) -> None:
+        self.is_shifted = self.is_ragged = True
 
     def unroll(self) -> None:
-        """Put every token into the slot of its place, as in a cache that read the text without a drafter."""
+        """Put every token into the slot of its position, as in a cache that read the text without a drafter."""
         if self.is_shifted:
-            self._arrange(self.places, int(self.places.max()) + 1)
+            self._arrange(self.positions, int(self.positions.max()) + 1)
             self.is_shifted = self.is_ragged = False
 
     @property
     def _num_needed(self) -> int:
-        """Slots that are left when rows are realigned."""
+        """The number of slots that realigned rows need."""
         return max(num + gaps for num, gaps in zip(self.num_tokens, self._num_gaps, strict=True))
 
     def _arrange(self, slots: Tensor, num_slots: int) -> None:
-        """Move the token in slot `s` of each row to slot `slots[row, s]` of `num_slots`; slots that get none are holes."""
-        slots = slots.masked_fill(self.places == HOLE, num_slots)  # one too many, cut off
+        """Move the token in slot `s` of each row to slot `slots[row, s]` of `num_slots`; slots without a token become holes."""
+        slots = slots.masked_fill(self.positions == HOLE, num_slots)  # one too many, cut off
         order = torch.full((len(slots), num_slots + 1), HOLE, device=slots.device)
         order = order.scatter(1, slots, torch.arange(len(self), device=slots.device).expand_as(slots))[:, :-1]
-        self._take(order.clamp(min=0))
-        self.places = self.places.masked_fill(order == HOLE, HOLE)
-
-    def _take(self, order: Tensor) -> None:
-        """Reorder the slots of each row: what stood in slot `order[row, s]` comes to slot `s`."""
-        self.places = self.places.gather(1, order)
+        sources = order.clamp(min=0)
+        self.positions = self.positions.gather(1, sources).masked_fill(order == HOLE, HOLE)
         for layer in self.cache.layers:
             for name in _STATES:
                 states = getattr(layer, name, None)
                 if isinstance(states, Tensor) and states.numel():
-                    setattr(layer, name, states.gather(-2, _spread(order, states)))
+                    setattr(layer, name, states.gather(-2, _spread(sources, states)))
             if _is_sliding(layer):
-                layer.cumulative_length = order.shape[1]
+                layer.cumulative_length = num_slots
 
     def _states(self) -> list[Tensor]:
         found = (getattr(layer, name, None) for layer in self.cache.layers for name in _STATES)
@@ -222,12 +219,12 @@ class RowSlots:
 
 
 class GroupSlice:
-    """Shows each layer of a group its own heads in a cache that keeps the heads of the whole group together.
+    """A cache as one layer of a group sees it, where one layer of the cache keeps the heads of the whole group together.
 
     Args:
-        cache ([`~transformers.Cache`]): A cache whose places are groups of layers.
-        number (`int`): The place of the group.
-        layers (`Sequence[int]`): Its layers, in the order in which they are read.
+        cache ([`~transformers.Cache`]): A cache with one layer for each group.
+        number (`int`): The index of the group.
+        layers (`Sequence[int]`): The layers of the group, in the order in which they are read.
     """
 
     def __init__(self, cache: Any, number: int, layers: Sequence[int]) -> None:
@@ -235,19 +232,19 @@ class GroupSlice:
         self._new: list[tuple[Tensor, Tensor]] = []
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in new states `[rows, layers * heads, tokens, size]` of all layers; those of all tokens."""
+        """Add new states `[rows, layers * heads, tokens, size]` of all layers; returns the states of all tokens."""
         joined: tuple[Tensor, Tensor] = self.cache.update(keys, values, self._number)
         return joined
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Take in one layer's new states `[rows, heads, tokens, size]`, as its attention hands them over; those of all tokens."""
+        """Add one layer's new states `[rows, heads, tokens, size]`, as its attention calls it; returns those of all tokens."""
         if len(self._layers) == 1:
             return self.extend(keys, values)
-        place, num_heads = self._layers.index(layer_idx), keys.shape[1]
-        assert place == len(self._new)  # layers are read in order
+        index, num_heads = self._layers.index(layer_idx), keys.shape[1]
+        assert index == len(self._new)  # layers are read in order
         joined = (keys, values)
         if num_held(self.cache, self._number):
-            held, heads = self.cache.layers[self._number], slice(place * num_heads, (place + 1) * num_heads)
+            held, heads = self.cache.layers[self._number], slice(index * num_heads, (index + 1) * num_heads)
             joined = (
                 torch.cat([held.keys[:, heads], keys], dim=-2),
                 torch.cat([held.values[:, heads], values], dim=-2),
@@ -259,11 +256,11 @@ class GroupSlice:
         return joined
 
 
-def _num_in_place(paths: Sequence[Sequence[int]], longest: int) -> int:
-    """How many of the first nodes of every path are where they belong."""
-    for place in range(longest):
-        if any(place < len(path) and path[place] != place for path in paths):
-            return place
+def _num_unmoved(paths: Sequence[Sequence[int]], longest: int) -> int:
+    """The number of first nodes of every path that already stand where they belong."""
+    for index in range(longest):
+        if any(index < len(path) and path[index] != index for path in paths):
+            return index
     return longest
 
 

@@ -91,8 +91,8 @@ def _check_in_step(
         return
     if not verifier.takes_target_tokens:
         raise OptionError(
-            f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be judged token by token, but "
-            f"`verifier={verifier.name!r}` judges each row by itself. Set `drafter.generation_config.verifier` to "
+            f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be judged token by token, "
+            f"but `verifier={verifier.name!r}` judges each row by itself. Set `drafter.generation_config.verifier` to "
             '"token_matching", or call `generate` once for each prompt.'
         )
     is_shown_scores = (
@@ -100,6 +100,6 @@ def _check_in_step(
     )
     if is_shown_scores and any(hasattr(criterion, "eos_token_id") for criterion in criteria):
         raise GenerationError(
-            f"In a batch `{shown[-1]}` would be shown the scores of rows that have ended, which are not computed with a drafter. Leave "
-            "out `output_scores`, or call `generate` once for each prompt."
+            f"In a batch `{shown[-1]}` would be shown the scores of rows that have ended, which are not computed with "
+            "a drafter. Leave out `output_scores`, or call `generate` once for each prompt."
         )

@@ -24,11 +24,11 @@ DATA_PARALLEL = ("dp", "fsdp", "ddp", "data")  # how dimensions of a mesh begin 
 
 
 class Processes:
-    """The processes that make a call. This base class stands for a single process, which has nobody to talk to."""
+    """The processes that make a call together. This base class is a single process, which sends and receives nothing."""
 
     num, process_rank = 1, 0
     num_gathers = 0
-    num_gathered_bytes = 0  # that this process received from the others
+    num_gathered_bytes = 0  # received from the other processes
 
     @property
     def is_first(self) -> bool:
@@ -50,8 +50,8 @@ class Processes:
         """The budget that the first process chose, or None for a plain step; the noise is that of this process's `full` budget."""
         if self.num == 1:
             return limited
-        said = None if limited is None else (limited.num_nodes, limited.num_passes, limited.drafter, limited.prices)
-        limits = self.broadcast(said)
+        limits = None if limited is None else (limited.num_nodes, limited.num_passes, limited.drafter, limited.prices)
+        limits = self.broadcast(limits)
         if limits is None:
             return None
         num_nodes, num_passes, drafter, prices = limits
@@ -62,23 +62,19 @@ class Processes:
         """The draft of the first process, on `device`. Its `draft_probs` are not sent, as only the first process verifies."""
         if self.num == 1:
             return draft
-        said = None
+        message: dict[str, Any] | None = None
         if draft is not None:
-            parts = (draft.token_ids, draft.parents, draft.is_lookahead, draft.node_probs)
-            said = ([part if part is None else part.cpu() for part in parts], draft.num_passes)
-        said = self.broadcast(said)
-        if self.is_first or said is None:
-            return draft if self.is_first else None
-        (token_ids, parents, is_lookahead, node_probs), num_passes = said
-        assert token_ids is not None  # the others may be missing, but not the parents
-        assert parents is not None
-        return Draft(
-            token_ids.to(device),
-            parents.to(device),
-            is_lookahead=is_lookahead if is_lookahead is None else is_lookahead.to(device),
-            num_passes=num_passes,
-            node_probs=node_probs,
-        )
+            names = ("token_ids", "parents", "is_lookahead", "node_probs")
+            message = {name: part if part is None else part.cpu() for name in names for part in [getattr(draft, name)]}
+            message["num_passes"] = draft.num_passes
+        message = self.broadcast(message)
+        if self.is_first:
+            return draft
+        if message is None:
+            return None
+        for name in ("token_ids", "parents", "is_lookahead"):
+            message[name] = None if message[name] is None else message[name].to(device)
+        return Draft(**message)
 
 
 @dataclass(frozen=True)
@@ -96,8 +92,9 @@ class ProcessGroup(Processes):
     """The processes of `torch.distributed` that make a call together; each of them must create this object.
 
     Args:
-        timeout_seconds (`float`, *optional*): How long a rank waits for the others; None is as long as `torch.distributed` does.
-        members (`Sequence[int]`, *optional*): Their numbers among all processes; None is all of them.
+        timeout_seconds (`float`, *optional*): How long a process waits for the others; None is as long as
+            `torch.distributed` does.
+        members (`Sequence[int]`, *optional*): Their ranks among all processes; None is all of them.
 
     Raises:
         [`OptionError`]: `torch.distributed` does not run.
@@ -106,13 +103,18 @@ class ProcessGroup(Processes):
     def __init__(self, timeout_seconds: float | None = None, members: Sequence[int] | None = None) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise OptionError(
-                '`backend="distributed"` needs processes that know of each other, but `torch.distributed` does not run here. Start '
-                "the program with `torchrun` and load the target over all of them, or call `torch.distributed.init_process_group()`."
+                '`backend="distributed"` needs processes that know of each other, but `torch.distributed` does not '
+                'run here. Start '
+                "the program with `torchrun` and load the target over all of them, or call "
+                "`torch.distributed.init_process_group()`."
             )
         members = list(range(dist.get_world_size()) if members is None else members)
         self.num, self.process_rank, self._first = len(members), members.index(dist.get_rank()), members[0]
         timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
-        self._states, self._words = (  # plain objects need no device; processes that are no members do not take part
+        (
+            self._tensors,
+            self._objects,
+        ) = (  # plain objects need no device; processes that are no members do not take part
             dist.new_group(members, timeout, backend, use_local_synchronization=True) for backend in (None, "gloo")
         )
 
@@ -123,8 +125,8 @@ class ProcessGroup(Processes):
             [`DistributedError`]: the others did not answer.
         """
         values = [value]
-        with self._together("word of the first rank"):
-            dist.broadcast_object_list(values, src=self._first, group=self._words)
+        with self._together("an object of the first process"):
+            dist.broadcast_object_list(values, src=self._first, group=self._objects)
         return values[0]
 
     def all_gather(self, part: Tensor) -> Tensor:
@@ -136,26 +138,23 @@ class ProcessGroup(Processes):
         self.num_gathers += 1
         self.num_gathered_bytes += (self.num - 1) * part.nbytes
         parts = part.new_empty(self.num * len(part), *part.shape[1:])
-        with self._together("the states that others compute"):
-            dist.all_gather(list(parts.chunk(self.num)), part.contiguous(), group=self._states)
+        with self._together("the tensors that others compute"):
+            dist.all_gather(list(parts.chunk(self.num)), part.contiguous(), group=self._tensors)
         return parts
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raise an error if processes differ in one of `facts`.
-
-        Raises:
-            [`DistributedError`]: they do, or did not answer.
-        """
-        found: list[Any] = [None] * self.num
+        """Raise an error if processes differ in one of `facts`, or did not answer."""
+        gathered: list[Any] = [None] * self.num
         with self._together("the others to begin"):
-            dist.all_gather_object(found, dict(facts), group=self._words)
+            dist.all_gather_object(gathered, dict(facts), group=self._objects)
         for name in facts:
-            values = [theirs.get(name) for theirs in found]
+            values = [each.get(name) for each in gathered]
             different = [rank for rank, value in enumerate(values) if value != values[0]]
             if different:
                 raise DistributedError(
-                    f"All ranks must have the same {name}, but rank 0 has {values[0]!s:.80} and rank {different[0]} "
-                    f"{values[different[0]]!s:.80}. Run the same program with the same files and arguments on each."
+                    f"All processes must have the same {name}, but process 0 has {values[0]!s:.80} and process "
+                    f"{different[0]} {values[different[0]]!s:.80}. Run the same program with the same files and "
+                    "arguments on each."
                 )
 
     @contextmanager
@@ -164,9 +163,9 @@ class ProcessGroup(Processes):
             yield
         except RuntimeError as error:
             raise DistributedError(
-                f"All {self.num} ranks must take part in the call until it ends, but rank {self.process_rank} waited in vain for {what}: another "
-                f"one has died, stands still or makes another call ({str(error).splitlines()[0]:.200}). See what the others say, "
-                "and start all of them again."
+                f"All {self.num} processes must take part in the call until it ends, but process {self.process_rank} "
+                f"waited in vain for {what}: another one has died, stands still or makes another call "
+                f"({str(error).splitlines()[0]:.200}). See what the others say, and start all of them again."
             ) from error
 
 
@@ -192,7 +191,7 @@ class JoiningDrafter(Protocol):
 
 
 def named_options(config: Any) -> dict[str, Any]:
-    """The fields of a configuration by name, as [`Processes.check_same`] takes them."""
+    """The fields of a configuration, in the form that [`Processes.check_same`] compares."""
     return {f"`{name}`": str(value) for name, value in config.to_dict().items() if not name.startswith("_")}
 
 
@@ -200,10 +199,10 @@ _OF_TARGETS: WeakKeyDictionary[PreTrainedModel, ProcessGroup] = WeakKeyDictionar
 
 
 def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
-    """The processes over which the drafter is spread, else those over which the target is; this one alone if there are none.
+    """The processes that share the drafter, or else the target; this process alone if neither is shared.
 
     Raises:
-        [`DistributedError`]: the ranks have other drafters or options, or one of them did not come.
+        [`DistributedError`]: the processes have other drafters or options, or one of them did not come.
     """
     processes = drafter.join() if isinstance(drafter, JoiningDrafter) else SINGLE_PROCESS
     members = _holders(target) if processes.num == 1 else []
@@ -220,7 +219,7 @@ def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
 
 
 def _holders(target: PreTrainedModel) -> list[int]:
-    """The numbers of the processes that each hold a part of the target; processes that read other prompts are left out."""
+    """The ranks of the processes that each hold a part of the target; processes that read other prompts are left out."""
     if not dist.is_available() or not dist.is_initialized():
         return []
     mesh: Any = getattr(target, "_device_mesh", None)

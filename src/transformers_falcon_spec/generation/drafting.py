@@ -1,10 +1,10 @@
 """The interface between the decoding loop and every drafter: what they hand to each other, and who owns what.
 
-One generator object serves one `generate` call on one thread and is then dropped. It owns all state of that call: drafter
-cache, pairs not yet read, private `rng`. The drafter module is read-only meanwhile, so that threads share it. The loop
-owns the target: cache, positions, padding, masks, hooks, processors, criteria and every draw that decides text, and keeps
-the drafter in eval mode for the call. A generator never sees padding, cache holes or the target's cache, and never
-touches the global random state.
+One generator object serves one `generate` call on one thread and is then dropped. It owns all state of that call:
+drafter cache, pairs not yet read, private `rng`. The drafter module is read-only meanwhile, so that threads share it.
+The loop owns the target: cache, positions, padding, masks, hooks, processors, criteria and every draw that decides
+text, and keeps the drafter in eval mode for the call. A generator never sees padding, cache holes or the target's
+cache, and never touches the global random state.
 
 Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] follows; so `commit` hands over pairs
 (f[p], t[p+1]). Order: commit(prompt), then repeat [propose,] commit. Commits without a proposal happen (a plain step);
@@ -89,8 +89,9 @@ class DraftBudget:
         """Raise an error if the numbers leave no room for the root."""
         if self.num_nodes < 1 or min(self.depths) < 0 or (self.num_passes or 0) < 0:
             raise OptionError(
-                "A budget must leave room for the root, so `num_nodes` must be at least 1, `depths` and `num_passes` at least 0, "
-                f"but they are {self.num_nodes}, {self.depths} and {self.num_passes}. 0 passes draft nothing."
+                "A budget must leave room for the root, so `num_nodes` must be at least 1, `depths` and `num_passes` "
+                f"at least 0, but they are {self.num_nodes}, {self.depths} and {self.num_passes}. 0 passes draft "
+                "nothing."
             )
 
 

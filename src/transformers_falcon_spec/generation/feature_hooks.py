@@ -20,7 +20,8 @@ class FeatureHooks:
     Args:
         decoder (`torch.nn.Module`): The decoder without its head; its output is what the head reads (index -1).
         num_layers (`int`): Decoder layers of the model.
-        feature_layers (`Sequence[int]`): Indices to catch; 0 the embeddings, i the output of layer i, -1 the decoder's.
+        feature_layers (`Sequence[int]`): Indices to catch; 0 the embeddings, i the output of layer i, -1 the
+            decoder's.
 
     Raises:
         [`TargetError`]: the decoder has no list of `num_layers` layers, or an index is out of range.
@@ -34,8 +35,8 @@ class FeatureHooks:
         inner = [layer for layer in self.feature_layers if layer != -1]
         if inner and len(self._layers) != num_layers:
             raise TargetError(
-                f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none. Read -1 alone, "
-                "what the head reads."
+                f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none. Read -1 "
+                "alone, what the head reads."
             )
         if any(not 0 <= layer < num_layers for layer in inner):
             raise TargetError(
@@ -97,8 +98,9 @@ def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
     shapes = {tuple(part.shape) for part in caught if part.dim() != _NUM_DIMS}
     if shapes:
         raise TargetError(
-            f"Hidden state {layer} must be of shape [rows, tokens, hidden size], but the target gives {sorted(shapes)[0]}. Read -1 "
-            "alone, what the head reads; a kind of drafter that needs other layers does not fit this target."
+            f"Hidden state {layer} must be of shape [rows, tokens, hidden size], but the target gives "
+            f"{sorted(shapes)[0]}. Read -1 alone, what the head reads; a kind of drafter that needs other layers does "
+            "not fit this target."
         )
     num_seen = sum(part.shape[1] for part in caught)
     if not caught or num_seen != num_tokens:

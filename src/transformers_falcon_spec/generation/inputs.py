@@ -1,5 +1,6 @@
-"""The inputs that plain decoding would give the target at its next steps, extended from one new token to the nodes of a draft."""
+"""The inputs of the target for the nodes of a draft, derived from those that plain decoding gives it for one new token."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -10,10 +11,10 @@ from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
-from .arguments import described, is_same, is_vector, snapshot, tensors_in
 from .cache import drop_last
 
-# What the loop sets itself, and what means nothing to one token: all nodes need logits, and masks say what each one sees.
+# Inputs that the loop sets itself, and some that it leaves out, since all nodes need logits and masks say what each
+# one sees.
 OWN = frozenset({"input_ids", "past_key_values", "use_cache", "attention_mask", "position_ids", "cache_position"})
 OWN |= {"return_dict", "output_hidden_states", "output_attentions", "output_router_logits"}
 OWN |= {"logits_to_keep", "is_causal"}
@@ -23,59 +24,52 @@ _MATRIX = 2  # dimensions of rows and tokens
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The inputs of a decoding step, apart from tokens, cache and mask.
+    """The inputs of a decoding step, apart from tokens, cache and mask."""
 
-    Args:
-        positions (`torch.Tensor` of shape `(rows, 1)` or `(axes, rows, 1)`): Of the next token; one more at each step.
-        constant (`dict`): What every step gets as it is.
-        by_token (`dict[str, torch.Tensor]`): What holds one entry for each new token, in the last dimension; all alike.
-        by_text (`dict[str, torch.Tensor]`): What holds one entry for each token of the text and the next one; later ones are alike.
-        has_positions (`bool`): Whether the target is told them.
-        counts_slots (`bool`): Whether it is told in which slots of the cache its tokens stand.
-    """
+    position_ids: Tensor  # [rows, 1] or [axes, rows, 1], of the next token; one more at each step
+    constant: dict[str, Any] = field(default_factory=dict)  # the same at every step
+    by_token: dict[str, Tensor] = field(default_factory=dict)  # one entry for each new token, all alike
+    by_text: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # one for each token up to the next; later ones equal the last
+    has_position_ids: bool = False  # whether the model prepares `position_ids`
+    has_cache_position: bool = False  # whether it prepares `cache_position`
 
-    positions: Tensor
-    constant: dict[str, Any] = field(default_factory=dict)
-    by_token: dict[str, Tensor] = field(default_factory=dict)
-    by_text: dict[str, Tensor] = field(default_factory=dict)
-    has_positions: bool = False
-    counts_slots: bool = False
-
-    def of_nodes(self, num_rows: int, num_nodes: int, places: Tensor) -> dict[str, Any]:
-        """The inputs for nodes behind slots that hold the tokens of `places` `[rows, slots]`."""
+    def of_nodes(self, num_rows: int, num_nodes: int, positions: Tensor) -> dict[str, Any]:
+        """The inputs for nodes that follow a text whose tokens have these positions `[rows, slots]` in the cache."""
         inputs = dict(self.constant)
         for name, value in self.by_token.items():
-            inputs[name] = _in_rows(value.expand(*value.shape[:-1], num_nodes), num_rows)
+            inputs[name] = _repeated(value.expand(*value.shape[:-1], num_nodes), num_rows)
         for name, value in self.by_text.items():
             last = value.shape[-1] - 1
-            index = torch.nn.functional.pad(places.clamp(0, last), (0, num_nodes), value=last).to(value.device)
+            index = torch.nn.functional.pad(positions.clamp(0, last), (0, num_nodes), value=last).to(value.device)
             if len(index) == 1:
-                inputs[name] = _in_rows(value.index_select(-1, index[0]), num_rows)
+                inputs[name] = _repeated(value.index_select(-1, index[0]), num_rows)
             else:
                 inputs[name] = value.expand(len(index), -1).gather(-1, index)
-        if self.counts_slots:
-            num_slots = places.shape[1]
-            inputs["cache_position"] = torch.arange(num_slots, num_slots + num_nodes, device=places.device)
+        if self.has_cache_position:
+            num_slots = positions.shape[1]
+            inputs["cache_position"] = torch.arange(num_slots, num_slots + num_nodes, device=positions.device)
         return inputs
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One coming step of plain decoding: the arguments kept for later steps, and the inputs that the model would get."""
+    """One of the steps that plain decoding would make after the prefill."""
 
     number: int
-    kept: dict[str, Any]
-    inputs: dict[str, Any]
+    model_kwargs: dict[str, Any]  # as `generate` keeps them for later steps
+    inputs: dict[str, Any]  # of the model's forward
 
 
-class _Longer:
-    """A view of a cache whose length says that it has read a few tokens more."""
+class _LongerCache:
+    """A view of a cache that reports a few tokens more than it holds."""
 
     def __init__(self, cache: Any, num_more: int) -> None:
         self._cache, self._num_more = cache, num_more
 
     def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
-        """Tokens read, the coming ones included."""
+        """Tokens in the cache, the additional ones included."""
         return int(self._cache.get_seq_length(*args, **kwargs)) + self._num_more
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +77,7 @@ class _Longer:
 
 
 def grown(model: Any, outputs: Any, model_kwargs: dict[str, Any], num_tokens: int = 1) -> dict[str, Any]:
-    """The kwargs of a call after `num_tokens` more tokens, as plain decoding grows them: one by one."""
+    """The keyword arguments of a call after `num_tokens` more tokens, updated token by token as `generate` updates them."""
     for _ in range(num_tokens):
         model_kwargs = model._update_model_kwargs_for_generation(
             outputs, dict(model_kwargs), is_encoder_decoder=model.config.is_encoder_decoder
@@ -92,43 +86,39 @@ def grown(model: Any, outputs: Any, model_kwargs: dict[str, Any], num_tokens: in
 
 
 def grown_to(model: Any, cache: Any, model_kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """The same as [`grown`], for callers that no longer have the outputs."""
+    """Do the same as [`grown`] for callers that no longer have the outputs."""
     return grown(model, CausalLMOutputWithPast(past_key_values=cache), model_kwargs, num_tokens)
 
 
 def text_length(input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int:
-    """Tokens of the prompt; a filled cache may hold some whose ids are not among `input_ids`."""
+    """The number of tokens of the prompt, those in a filled cache included, whose ids may not be among `input_ids`."""
     mask = model_kwargs.get("attention_mask")
     length: int = getattr(config, "_mask_length", input_ids.shape[1]) if mask is None else mask.shape[1]
     return max(length, input_ids.shape[1])
 
 
 def check_can_be_repeated(model_kwargs: dict[str, Any]) -> None:
-    """Raise an error for arguments that every step would use up.
-
-    Raises:
-        [`GenerationError`]: an argument is an iterator.
-    """
+    """Raise an error for an argument that is an iterator, which gives every step something else."""
     for name, value in model_kwargs.items():
         if isinstance(value, Iterator):
             raise GenerationError(
-                f"`{name}` must be the same at every step, but it is a {type(value).__name__}, which gives every step something else. "
-                "Generate without `assistant_model`."
+                f"`{name}` must be the same at every step, but it is a {type(value).__name__}, which gives every step "
+                "something else. Generate without `assistant_model`."
             )
 
 
 def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, Any], outputs: Any) -> StepInputs:
-    """The inputs of the steps after a prefill.
+    """The inputs of the steps after a prefill, found by comparing two steps that plain decoding would make.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The target.
         input_ids (`torch.Tensor` of shape `(rows, tokens)`): The ids of the call.
-        cache ([`~transformers.Cache`]): It holds the prompt.
-        model_kwargs (`dict`): What the prefill got.
-        outputs (`Any`): What it gave.
+        cache ([`~transformers.Cache`]): The cache, which holds the prompt.
+        model_kwargs (`dict`): The keyword arguments of the prefill.
+        outputs (`Any`): The outputs of the prefill.
 
     Raises:
-        [`GenerationError`]: an input, named, that one forward over many tokens cannot be given as steps of one token are.
+        [`GenerationError`]: an input cannot be extended from one token to several.
     """
     steps = _steps(model, input_ids, cache, model_kwargs, outputs)
     first, second = (step for step in steps if step.inputs.get("past_key_values") is not None)
@@ -139,41 +129,38 @@ def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[st
     doubtful = []
     for name in sorted({*first.inputs, *second.inputs} - OWN):
         value, later = (step.inputs.get(name) for step in (first, second))
-        if _grows(value, later, *(cache.get_seq_length() + step.number for step in (first, second))):
+        if _has_entry_by_token(value, later, *(cache.get_seq_length() + step.number for step in (first, second))):
             by_text[name] = _of_text(name, value, len(input_ids))
             continue
         _check_same(name, value, later)
-        if (
-            is_vector(value)
-            and value.shape[-1] == 1
-            and not _is_one_value(name, value, first, model_kwargs, input_ids)
-        ):
+        is_single = isinstance(value, Tensor) and value.shape[-1:] == (1,)
+        if is_single and not _is_one_value(name, value, first, model_kwargs, input_ids):
             by_token[name] = value
         else:
             constant[name] = value
-            doubtful += [name] if any(tensor.shape[-1:] not in ((), (1,)) for tensor in tensors_in(value)) else []
+            doubtful += [name] if any(tensor.shape[-1:] not in ((), (1,)) for tensor in _tensors_in(value)) else []
     _drop_unread(model, cache, first, constant, doubtful)
-    told = (isinstance(first.inputs.get(name), Tensor) for name in ("position_ids", "cache_position"))
-    return StepInputs(_positions(first, second, outputs.logits, cache), constant, by_token, by_text, *told)
+    is_prepared = (isinstance(first.inputs.get(name), Tensor) for name in ("position_ids", "cache_position"))
+    return StepInputs(_position_ids(first, second, outputs.logits, cache), constant, by_token, by_text, *is_prepared)
 
 
 def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, Any], outputs: Any) -> Iterator[_Step]:
-    """Two coming steps that go on with the cache; a step that drops it (Phi3) is there as well."""
-    kept, num_found = model_kwargs, 0
+    """The next steps of plain decoding up to the second one that goes on with the cache; Phi3 may drop it in one."""
+    num_found = 0
     ids, vocab_size = input_ids, model.config.get_text_config(decoder=True).vocab_size
     for number in range(1, _MOST_STEPS + 1):
-        kept = grown(model, outputs, kept)
+        model_kwargs = grown(model, outputs, model_kwargs)
         ids = torch.cat([ids, (ids[:, -1:] + 1) % vocab_size], dim=-1)  # other tokens, should inputs depend on them
-        seen = {**kept, "past_key_values": _Longer(cache, number - 1)}
-        inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **seen)
-        yield _Step(number, dict(kept), {name: snapshot(value) for name, value in inputs.items()})
+        kwargs = {**model_kwargs, "past_key_values": _LongerCache(cache, number - 1)}
+        inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
+        yield _Step(number, dict(model_kwargs), {name: _copied(value) for name, value in inputs.items()})
         num_found += inputs.get("past_key_values") is not None
         if num_found == 2:  # noqa: PLR2004  two are compared
             return
 
 
-def _positions(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Tensor:
-    """The positions of the first token after the prompt."""
+def _position_ids(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Tensor:
+    """The position ids of the first token after the prompt."""
     position, later = (step.inputs.get("position_ids") for step in (first, second))
     rows = logits.shape[0]
     if position is None or later is None:
@@ -181,65 +168,71 @@ def _positions(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Tenso
     position, later = position[..., -1:], later[..., -1:]
     if not torch.equal(position + second.number - first.number, later):
         raise GenerationError(
-            f"`position_ids` must grow by one with each token, but they are {position.flatten().tolist()} at step {first.number} and "
-            f"{later.flatten().tolist()} at step {second.number}. Generate without `assistant_model`."
+            f"`position_ids` must grow by one with each token, but they are {position.flatten().tolist()} at step "
+            f"{first.number} and {later.flatten().tolist()} at step {second.number}. Generate without "
+            "`assistant_model`."
         )
     return position.expand(*position.shape[:-2], rows, 1) - (first.number - 1)
 
 
 def _check_mask(step: _Step, mask: Any) -> None:
-    """The mask of a step must be that of the prompt and its new tokens, for that is what trees are read with."""
-    found = step.inputs.get("attention_mask")
-    if found is None and mask is None:
+    """Raise an error if a step's mask is not that of the prompt and its new tokens, from which masks of trees are made."""
+    prepared = step.inputs.get("attention_mask")
+    if prepared is None and mask is None:
         return
-    if not isinstance(found, Tensor) or found.dim() != _MATRIX:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        wanted = False
+    if not isinstance(prepared, Tensor) or prepared.dim() != _MATRIX:
+        shape = tuple(prepared.shape) if isinstance(prepared, Tensor) else type(prepared).__name__
+        is_expected = False
     else:
-        held = torch.ones_like(found) if mask is None else torch.nn.functional.pad(mask, (0, step.number), value=1)
-        shape, wanted = tuple(found.shape), held.shape == found.shape and torch.equal(held != 0, found != 0)
-    if not wanted:
+        expected = (
+            torch.ones_like(prepared) if mask is None else torch.nn.functional.pad(mask, (0, step.number), value=1)
+        )
+        shape, is_expected = tuple(prepared.shape), is_same(expected != 0, prepared != 0)
+    if not is_expected:
         raise GenerationError(
-            f"`attention_mask` must say of every token whether it is padding, as that of the prompt does, but the target makes another "
-            f"one of it for its next step: {shape}. Generate without `assistant_model`."
+            "`attention_mask` must say of every token whether it is padding, as that of the prompt does, but the "
+            f"target makes another one of it for its next step: {shape}. Generate without `assistant_model`."
         )
 
 
-def _grows(value: Any, later: Any, num_tokens: int, num_later: int) -> TypeGuard[Tensor]:
-    """Whether an input holds an entry for each of `num_tokens` tokens, and that of a later step some like the last more."""
-    if not is_vector(value) or not is_vector(later) or (value.shape[-1], later.shape[-1]) != (num_tokens, num_later):
+def _has_entry_by_token(value: Any, later: Any, num_tokens: int, num_later: int) -> TypeGuard[Tensor]:
+    """Whether an input has one entry for each token of the text, and new entries of a later step equal the last one."""
+    if not isinstance(value, Tensor) or not isinstance(later, Tensor):
+        return False
+    if (value.shape[-1:], later.shape[-1:]) != ((num_tokens,), (num_later,)):
         return False
     return is_same(later[..., :num_tokens], value) and bool((later[..., num_tokens:] == value[..., -1:]).all())
 
 
 def _is_one_value(name: str, value: Tensor, step: _Step, prompt_kwargs: dict[str, Any], input_ids: Tensor) -> bool:
-    """Whether the whole prompt got this one entry, too, and not one for each token; a prompt of one token tells by its shape."""
-    is_given = all(is_same(kwargs.get(name), value) for kwargs in (prompt_kwargs, step.kept))
+    """Whether an entry is one for the whole text, not one for each token; a prompt of one token shows which by its shape."""
+    is_given = all(is_same(kwargs.get(name), value) for kwargs in (prompt_kwargs, step.model_kwargs))
     return is_given and (input_ids.shape[1] > 1 or value.shape != input_ids.shape)
 
 
 def _of_text(name: str, value: Tensor, num_rows: int) -> Tensor:
     if num_rows > 1 and (value.dim() != _MATRIX or len(value) not in (1, num_rows)):
         raise GenerationError(
-            f"`{name}` must be of shape [rows, tokens] in a batch, whose rows go on at their own pace, but it is {tuple(value.shape)}. "
-            "Call `generate` once for each prompt."
+            f"`{name}` must be of shape [rows, tokens] in a batch, whose rows go on at their own pace, but it is "
+            f"{tuple(value.shape)}. Call `generate` once for each prompt."
         )
     return value
 
 
 def _check_same(name: str, value: Any, later: Any) -> None:
-    """An input must not change from step to step, for a draft is read in one."""
+    """Raise an error for an input that changes from step to step, since several steps are read in one forward."""
     if not is_same(value, later):
         raise GenerationError(
             f"`{name}` must be the same at every step, for a draft is read as several steps in one, but a step gets "
-            f"{described(value)} and the next one {described(later)}. Generate without `assistant_model`."
+            f"{_described(value)} and the next one {_described(later)}. Generate without `assistant_model`."
         )
 
 
 def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], doubtful: list[str]) -> None:
-    """Take out of `constant` what steps do not read, as the sizes of images that the prefill has read; refuse the rest of `doubtful`.
+    """Remove `doubtful` inputs from `constant` if no step reads them, as the sizes of images in the prompt; else raise an error.
 
-    A tensor that is neither one value nor one of tokens could be cut or indexed by the tokens of a forward.
+    They hold tensors with neither one value nor one for each token, which the model could cut or index by the tokens
+    of a forward.
     """
     if not doubtful:
         return
@@ -253,11 +246,11 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError):
             is_read = True  # it is needed
         if is_read:
-            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors_in(constant[name]))
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in _tensors_in(constant[name]))
             raise GenerationError(
-                f"`{name}` must be one value, or have in its last dimension an entry for each new token or for each token of the growing "
-                f"text, so that it can be extended to the nodes of a draft, but every step reads one of shape {shapes}. Generate "
-                "without `assistant_model`."
+                f"`{name}` must be one value, or have in its last dimension an entry for each new token or for each "
+                "token of the growing text, so that it can be extended to the nodes of a draft, but every step reads "
+                f"one of shape {shapes}. Generate without `assistant_model`."
             )
         inputs = without
         del constant[name]
@@ -273,8 +266,41 @@ def _next_logits(model: Any, cache: Any, inputs: dict[str, Any]) -> Tensor:
     return logits.float()
 
 
-def _in_rows(value: Tensor, num_rows: int) -> Tensor:
-    """An input of one row for each of several rows that go on from it."""
+def _repeated(value: Tensor, num_rows: int) -> Tensor:
+    """An input of one row, repeated for each of several rows."""
     if num_rows > 1 and value.dim() >= _MATRIX and len(value) == 1:
         return value.expand(num_rows, *value.shape[1:])
     return value
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two inputs are equal, down to the tensors in them."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and torch.equal(one, other.to(one.device))
+    if isinstance(one, dict):
+        one, other = list(one.items()), list(other.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of an input, which a later step may change."""
+    return (
+        value.clone() if isinstance(value, Tensor) else copy.copy(value) if isinstance(value, dict | list) else value
+    )
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in an input, containers included."""
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in inner for tensor in _tensors_in(part)]
+
+
+def _described(value: Any) -> str:
+    """A few words that describe an input in an error message."""
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"

@@ -16,13 +16,13 @@ from ..core.tree import DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from .distributed import Decision, named_options, processes_of
 from .drafting import Committed, Draft, DraftBudget, Drafter
-from .layers import sliding_windows
+from .model_parts import sliding_windows
 from .output import LayerStates, SpeculativeOutput, is_observed, report, show
 from .probe import probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
-from .sparse_index import longest_draftable, note_of
 from .target import Form, Target, TargetOutput
+from .text_limits import longest_draftable
 from .tuning.cost_model import TuningKey
 from .tuning.tuner import Tuner, tuner_of
 from .verifier import AcceptedStep, accepted_path, trees_of, verifier_of
@@ -39,7 +39,8 @@ class SpeculativeDecoding:
         batch ([`SequenceBatch`]): The texts, with processors, criteria and streamer.
         config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
         model_kwargs (`dict`): As `generate` prepared them, cache and mask included.
-        clock (`Callable[[], float]`, *optional*): Where all seconds of the call come from, those that the tuner learns from included.
+        clock (`Callable[[], float]`, *optional*): Where all seconds of the call come from, those that the tuner learns
+            from included.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SpeculativeDecoding:
         self.tuner = self._tuner(drafter)
 
     def _draft_draws(self) -> torch.Generator:
-        """The generator that drafts are drawn from, in the same state on all processes, which must write the same texts."""
+        """The random generator for drafts, in the same state on all processes, which must write the same texts."""
         rng = private_generator()
         if self.processes.num > 1:
             self.processes.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
@@ -76,27 +77,30 @@ class SpeculativeDecoding:
         """How the target reads drafts in this call."""
         form = self.capability.form
         if form == "paths" and (len(self.batch) > 1 or self.config.output_attentions):
-            return "chain"  # paths take the place of rows, and their attention weights stand in other slots
+            return "chain"  # paths are read as rows, and their attention weights stand in other slots
         return form
 
     def _notes(self) -> list[str]:
-        """What is unusual in this call."""
+        """Sentences about what is unusual in this call."""
         notes = []
         if self.processes.num > 1:
-            notes.append(
-                f"{self.processes.num} ranks write this text together: the first one decides for all of them."
-            )
+            num = self.processes.num
+            notes.append(f"{num} processes write this text together: the first one decides for all of them.")
         if self.form != "tree":
             what = "chains only" if self.form == "chain" else "one row for each path of a draft"
             notes.append(f"The target verifies {what}: {self.capability.reason}.")
-        if self.config.max_length > longest_draftable(self.target.config):
-            notes.append(note_of(self.target.config))
+        limit = longest_draftable(self.target.config)
+        if self.config.max_length > limit:
+            notes.append(
+                f"The target's attention keeps {limit} tokens of a text by an index, so drafting ends where a text is "
+                "longer than that."
+            )
         if not self.capability.has_hooks:
             notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
         return notes
 
     def _tuner(self, drafter: Drafter) -> Tuner:
-        """The tuner of the call; only the first process measures and chooses."""
+        """The tuner of the call; other processes than the first one get one that changes nothing."""
         model = self.target.model
         if not self.processes.is_first:
             return Tuner((), model.device)
@@ -128,8 +132,9 @@ class SpeculativeDecoding:
             self.accept_and_emit(roots, output.logits[:, -1:])
             self.states.add_prompt(output.outputs)
         num_read = prompt_len if output.features is None else output.features.shape[1]
-        columns = [held[held >= prompt_len - num_read] - (prompt_len - num_read) for held in self.batch.held_columns]
-        self._tell_drafter(columns, output.features)
+        first = prompt_len - num_read
+        columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
+        self._commit(columns, output.features)
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
@@ -148,11 +153,11 @@ class SpeculativeDecoding:
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft
 
     def _max_draft_depths(self) -> tuple[int, ...]:
-        """How deep each row's draft may be: to the end of the text, of the context, or of what other rows still ask for."""
+        """The largest depth of each row's draft: up to the end of the text or of the context."""
         depths = []
-        for row, context in enumerate(self.target.room_to_context):
+        for row, num_to_context in enumerate(self.target.num_to_context):
             num_left = self.batch.end_of(row, self.config.max_length) - len(self.batch.rows[row]) - 1
-            depths.append(0 if self.batch.is_closed(row) else max(min(num_left, context), 0))
+            depths.append(0 if self.batch.is_closed(row) else max(min(num_left, num_to_context), 0))
         return tuple(depths)
 
     def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
@@ -185,7 +190,7 @@ class SpeculativeDecoding:
         return trees, output
 
     def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
-        """What rows accept, given the node at which each stands. No text changes, only draws are taken."""
+        """The path that each row accepts, given the node at which it stands. No text changes, only draws are taken."""
         if self.batch.is_in_step:
             self.batch.score_together(nodes, scores)
         in_step = self.batch.is_in_step
@@ -219,19 +224,19 @@ class SpeculativeDecoding:
     def _next_nodes(
         self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]
     ) -> dict[int, int]:
-        """The nodes at which rows go on that are written token by token; none where one of them finds its token in no child."""
-        going = [row for row in nodes if not self.batch.is_closed(row)]
-        found = {row: trees[row].child(paths[row].path[-1], paths[row].token_ids[-1]) for row in going}
-        children = {row: child for row, child in found.items() if child is not None}
-        return children if self.verifier.takes_target_tokens and len(children) == len(going) else {}
+        """The child of each open row that holds its newest token, where rows are written token by token; empty if one has none."""
+        is_open = [row for row in nodes if not self.batch.is_closed(row)]
+        children = {row: trees[row].child(paths[row].path[-1], paths[row].token_ids[-1]) for row in is_open}
+        held = {row: child for row, child in children.items() if child is not None}
+        return held if self.verifier.takes_target_tokens and len(held) == len(children) else {}
 
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
         """Cut the target's cache down to each row's accepted path, and give the drafter the new text with its features."""
         nodes = [path.path for path in paths]
-        self.states.add_paths(output.outputs, nodes, self.target.slots.places)
+        self.states.add_paths(output.outputs, nodes, self.target.slots.positions)
         self.target.keep(output.logits.shape[1], nodes)
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
-        self._tell_drafter([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
+        self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
 
     def record(self, draft: Draft, step: AcceptedStep) -> None:
         """Count the step of every row that took one."""
@@ -255,8 +260,8 @@ class SpeculativeDecoding:
         self.stats.num_passes += draft.num_passes
         show(draft, step.paths)
 
-    def _tell_drafter(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
-        """Tell the drafter the newest tokens; their features stand in these columns of each row."""
+    def _commit(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
+        """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
         ids, lengths = self.batch.token_ids, self.batch.num_token_ids
         if features is not None:
             kept = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]

@@ -1,11 +1,12 @@
-"""The parts of a target that drafters depend on: decoder, head and embeddings, with their widths."""
+"""Parts of a model and facts about them: decoder, head, embeddings, their widths, and the kinds of attention."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import TargetError
 
@@ -21,11 +22,11 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 def is_spread(model: PreTrainedModel) -> bool:
     """Whether the parts of a model are spread over several devices or disk, and move their inputs themselves."""
-    return len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
+    return len(set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))) > 1
 
 
 def cuda_devices(model: PreTrainedModel) -> list[torch.device]:
-    """CUDA devices on which it could draw; those of other processes are left alone."""
+    """The CUDA devices of a model's weights."""
     return sorted({weight.device for weight in model.parameters() if weight.device.type == "cuda"}, key=str)
 
 
@@ -35,15 +36,12 @@ def named(model: PreTrainedModel) -> str:
 
 
 def check_can_be_assisted(model: PreTrainedModel) -> None:
-    """Refuse a target that stock assisted generation refuses.
-
-    Raises:
-        [`TargetError`]: the target keeps a state that no token can be taken out of.
-    """
+    """Raise an error for a target with a recurrent state, which stock assisted generation does not take."""
     if model._is_stateful:
         raise TargetError(
             "Stock assisted generation needs a target whose cache can be cut back to the tokens that were kept, but a "
-            f"`{type(model).__name__}` keeps a state of all that it read. Choose a target whose layers are all attention."
+            f"`{type(model).__name__}` keeps a state of all that it read. Choose a target whose layers are all "
+            "attention."
         )
 
 
@@ -72,10 +70,10 @@ def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
 
 
 def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with which every layer reads the whole prompt, and the head what it was asked for.
+    """The arguments of a prefill in which every layer reads the whole prompt.
 
-    Layers that share keys and values (Gemma 4) leave out tokens whose logits are not asked for, if those are asked for by number, as
-    `generate` does, and not by index.
+    Layers that share keys and values (Gemma 4) leave out tokens whose logits are not wanted, if the wanted ones are
+    given by number, as `generate` does, and not by index.
     """
     is_shared = getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
     if not is_shared or model_kwargs.get("logits_to_keep") != 1:
@@ -96,3 +94,35 @@ def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
             logits = logits / factor if is_divisor else logits * factor
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """One kind of attention and what it may see."""
+
+    name: str
+    layer_index: int  # a layer of this kind that holds slots
+    sliding_window: int | None = None
+    chunk_size: int | None = None
+
+
+def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
+    """The kinds of attention in a model, by the rule of `masking_utils.create_masks_for_generate`."""
+    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    names = getattr(config, "layer_types", None)
+    if names is None:
+        return [LayerKind("full_attention", 0, window, None if window else chunk)]
+    limits = {"sliding_attention": (window, None), "chunked_attention": (None, chunk)}
+    return [LayerKind(name, list(names).index(name), *limits.get(name, (None, None))) for name in dict.fromkeys(names)]
+
+
+def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    """The masks in the form that the model takes: one for each kind of attention, or the only one."""
+    return masks if getattr(config, "layer_types", None) is not None else next(iter(masks.values()))
+
+
+def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
+    """The number of slots that the cache of each attention layer holds, a window or a chunk; None where it holds all."""
+    by_name = {kind.name: kind.sliding_window or kind.chunk_size for kind in layer_kinds(config)}
+    names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return [by_name[name] for name in names if name != "conv"]

@@ -27,20 +27,27 @@ class SpeculationConfig(GenerationConfig):
         draft_tree (`dict`, *optional*):
             `{"parents": [...], "ranks": [...]}`, the static tree to draft. None takes the one in the drafter's config.
         dynamic_tree (`bool`, *optional*):
-            Grow a tree from the drafter's probabilities in every step instead of drafting a static one. None leaves it to the kind
-            of drafter, and a `draft_tree` given here says no. Rules that judge drawn tokens always get the static tree.
+            Grow a tree from the drafter's probabilities in every step instead of drafting a static one. None leaves it
+            to the kind
+            of drafter, and a `draft_tree` given here says no. Rules that judge drawn tokens always get the static
+            tree.
         num_tree_nodes (`int`, *optional*, defaults to 16):
             Nodes that are kept of a grown tree, root included, where nothing is tuned.
         tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter, and to the tuner.
-        tree_top_k (`int`, *optional*, defaults to 4): Nodes of a depth that grow children, and children of each, at least.
+        tree_top_k (`int`, *optional*, defaults to 4): Nodes of a depth that grow children, and children of each, at
+            least.
         tune (`bool`, *optional*, defaults to `True`):
-            Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and passes that
+            Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and
+            passes that
             bring more than they cost, and where drafting costs more than it brings it pauses.
         deterministic (`bool`, *optional*, defaults to `True`):
-            Where what is drafted can change the text of a seed, as it can with rules that judge drawn tokens, nothing is tuned.
+            Where what is drafted can change the text of a seed, as it can with rules that judge drawn tokens, nothing
+            is tuned.
         verifier (`str`, *optional*, defaults to `"token_matching"`):
-            What of a draft becomes text when sampling: `"token_matching"` gives the text of the target alone for the same seed;
-            `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"` gives one
+            What of a draft becomes text when sampling: `"token_matching"` gives the text of the target alone for the
+            same seed;
+            `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"`
+                gives one
             text for a seed whatever the drafter. Greedy decoding always matches
             tokens. `register_verifier` adds rules of your own.
 
@@ -70,14 +77,16 @@ class SpeculationConfig(GenerationConfig):
     ) -> None:
         if kwargs.pop("strict", False):  # False stands in files of older versions and asks for nothing
             raise OptionError(
-                "`strict` must be left out or False, but it is True. It did not keep texts of 16-bit targets equal and was removed: "
-                "take it out of `generation_config.json`, and load the target in float32 where no tie may be decided otherwise."
+                "`strict` must be left out or False, but it is True. It did not keep texts of 16-bit targets equal "
+                "and was removed: take it out of `generation_config.json`, and load the target in float32 where no "
+                "tie may be decided otherwise."
             )
         unknown = [name for name in kwargs if not name.startswith("_") and not hasattr(_KNOWN, name)]
         if unknown:
             raise OptionError(
                 f"`SpeculationConfig` has no option {', '.join(f'`{name}`' for name in unknown)}. "
-                f"Options of its own: {', '.join(f'`{name}`' for name in OWN)}; all others are those of `GenerationConfig`."
+                f"Options of its own: {', '.join(f'`{name}`' for name in OWN)}; all others are those of "
+                "`GenerationConfig`."
             )
         if draft_tree is not None:
             DraftTree.from_json(draft_tree)
@@ -108,7 +117,7 @@ def check_options(drafter: Any) -> None:
         options = each.generation_config
         if not all(hasattr(options, name) for name in OWN):  # a class by the same name may come from a recipe
             raise OptionError(
-                f"`generation_config` of a drafter must be a `SpeculationConfig`, but that of this `{type(each).__name__}` is a "
-                f"`{type(options).__name__}`. Set `drafter.generation_config = SpeculationConfig()`; what it holds for the text, such "
-                "as a temperature, belongs to the target."
+                "`generation_config` of a drafter must be a `SpeculationConfig`, but that of this "
+                f"`{type(each).__name__}` is a `{type(options).__name__}`. Set `drafter.generation_config = "
+                "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
             )

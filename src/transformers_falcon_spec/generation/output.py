@@ -41,8 +41,8 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 class LayerStates:
     """Hidden states and attentions of every committed token, in the form in which `generate` returns them.
 
-    The first entry is the prompt's; each other one belongs to one token of each row, as if it had been read alone. Rows
-    that ended earlier than others have zeros there.
+    The first entry is the prompt's; each other one belongs to one token of each row, as if it had been read alone.
+    Rows that ended earlier than others have zeros there.
     """
 
     def __init__(self, config: GenerationConfig, windows: Sequence[int | None], num_rows: int = 1) -> None:
@@ -67,10 +67,10 @@ class LayerStates:
         """Keep the states of the prompt, which the prefill gave."""
         self._prompt = {name: getattr(outputs, name) for name in self._wanted}
 
-    def add_paths(self, outputs: Any, paths: Sequence[Sequence[int]], places: Tensor) -> None:
-        """Keep the states of the nodes of each row's accepted path; `places` says which token each slot holds."""
+    def add_paths(self, outputs: Any, paths: Sequence[Sequence[int]], positions: Tensor) -> None:
+        """Keep the states of the nodes of each row's accepted path; `positions` says which token each slot holds."""
         for row, path in enumerate(paths if self._wanted else ()):
-            slots = places[row].tolist()
+            slots = positions[row].tolist()
             for end, node in enumerate(path, start=1):
                 if "hidden_states" in self._wanted:
                     states = tuple(layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
@@ -97,10 +97,10 @@ class LayerStates:
         return (self._prompt[name], *written)
 
 
-def _seen(attention: Tensor, path: Sequence[int], places: Sequence[int], window: int | None) -> Tensor:
+def _seen(attention: Tensor, path: Sequence[int], positions: Sequence[int], window: int | None) -> Tensor:
     """The last node's weights over the text, `[1, heads, 1, tokens]`, without the slots of holes and other branches."""
     nodes, slots = attention.shape[-2:]
-    held = places[len(places) - slots :]  # a sliding layer holds the newest slots only
+    held = positions[len(positions) - slots :]  # a sliding layer holds the newest slots only
     chosen = [slot for slot in range(slots - nodes) if held[slot] >= 0] + [slots - nodes + node for node in path]
     weights = attention[..., path[-1] : path[-1] + 1, :]
     seen = weights.new_zeros(*weights.shape[:-1], held[chosen[-1]] + 1)

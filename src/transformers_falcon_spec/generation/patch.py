@@ -1,9 +1,8 @@
 """Wraps two functions of Transformers, so that `target.generate(..., assistant_model=drafter)` runs the decoding loop.
 
-`enable` wraps them once for every model, and beside them the function with which pipelines load assistants. `disable` takes the
-wrapping back, `attach` does it for one model only, `attached` for one call of it, and inside `without_patch` a model's `generate` is
-Transformers' own.
-Assistants that are not drafters of this package go to the original functions, untouched.
+`enable` wraps them for every model, and the function with which pipelines load assistants; `disable` takes that back.
+`attach` wraps them for one model, `attached` for one call of it. Assistants that are not drafters of this package go
+to the original functions.
 """
 
 import functools
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 from transformers.pipelines import base as pipelines
 
@@ -31,7 +30,6 @@ from .call import speculative_decoding
 from .drafting import Drafter
 from .modes import check_target_mode
 from .options import check_options
-from .pipelines import wrap_loader
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -42,9 +40,8 @@ _NEEDED = {
 }
 _IS_WRAPPED = "_is_falcon_spec_patch"
 _LOCK = threading.Lock()
-_STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = (
-    WeakKeyDictionary()
-)  # their class, and calls inside `attached`
+# The class that a model had before `attached`, and the number of calls inside.
+_STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = WeakKeyDictionary()
 
 
 def enable() -> None:
@@ -57,7 +54,7 @@ def enable() -> None:
         setattr(GenerationMixin, name, _WRAPPERS[name](function))
     loader = getattr(pipelines, _LOADER, None)  # without it pipelines take drafters at each call, and say no to names
     if loader is not None:
-        setattr(pipelines, _LOADER, _marked(wrap_loader(_unwrapped(loader))))
+        setattr(pipelines, _LOADER, _marked(_wrap_loader(_unwrapped(loader))))
 
 
 def disable() -> None:
@@ -70,7 +67,7 @@ def disable() -> None:
 
 @contextmanager
 def without_patch(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, `model.generate` runs no line of this package; afterwards all is as it was. It holds for all threads.
+    """Give Transformers its own functions back for the time of the block, in all threads.
 
     Raises:
         [`PatchError`]: `model` is one that `attach` changed.
@@ -80,8 +77,8 @@ def without_patch(model: PreTrainedModel) -> Iterator[None]:
     try:
         if hasattr(getattr(type(model), _LOOP), _IS_WRAPPED):
             raise PatchError(
-                f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. Load the "
-                "model anew."
+                f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. "
+                "Load the model anew."
             )
         yield
     finally:
@@ -106,11 +103,7 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def attached(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, this one model takes the package's drafters; after the last of the calls that overlap it is what it was.
-
-    Raises:
-        [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
-    """
+    """Let this one model take the package's drafters inside the block; the last of overlapping calls restores its class."""
     with _LOCK:
         stock, num_calls = _STOCK.get(model, (type(model), 0))
         attach(model)
@@ -195,6 +188,22 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
     return _marked(_validate_generation_mode)
 
 
+def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let pipelines load drafters by name; the original knows no class of drafters, and asks for a tokenizer of their own."""
+
+    @functools.wraps(original)
+    def load_assistant_model(model: PreTrainedModel, assistant_model: Any, assistant_tokenizer: Any) -> Any:
+        if isinstance(assistant_model, str):
+            kind = AutoModel._model_mapping.get(type(AutoConfig.from_pretrained(assistant_model)), None)
+            if is_drafter(kind):
+                assistant_model = kind.from_pretrained(assistant_model, dtype=model.dtype).to(model.device)
+        if is_drafter(assistant_model):
+            return assistant_model, None
+        return original(model, assistant_model, assistant_tokenizer)
+
+    return load_assistant_model
+
+
 _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 
@@ -225,6 +234,6 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
         )
     if not all(part.return_dict for part in (model.config, model.config.get_text_config(decoder=True))):
         raise GenerationError(
-            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, but it is False. "
-            "Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
+            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, "
+            "but it is False. Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
         )

@@ -12,21 +12,15 @@ from ..core.tree import DraftTree
 
 @dataclass(frozen=True, eq=False)
 class PathBatch:
-    """The paths of a one-row tree as the rows of a batch, in which shorter paths repeat their last node.
+    """The paths of a one-row tree as the rows of a batch, in which shorter paths repeat their last node."""
 
-    Args:
-        paths (`list[tuple[int, ...]]`): Nodes of each path, root first.
-        nodes (`torch.Tensor` of shape `(paths, longest)`): The node at each place.
-        places (`torch.Tensor` of shape `(2, nodes)`): For each node a path that holds it, and its depth.
-    """
-
-    paths: list[tuple[int, ...]]
-    nodes: Tensor
-    places: Tensor
+    paths: list[tuple[int, ...]]  # the nodes of each path, root first
+    nodes: Tensor  # [paths, longest] the node at each depth
+    rows_and_depths: Tensor  # [2, nodes] for each node a path that holds it, and its depth
 
     @classmethod
     def of(cls, tree: DraftTree) -> "PathBatch":
-        """The paths of the first row of `tree`, fillers left out."""
+        """The batch of all paths of the first row of `tree`; filler nodes are left out."""
         return _path_batch(tuple(tree.parents[0].tolist()), tree.parents.device)
 
     @property
@@ -36,7 +30,7 @@ class PathBatch:
 
     def by_node(self, states: Tensor) -> Tensor:
         """Turn states of the batch `[paths, longest, ...]` into states of the nodes `[1, nodes, ...]`."""
-        rows, depths = self.places.to(states.device)
+        rows, depths = self.rows_and_depths.to(states.device)
         return states[rows, depths][None]
 
     def row_of(self, path: Sequence[int]) -> int:
@@ -52,5 +46,5 @@ def _path_batch(parents: tuple[int, ...], device: torch.device) -> PathBatch:
     longest = max(map(len, paths))
     nodes = torch.tensor([[*path, *[path[-1]] * (longest - len(path))] for path in paths], device=device)
     first = {node: (row, depth) for row, path in reversed(list(enumerate(paths))) for depth, node in enumerate(path)}
-    places = [first.get(node, (0, 0)) for node in range(len(parents))]  # fillers belong to nobody
-    return PathBatch(paths, nodes, torch.tensor(places, device=device).T)
+    rows_and_depths = [first.get(node, (0, 0)) for node in range(len(parents))]  # fillers belong to nobody
+    return PathBatch(paths, nodes, torch.tensor(rows_and_depths, device=device).T)

@@ -181,7 +181,7 @@ def _check_head(model: PreTrainedModel, prompt: Tensor) -> bool:
     error = (target.head(features) - logits).abs().max().item()
     if error > 1e-2 * max(logits.abs().max().item(), 1e-6):
         raise TargetError(
-            f"The logits of `{type(model).__name__}` cannot be rebuilt from the input of its head (off by {error:.2g}): "
-            "it scales or caps them in a way this version does not know. Please report the model."
+            f"The logits of `{type(model).__name__}` cannot be rebuilt from the input of its head (off by "
+            f"{error:.2g}): it scales or caps them in a way this version does not know. Please report the model."
         )
     return has_hooks

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class SequenceBatch:
     """One [`SequenceState`] for each row. Rows grow at their own pace; the caller sees what a batch without a drafter shows.
 
-    Where the caller's processors or criteria may tell rows apart by their places, rows grow in step: token by token, all of them are
-    shown together.
+    Where the caller's processors or criteria may tell rows apart by their places, rows grow in step: token by token,
+    all of them are shown together.
 
     Args:
         input_ids (`torch.Tensor` of shape `(rows, prompt)`): The prompts.
         mask (`torch.Tensor` of shape `(rows, prompt)`, *optional*): 0 at padding.
         processors ([`~transformers.LogitsProcessorList`]): Of several rows each gets its own.
-        criteria ([`~transformers.StoppingCriteriaList`]): Called for each row with its own text, or in step for all of them.
+        criteria ([`~transformers.StoppingCriteriaList`]): Called for each row with its own text, or in step for all of
+            them.
         config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
         is_coupled (`bool`): Draws that a drafter can foresee.
         streamer (`BaseStreamer`, *optional*): Gets each token of all rows once the last of them has it.
@@ -62,7 +63,7 @@ class SequenceBatch:
         self._pad: Tensor | None = config._pad_token_tensor if ends_rows else None
         self.prompt_ids = input_ids
         is_text = torch.ones_like(input_ids) if mask is None else mask[:, -self.prompt_len :].to(input_ids.device)
-        self.held_columns = [row.nonzero()[:, 0] for row in is_text]  # of the prompt, where there is no padding
+        self.prompt_columns = [row.nonzero()[:, 0] for row in is_text]  # of the prompt, where there is no padding
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -128,7 +129,8 @@ class SequenceBatch:
         Only this method changes the texts; streamer and stopping criteria see every token as plain decoding shows it.
 
         Args:
-            accepted (`Mapping[int, AcceptedPath]`): For each row that goes on what it accepted; one token of each where rows grow in step.
+            accepted (`Mapping[int, AcceptedPath]`): For each row that goes on what it accepted; one token of each
+                where rows grow in step.
             scores (`Sequence[NodeScores]`): Of all rows.
 
         Returns:
@@ -200,18 +202,18 @@ class SequenceBatch:
     @property
     def token_ids(self) -> Tensor:
         """All texts without padding, `[rows, tokens]`, left-aligned."""
-        if len(self) == 1 and len(self.held_columns[0]) == self.prompt_len:
+        if len(self) == 1 and len(self.prompt_columns[0]) == self.prompt_len:
             return self.rows[0].input_ids
         texts = [
             torch.cat([row.input_ids[0, held], row.input_ids[0, self.prompt_len :]])
-            for row, held in zip(self.rows, self.held_columns, strict=True)
+            for row, held in zip(self.rows, self.prompt_columns, strict=True)
         ]
         return pad_sequence(texts, batch_first=True)
 
     @property
     def num_token_ids(self) -> tuple[int, ...]:
         """Tokens of each row without padding."""
-        pairs = zip(self.rows, self.held_columns, strict=True)
+        pairs = zip(self.rows, self.prompt_columns, strict=True)
         return tuple(len(row) - self.prompt_len + len(held) for row, held in pairs)
 
     def outputs(self, name: str) -> tuple[Tensor, ...] | None:

@@ -136,8 +136,8 @@ class NodeScores:
     def choose_all(self) -> None:
         """Choose the token after every node at once; nothing of it may depend on the text.
 
-        `torch.multinomial` with one sample takes the argmax of probabilities over exponential noise, so nodes of one depth, of which only
-        one can be reached, share their noise.
+        `torch.multinomial` with one sample takes the argmax of probabilities over exponential noise, so nodes of one
+        depth, of which only one can be reached, share their noise.
         """
         raw, scores = self.sequence.process(self.sequence.input_ids, self._logits)
         if self.sequence.do_sample:
@@ -174,13 +174,13 @@ def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_samp
     scores: Tensor = processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
     if scores.shape != raw.shape:
         raise GenerationError(
-            f"Logits processors must return scores of shape {tuple(raw.shape)}, but one returned {tuple(scores.shape)}. "
-            "Each must give back one score for each token of the vocabulary."
+            f"Logits processors must return scores of shape {tuple(raw.shape)}, but one returned "
+            f"{tuple(scores.shape)}. Each must give back one score for each token of the vocabulary."
         )
     if do_sample and not scores.amax().isfinite():  # plain sampling fails there, too
         raise GenerationError(
-            f"Sampling needs a finite best score, but after the logits processors it is {float(scores.amax())}. Look for a "
-            "processor that divides by zero or forbids every token, or a target whose own logits overflow."
+            f"Sampling needs a finite best score, but after the logits processors it is {float(scores.amax())}. Look "
+            "for a processor that divides by zero or forbids every token, or a target whose own logits overflow."
         )
     return scores
 
@@ -197,8 +197,8 @@ def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, .
         if answer.shape not in ((), (1,), (len(ids),)):
             raise GenerationError(
                 f"A stopping criterion must give one answer for each of the {len(ids)} rows that it is shown, but "
-                f"`{type(criterion).__qualname__}` gave answers of shape {tuple(answer.shape)}. Let it return a tensor of shape "
-                f"`(len(input_ids),)`."
+                f"`{type(criterion).__qualname__}` gave answers of shape {tuple(answer.shape)}. Let it return a "
+                f"tensor of shape `(len(input_ids),)`."
             )
         is_done = is_done | answer
     return is_done

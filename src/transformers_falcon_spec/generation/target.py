@@ -19,12 +19,18 @@ from . import cache as cache_file
 from .adapters import RowAdapters
 from .attention import TreeAttention
 from .feature_hooks import FeatureHooks
-from .inputs import StepInputs, step_inputs, text_length
-from .layers import LayerKind, layer_kinds, masks_by_kind
-from .model_parts import apply_head, decoder_of, feature_width, reading_all_tokens
+from .inputs import StepInputs, step_inputs
+from .model_parts import (
+    LayerKind,
+    apply_head,
+    decoder_of,
+    feature_width,
+    layer_kinds,
+    masks_by_kind,
+    reading_all_tokens,
+)
 from .path_batch import PathBatch
-from .rotary import read_anew, switch_lengths
-from .sparse_index import check_rows, longest_draftable
+from .text_limits import ENDLESS, check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "chain", "paths"]  # how a draft is read
@@ -43,8 +49,8 @@ class TargetOutput:
 class Target:
     """The target during one call of `generate`. The drafter gets it as its `TargetView`.
 
-    Four numbers differ and are kept apart: slots in the cache (asked from it), the next token's place among them had none
-    been dropped, its position (taken once after the prefill) and committed tokens (the loop's).
+    Four numbers differ and are kept apart: the slots of the cache, the next token's position if no slot had been
+    dropped, its position id (taken once after the prefill), and the tokens of the text (the loop's).
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
@@ -55,14 +61,14 @@ class Target:
         self.feature_hooks = FeatureHooks(
             decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
         )
-        self._untapped_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
+        self._output_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
         self.slots = cache_file.RowSlots(None, torch.zeros(1, 0, dtype=torch.long))
         self._kinds = layer_kinds(self.config)
         self._windows: dict[int, int] = {}  # of layers that keep every slot during this call
-        self._next_place = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
+        self._next_position = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
         self._inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
-        self._positions = self._inputs.positions  # of the next token, [rows, 1] or [axes, rows, 1]
+        self._position_ids = self._inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
         self._farthest: list[int] = []  # of each row the largest of its next positions
         self._padding: Tensor | None = None  # [rows, 1] padding on the left, which moves chunks as in Transformers
         self.switches = switch_lengths(self.config)
@@ -73,7 +79,7 @@ class Target:
         self._num_prompt_tokens = 0
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         parameters = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in parameters
+        self._takes_position_ids = "position_ids" in parameters
         # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
         self._not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
         self.row_adapters = RowAdapters(model)
@@ -94,24 +100,24 @@ class Target:
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
         """Suspend adapters that differ by row, where a drafter brings other rows than those of the call."""
-        is_own = num_rows == len(self.slots.places)
+        is_own = num_rows == len(self.slots.positions)
         return nullcontext() if is_own and not self.row_adapters.count_tokens else self.row_adapters.suspended()
 
     @property
-    def room_to_context(self) -> list[int]:
-        """Tokens that fit between each row's next position and the end of what can be drafted: of positions, frequencies or an index."""
+    def num_to_context(self) -> list[int]:
+        """For each row the number of tokens that can be drafted before its next position passes a limit of the target."""
         longest = getattr(self.config, "max_position_embeddings", None)
-        context = min(2**31 if longest is None else longest, longest_draftable(self.config))
-        before_anew = _room(self._text_ids.shape[1], [*self.switches, 2**31])  # without padding
-        return [min(_room(place, [*self.switches, context]), before_anew) for place in self._farthest]
+        limits = [*self.switches, min(ENDLESS if longest is None else longest, longest_draftable(self.config))]
+        before_switch = num_before_limit(self._text_ids.shape[1], [*self.switches, ENDLESS])  # without padding
+        return [min(num_before_limit(position, limits), before_switch) for position in self._farthest]
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
-        """Read the prompt with the call that plain decoding makes, and catch its features."""
+        """Read the prompt with the call that plain decoding makes, and keep its features."""
         self._hold(model_kwargs["past_key_values"], len(input_ids))
-        _check_rows(self, input_ids, model_kwargs, config)
+        check_batch(self.config, input_ids, model_kwargs, config)
         num_cached = self.cache.get_seq_length()
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
-        if self._untapped_layers:
+        if self._output_layers:
             self._asked["output_hidden_states"] = True
         prompt_kwargs = {**model_kwargs, **self._asked}
         if self.feature_hooks.feature_layers:
@@ -124,15 +130,15 @@ class Target:
         num_read = self.cache.get_seq_length() - num_cached
         features = self.features(outputs, num_read)
         try:
-            self._place_prompt(len(input_ids), model_kwargs.get("attention_mask"))
+            self._locate_prompt(len(input_ids), model_kwargs.get("attention_mask"))
             self._inputs = step_inputs(self.model, input_ids, self.cache, model_kwargs, outputs)
         except GenerationError:
             cache_file.drop_last(self.cache, num_read)
             raise
         self._text_ids, self._num_prompt_tokens = input_ids, input_ids.shape[1]
         self._prompt_kwargs = model_kwargs if self.switches else {}
-        self._positions = self._inputs.positions
-        self._farthest = self._positions.reshape(-1, len(input_ids)).amax(0).tolist()
+        self._position_ids = self._inputs.position_ids
+        self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
@@ -140,20 +146,20 @@ class Target:
         self.cache = cache_file.prepared(cache)
         self._windows = cache_file.widen(self.cache) if num_rows > 1 else {}
 
-    def _place_prompt(self, num_rows: int, mask: Any) -> None:
-        """Note which token of the prompt each slot of the cache holds, and which slots hold padding."""
+    def _locate_prompt(self, num_rows: int, mask: Any) -> None:
+        """Record which token of the prompt each slot of the cache holds, and which slots hold padding."""
         num_slots = self.cache.get_seq_length()
-        places = torch.arange(num_slots, device=self.model.device).repeat(num_rows, 1)
-        if isinstance(mask, Tensor) and mask.dim() == places.dim() and not mask.all():
-            if mask.shape != places.shape:
+        positions = torch.arange(num_slots, device=self.model.device).repeat(num_rows, 1)
+        if isinstance(mask, Tensor) and mask.dim() == positions.dim() and not mask.all():
+            if mask.shape != positions.shape:
                 raise GenerationError(
                     f"`attention_mask` must say of every token in the cache whether it is padding: shape "
-                    f"{tuple(places.shape)}, but it has {tuple(mask.shape)}. Pass the mask of the whole text."
+                    f"{tuple(positions.shape)}, but it has {tuple(mask.shape)}. Pass the mask of the whole text."
                 )
-            places = places.masked_fill(mask.to(places.device) == 0, cache_file.HOLE)
-            self._padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True).to(places.device)
-        self.slots = cache_file.RowSlots(self.cache, places)
-        self._next_place = torch.full_like(places[:, :1], num_slots)
+            positions = positions.masked_fill(mask.to(positions.device) == 0, cache_file.HOLE)
+            self._padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True).to(positions.device)
+        self.slots = cache_file.RowSlots(self.cache, positions)
+        self._next_position = torch.full_like(positions[:, :1], num_slots)
 
     def read(
         self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
@@ -164,9 +170,10 @@ class Target:
             token_ids (`torch.Tensor` of shape `(rows, nodes)`): The token at each node.
             tree ([`DraftTree`]): The shape.
             form (`str`):
-                `"tree"`: with a mask of ours. `"chain"`: as plain decoding reads, every row being a chain. `"paths"`: likewise,
-                each path of the only row a row of its own.
-            is_open (`Sequence[bool]`): False for rows whose logits nobody needs; empty where all are needed.
+                `"tree"`: with a tree mask. `"chain"`: as plain decoding reads, where every row is a chain. `"paths"`:
+                    likewise, with
+                each path of a single row as a row of its own.
+            is_open (`Sequence[bool]`): False for rows that have ended; empty where none has.
         """
         self.feature_hooks.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self.switches:
@@ -175,23 +182,24 @@ class Target:
         self._paths = PathBatch.of(tree) if form == "paths" else None
         if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
-        places = self._next_place + tree.depths
+        positions = self._next_position + tree.depths
         if form == "chain":
             self.slots.align()  # such a target may count slots
-            outputs = self._forward(token_ids, tree.depths, self._chain_mask(places), is_open)
+            outputs = self._forward(token_ids, tree.depths, self._chain_mask(positions), is_open)
         else:
+            masks = {kind.name: self._mask(tree, positions, kind) for kind in self._kinds}
             with self._attention.active():
-                outputs = self._forward(token_ids, tree.depths, self._masks(tree, places), is_open)
-        self.slots.append(places)
+                outputs = self._forward(token_ids, tree.depths, masks_by_kind(self.config, masks), is_open)
+        self.slots.append(positions)
         return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
     def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
         """The model's outputs for tokens of these depths after the text."""
         num_rows, num_nodes = token_ids.shape
-        inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.places)
+        inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs |= {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
-        if self._takes_positions or self._inputs.has_positions:
-            inputs["position_ids"] = self._positions + depths
+        if self._takes_position_ids or self._inputs.has_position_ids:
+            inputs["position_ids"] = self._position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
                 inputs["position_ids"] = inputs["position_ids"].where(needed, 0)
@@ -201,11 +209,12 @@ class Target:
     def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> TargetOutput:
         """Read each path of the tree as a row; a node has the same logits in every path that holds it."""
         depths = torch.arange(paths.longest, device=token_ids.device)[None]
-        places, mask = self._next_place + depths, self._chain_mask(self._next_place + depths)
+        positions = self._next_position + depths
+        mask = self._chain_mask(positions)
         self.cache.batch_repeat_interleave(len(paths.paths))
         rows = token_ids[0][paths.nodes]
         outputs = self._forward(rows, depths.expand_as(rows), mask if mask is None else mask.expand(len(rows), -1))
-        self.slots.append(places)
+        self.slots.append(positions)
         features = self.features(outputs, paths.longest)
         states = [paths.by_node(layer) for layer in outputs.hidden_states or ()] if self._asked else None
         return TargetOutput(
@@ -224,10 +233,10 @@ class Target:
         self.feature_hooks.discard()
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
-        """The features of a forward: what the hooks caught, or the hidden states that it gave where hooks may not fire."""
-        if not self._untapped_layers:
+        """The features of a forward, from the hooks, or from the hidden states of its outputs where hooks may not fire."""
+        if not self._output_layers:
             return self.feature_hooks.take(num_tokens)
-        return torch.cat([outputs.hidden_states[layer] for layer in self._untapped_layers], dim=-1)
+        return torch.cat([outputs.hidden_states[layer] for layer in self._output_layers], dim=-1)
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
@@ -238,16 +247,16 @@ class Target:
         else:
             self.slots.keep(num_nodes, paths)
             self.slots.tidy()
-        lengths = torch.tensor([[len(path)] for path in paths], device=self._next_place.device)
-        self._next_place = self._next_place + lengths
-        self._positions = self._positions + lengths.to(self._positions.device)
+        lengths = torch.tensor([[len(path)] for path in paths], device=self._next_position.device)
+        self._next_position = self._next_position + lengths
+        self._position_ids = self._position_ids + lengths.to(self._position_ids.device)
         self._farthest = [farthest + len(path) for farthest, path in zip(self._farthest, paths, strict=True)]
         if self.switches:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """After this block, however it ends, no more trees are read: the cache is as plain decoding leaves it."""
+        """Leave the cache as plain decoding does after the block, however it ends."""
         try:
             yield
             self.slots.unroll()
@@ -260,41 +269,16 @@ class Target:
             cache_file.narrow(self.cache, self._windows)
             cache_file.stop_recording(self.cache)
 
-    def _chain_mask(self, places: Tensor) -> Tensor | None:
-        """The 2-D mask of the whole text, needed only where slots hold nothing."""
+    def _chain_mask(self, positions: Tensor) -> Tensor | None:
+        """The 2-D mask of the whole text; None where every slot holds a token."""
         if not self.slots.has_holes:
             return None
-        return (torch.cat([self.slots.places, places], dim=-1) != cache_file.HOLE).long()
+        return (torch.cat([self.slots.positions, positions], dim=-1) != cache_file.HOLE).long()
 
-    def _masks(self, tree: DraftTree, places: Tensor) -> Tensor | dict[str, Tensor]:
-        """One additive mask, or one for each kind of layer where the model looks them up by kind."""
-        return masks_by_kind(self.config, {kind.name: self._mask(tree, places, kind) for kind in self._kinds})
-
-    def _mask(self, tree: DraftTree, places: Tensor, kind: LayerKind) -> Tensor:
-        held = self.slots.places[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
+    def _mask(self, tree: DraftTree, positions: Tensor, kind: LayerKind) -> Tensor:
+        held = self.slots.positions[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
         is_held = held != cache_file.HOLE if self.slots.has_holes else None
         if self._padding is not None:
-            held, places = held - self._padding, places - self._padding
-        mask = tree_mask(tree.ancestor_mask, places, held, is_held, kind.sliding_window, kind.chunk_size)
+            held, positions = held - self._padding, positions - self._padding
+        mask = tree_mask(tree.ancestor_mask, positions, held, is_held, kind.sliding_window, kind.chunk_size)
         return additive(mask, self.model.dtype)
-
-
-def _room(place: int, ends: list[int]) -> int:
-    """The number of tokens that fit between the one at `place` and the next of `ends`."""
-    return min((end for end in ends if end > place), default=place + 1) - 1 - place
-
-
-def _check_rows(target: Target, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
-    """Raise an error for batches whose rows cannot grow at their own pace, as the farthest one would change what others read."""
-    num_rows, prompt_len = input_ids.shape
-    if num_rows == 1:
-        return
-    mask, text_len = model_kwargs.get("attention_mask"), text_length(input_ids, model_kwargs, config)
-    end = config.max_length + text_len - prompt_len
-    check_rows(target.config, end)
-    longest = text_len if mask is None else int(mask.sum(-1).max())
-    if any(longest <= switch < end for switch in target.switches):
-        raise GenerationError(
-            f"This target changes its rotary frequencies at {target.switches} tokens, which a batch cannot pass row by row: "
-            "call `generate` once for each prompt, or end the text before."
-        )

@@ -19,17 +19,21 @@ from .sequence_state import NodeScores
 class Verifier:
     """One rule of verification, and what the decoding loop must know of it.
 
-    A rule is a function of a row's tree and of the target's scores after its nodes: `accept(scores)` returns an [`AcceptedPath`]. It asks
-    `scores` for `token_after(node)` or `probs_after(node)`, draws from `scores.draws` alone, and changes nothing else.
+    A rule is a function of a row's tree and of the target's scores after its nodes: `accept(scores)` returns an
+    [`AcceptedPath`]. It asks `scores` for `token_after(node)` or `probs_after(node)`, draws from `scores.draws` alone,
+    and changes nothing else.
 
     Args:
         name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
         accept (`Callable`): The rule, given the [`NodeScores`] of a row, whose `tree` is the draft.
-        needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions they were drawn from.
+        needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions they were drawn
+            from.
         allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
-        runs_on_device (`bool`): Where processors allow it, the target's tokens after all nodes may be chosen at once on the device.
+        runs_on_device (`bool`): Where processors allow it, the target's tokens after all nodes may be chosen at once
+            on the device.
         takes_target_tokens (`bool`):
-            It accepts exactly the target's own next tokens, so that a row can be written token by token, as processors and criteria need
+            It accepts exactly the target's own next tokens, so that a row can be written token by token, as processors
+            and criteria need
             it that remember their calls or look at all rows of a batch.
         asks_in_order (`bool`): It asks for scores of accepted nodes only, once each and in their order.
         keeps_seeded_text (`bool`): With a seed it writes the text that the target alone writes with that seed.
@@ -157,8 +161,8 @@ def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: 
 def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: torch.device) -> DrawnTree:
     if draft.draft_probs is None or draft.dist_index is None or draft.is_lookahead is not None:
         raise OptionError(
-            f'`verifier="{verifier.name}"` needs a draft that was drawn, with its distributions and without lookahead nodes, but this '
-            f'drafter gives none. Set `drafter.generation_config.verifier = "{TOKEN_MATCHING.name}"`.'
+            f'`verifier="{verifier.name}"` needs a draft that was drawn, with its distributions and without lookahead '
+            f'nodes, but this drafter gives none. Set `drafter.generation_config.verifier = "{TOKEN_MATCHING.name}"`.'
         )
     probs: Tensor = draft.draft_probs[row].to(device)
     dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
@@ -168,7 +172,8 @@ def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: 
 def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_in_step: bool) -> AcceptedPath:
     """What a row accepts from a node on. Nothing changes but the draws.
 
-    It is the whole path that the rule finds, or only the next token: where that must be text before the one after it can be chosen.
+    It is the whole path that the rule finds, or only the next token: where that must be text before the one after it
+    can be chosen.
 
     Args:
         verifier ([`Verifier`]): The rule. Where nothing was drafted the target's own token is taken under every rule.

@@ -1,7 +1,7 @@
 """Statistics of stock assisted generation, counted by hooks on the target and its assistant in a run that is not timed.
 
-Stock assisted generation returns no statistics, and a timed stock run must have no code of this package in its path. So the same
-call is made once more, from the same seed, with hooks that count and time the forwards.
+Stock assisted generation returns no statistics, and a timed stock run must have no code of this package in its path.
+So the same call is made once more, from the same seed, with hooks that count and time the forwards.
 """
 
 import math
@@ -65,10 +65,10 @@ def watched_stats(
 ) -> GenerationStats:
     """Counts and seconds of one stock call, in the terms of the package's own loop.
 
-    A step is a forward of the target after the first one; it reads the newest committed token and a chain of candidates. The first
-    forward reads the prompt and, unlike the package's own, the first candidates with it: it and what was drafted for it count as the
-    prefill. `draft_seconds` are those of the assistant's forwards; the code around them is in `other_seconds`. The call is made as the
-    caller's context has it.
+    A step is a forward of the target after the first one; it reads the newest committed token and a chain of
+    candidates. The first forward reads the prompt and, unlike the package's own, the first candidates with it: it and
+    what was drafted for it count as the prefill. `draft_seconds` are those of the assistant's forwards; the code
+    around them is in `other_seconds`. The call is made as the caller's context has it.
     """
     reads, drafts = _Watch(), _Watch()
     assistant = arguments.get("assistant_model")

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..core.masks import additive, tree_mask
 from ..core.packing import one_text, same_text
 from ..errors import OptionError
-from ..generation.layers import LayerKind, layer_kinds, masks_by_kind
+from ..generation.model_parts import LayerKind, layer_kinds, masks_by_kind
 
 # Without a mask, most models find where texts begin from their positions. Others need a mask.
 Boundaries = Literal["positions", "masks"]

@@ -153,14 +153,14 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("other weights", "DistributedError: All ranks must have the same drafter weights, but rank 0 has "),
+        ("other weights", "DistributedError: All processes must have the same drafter weights, but process 0 has "),
         (
             "other options",
-            "DistributedError: All ranks must have the same `tree_depth`, but rank 0 has 3 and rank 1 4",
+            "DistributedError: All processes must have the same `tree_depth`, but process 0 has 3 and process 1 4",
         ),
-        ("other prompts", "DistributedError: All ranks must have the same prompts, but rank 0 has [[37, 24"),
+        ("other prompts", "DistributedError: All processes must have the same prompts, but process 0 has [[37, 24"),
         ("too many", "OptionError: There must be no more ranks than layers, but "),
-        ("pool", "OptionError: A drafter that computes on several ranks must draft alone"),
+        ("pool", "OptionError: A drafter that computes on several processes must draft alone"),
     ],
 )
 def test_ranks_that_do_not_fit_together_are_refused_on_all_of_them(
@@ -193,7 +193,7 @@ def test_a_rank_that_is_killed_stops_the_others_with_a_clear_error(tmp_path: Pat
 
     assert end == -9
     assert found["said"].startswith(
-        "DistributedError: All 2 ranks must take part in the call until it ends, but rank 0 waited in"
+        "DistributedError: All 2 processes must take part in the call until it ends, but process 0 waited in"
     )
     assert found["seconds"] < spread.LONG
 
@@ -203,7 +203,7 @@ def test_nobody_waits_longer_than_told_for_a_rank_that_stands_still(tmp_path: Pa
     found, _ = left_over(tmp_path, "still")
 
     assert found["said"].startswith(
-        "DistributedError: All 2 ranks must take part in the call until it ends, but rank 0 waited in"
+        "DistributedError: All 2 processes must take part in the call until it ends, but process 0 waited in"
     )
     assert spread.SHORT <= found["seconds"] < 2 * spread.SHORT
 

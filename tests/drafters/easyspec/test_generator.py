@@ -137,7 +137,7 @@ def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
 
 def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[list[tuple[Tensor, Tensor]]]:
     """For each row and layer the keys and values `[heads, tokens, size]` of what the cache holds, in order."""
-    layers, places = generator.slots.cache.layers, generator.slots.places
+    layers, places = generator.slots.cache.layers, generator.slots.positions
     split: list[tuple[Tensor, Tensor]] = []
     for number, group in enumerate(groups if backend == "fused" else [[layer] for layer in range(7)]):
         split += zip(layers[number].keys.chunk(len(group), 1), layers[number].values.chunk(len(group), 1), strict=True)

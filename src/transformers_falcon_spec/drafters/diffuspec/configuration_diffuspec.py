@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from ...errors import OptionError
-from ...generation.layers import layer_kinds
+from ...generation.model_parts import layer_kinds
 from ..config_fields import own_fields
 from ..whole_model_config import WholeModelConfig
 

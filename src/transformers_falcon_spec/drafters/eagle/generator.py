@@ -46,7 +46,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, of their tokens and the states of their parents."""
         states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
         positions = torch.tensor(self.num_read, device=states.device)[:, None] + number - 1
-        is_held = (self.slots.places != HOLE)[:, None].expand(-1, seen.shape[1], -1)
+        is_held = (self.slots.positions != HOLE)[:, None].expand(-1, seen.shape[1], -1)
         mask = torch.cat([is_held.to(seen.device), seen], dim=-1)
         embeds, fed_back = self.embed(token_ids[..., 0]), self.drafter.fed_back(states)
         return self._attend(embeds, fed_back, mask, positions.expand(-1, states.shape[1]))[:, :, None]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
-from ...generation.layers import layer_kinds
-from ...generation.model_parts import apply_head, decoder_of
+from ...generation.model_parts import apply_head, decoder_of, layer_kinds
 
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}  # of a Llama layer
 _MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the length of the text

@@ -66,13 +66,13 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         """Read new tokens, exactly unless told otherwise, each row's newest one last; the states `[rows, 1, hidden]` after those."""
         is_exact = self.drafter.config.calibrate or not len(self.slots)
         positions, allowed = self.assign_slots(ids, num_new)
-        slot_positions = self.slots.places
+        slot_positions = self.slots.positions
         self._draft_positions = slot_positions[:, :0]
         return self._states(ids, allowed, positions.clamp(min=0), slot_positions, is_exact)[:, -1:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
-        ids, held = token_ids[..., 0], self.slots.places
+        ids, held = token_ids[..., 0], self.slots.positions
         positions = torch.tensor(self.num_read, device=ids.device)[:, None] + number - 1
         positions = positions.expand_as(ids)
         self._draft_positions = torch.cat([self._draft_positions, positions], dim=-1)

@@ -88,7 +88,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
             positions = positions.masked_fill(positions < first[:, None], HOLE)
         ends = block_ends(positions, self.block_size, num_read)
         self.slots.append(positions, num_tokens)
-        mask = block_causal_mask(ends, self.slots.places) & (self.slots.places != HOLE)[:, None]
+        mask = block_causal_mask(ends, self.slots.positions) & (self.slots.positions != HOLE)[:, None]
         block_positions = self.block_size - 1 - (ends - positions)
         return self.drafter.attend(rows, mask, positions.clamp(min=0), block_positions, self.slots.cache)
 
@@ -107,7 +107,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         fused, self._block_state = self.drafter.recur(inputs, state)
         first = torch.tensor(self.num_read, device=fused.device)[:, None] + (number - 1) * size
         block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
-        is_held = (self.slots.places != HOLE)[:, None].expand(-1, seen.shape[1], -1)
+        is_held = (self.slots.positions != HOLE)[:, None].expand(-1, seen.shape[1], -1)
         mask, rows = torch.cat([is_held, seen.to(is_held.device)], dim=-1), fused.reshape(num_rows, blocks * size, -1)
         outputs = self.drafter.attend(
             rows, mask, first + block_positions, block_positions.expand(num_rows, -1), self.slots.cache

@@ -83,7 +83,7 @@ class PairGenerator(TreeCandidateGenerator):
         for pending in self.pending:
             pending.keep_newest(MOST_WAITING)
         self.num_read = [0] * len(self.pending)
-        self.slots = RowSlots(DynamicCache(), self.slots.places[:, :0])
+        self.slots = RowSlots(DynamicCache(), self.slots.positions[:, :0])
 
     @property
     def roots(self) -> Tensor:
@@ -111,9 +111,9 @@ class PairGenerator(TreeCandidateGenerator):
         if min(num_new) < ids.shape[1]:
             first = num_read - torch.tensor(num_new, device=ids.device)
             positions = positions.masked_fill(positions < first[:, None], HOLE)
-        self.slots.places = self.slots.places.to(ids.device)
+        self.slots.positions = self.slots.positions.to(ids.device)
         self.slots.append(positions, num_new)
-        held = self.slots.places[:, None]
+        held = self.slots.positions[:, None]
         return positions, (held <= positions[..., None]) & (held != HOLE)
 
     def embed(self, token_ids: Tensor) -> Tensor:

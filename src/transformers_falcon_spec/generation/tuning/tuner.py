@@ -1,10 +1,11 @@
 """Chooses how much is drafted: the costs and tokens of past steps become prices of nodes and passes, in tokens.
 
-A step that takes p passes of the drafter and reads n nodes costs draft(p) + read(n) seconds and brings one token and what it keeps
-of the draft. Most tokens a second come from steps that each maximise tokens - rate * seconds, `rate` being the tokens a second that
-come of it (W. Dinkelbach, On nonlinear fractional programming, 1967). So a node is worth reading while its chance is above
-rate * read'(n), a pass while it can be expected to add more than rate * draft'(p), and drafting at all while drafted steps beat plain
-ones. The walk takes the target's tokens whatever was drafted, so that none of this changes the text.
+A step that takes p passes of the drafter and reads n nodes costs draft(p) + read(n) seconds and brings one token and
+what it keeps of the draft. Most tokens a second come from steps that each maximise tokens - rate * seconds, `rate`
+being the tokens a second that come of it (W. Dinkelbach, On nonlinear fractional programming, 1967). So a node is
+worth reading while its chance is above rate * read'(n), a pass while it can be expected to add more than rate *
+draft'(p), and drafting at all while drafted steps beat plain ones. The walk takes the target's tokens whatever was
+drafted, so that none of this changes the text.
 """
 
 from collections import Counter

@@ -1,0 +1,77 @@
+"""Lengths of text at which a target begins to read otherwise: its context, rotary frequencies that switch, an index that is full."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache, GenerationConfig, PreTrainedConfig
+
+from ..errors import GenerationError
+from .cache import drop_last, new_cache
+from .inputs import grown_to, text_length
+
+ENDLESS = 2**31
+
+
+def switch_lengths(config: PreTrainedConfig) -> list[int]:
+    """The lengths of text after which `longrope` takes other frequencies, for all tokens of the forward that passes them."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kinds = [parameters, *(kind for kind in parameters.values() if isinstance(kind, dict))]
+    return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+
+
+def longest_draftable(config: PreTrainedConfig) -> int:
+    """The longest text for which a target with an attention index (DeepSeek V3.2) keeps every token; endless without an index.
+
+    The index gives exact zeros to several tokens at once. Which of them it keeps then depends on how many slots of the
+    cache are compared, and a tree fills more slots than plain decoding does. While the index keeps every token,
+    nothing depends on it.
+    """
+    return getattr(config, "index_topk", None) or ENDLESS
+
+
+def num_before_limit(position: int, limits: Sequence[int]) -> int:
+    """The number of tokens that fit between the one at `position` and the next of `limits`."""
+    return min((limit for limit in limits if limit > position), default=position + 1) - 1 - position
+
+
+def check_batch(
+    model_config: PreTrainedConfig, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
+) -> None:
+    """Raise an error for a batch whose rows would pass a limit at different steps, as the longest one would change the others."""
+    num_rows, prompt_len = input_ids.shape
+    if num_rows == 1:
+        return
+    mask, text_len = model_kwargs.get("attention_mask"), text_length(input_ids, model_kwargs, config)
+    end, limit = config.max_length + text_len - prompt_len, longest_draftable(model_config)
+    if end > limit:
+        raise GenerationError(
+            f"The rows of a batch may hold at most the {limit} tokens that this target's index keeps (`index_topk`), "
+            f"but they may grow to {end}. Call `generate` once for each prompt, or end the texts before."
+        )
+    longest, switches = text_len if mask is None else int(mask.sum(-1).max()), switch_lengths(model_config)
+    if any(longest <= switch < end for switch in switches):
+        raise GenerationError(
+            f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
+            "call `generate` once for each prompt, or end the text before."
+        )
+
+
+def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
+    """The cache with which plain decoding reads the newest token; where the model drops the one it has (Phi3), a new one.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The target.
+        token_ids (`torch.Tensor` of shape `(rows, tokens)`): The whole text, the newest token included.
+        cache ([`~transformers.Cache`]): Everything but the newest token.
+        prompt_kwargs (`dict`): What the prompt was read with.
+        num_new (`int`): Tokens after the prompt.
+    """
+    kwargs = {**grown_to(model, cache, prompt_kwargs, num_new), "past_key_values": cache}
+    inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)
+    if inputs.get("past_key_values") is not None:
+        return cache
+    inputs["past_key_values"] = new_cache(model.config)
+    model(**inputs, return_dict=True)
+    drop_last(inputs["past_key_values"], 1)
+    return inputs["past_key_values"]
