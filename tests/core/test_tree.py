@@ -252,17 +252,20 @@ RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
     [
         (lambda: DraftTree.best_first(RATES, 0), r"`num_nodes` must be at least 1, for the root, but it is 0\."),
         (lambda: DraftTree.best_first(RATES, -3), r"`num_nodes` must be at least 1, for the root, but it is -3\."),
-        (lambda: DraftTree.best_first(RATES[:0], 3), r"`acceptance` must hold chances from 0 to 1 of at least one"),
+        (
+            lambda: DraftTree.best_first(RATES[:0], 3),
+            r"`acceptance` must hold probabilities from 0 to 1 of at least one",
+        ),
         (lambda: DraftTree.best_first(2.5 * RATES, 3), r"from 0 to 1 .* but it is \[\[1\.25, 0\.625\]"),
-        (lambda: DraftTree.best_first(-RATES, 3), r"`acceptance` must hold chances from 0 to 1"),
-        (lambda: DraftTree.best_first(RATES / 0 * 0, 3), r"`acceptance` must hold chances from 0 to 1"),
+        (lambda: DraftTree.best_first(-RATES, 3), r"`acceptance` must hold probabilities from 0 to 1"),
+        (lambda: DraftTree.best_first(RATES / 0 * 0, 3), r"`acceptance` must hold probabilities from 0 to 1"),
         (
             lambda: DraftTree.of_widths(RATES, [2, 0]),
             r"at depth 2 it is 0 and 4 fit\. Take fewer nodes there, or more",
         ),
         (lambda: DraftTree.of_widths(RATES, [3]), r"at depth 1 it is 3 and 2 fit\."),
         (lambda: DraftTree.of_widths(RATES, [1, 1, 1]), r"at depth 3 it is 1 and 0 fit\."),
-        (lambda: DraftTree.of_widths(RATES + 1, [1]), r"`acceptance` must hold chances from 0 to 1"),
+        (lambda: DraftTree.of_widths(RATES + 1, [1]), r"`acceptance` must hold probabilities from 0 to 1"),
         (
             lambda: DraftTree.chain(3).expected_length(RATES),
             r"of depth 3 and 1 ranks, but it has 2 depths and 2 ranks",

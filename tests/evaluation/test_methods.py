@@ -32,9 +32,8 @@ from transformers_falcon_spec.evaluation.methods import (
     with_drafter,
 )
 from transformers_falcon_spec.evaluation.prompts import Prompt
-from transformers_falcon_spec.generation import timed, watch
-from transformers_falcon_spec.generation.timed import timed_generate
-from transformers_falcon_spec.generation.watch import _counts, _Watch, watched_stats
+from transformers_falcon_spec.generation import timed
+from transformers_falcon_spec.generation.timed import _counts, _Watch, timed_generate, watched_stats
 
 LOOPING = torch.cat([make_prompt(6)] * 4, dim=1)  # something to look up
 GREEDY = decoding_options("greedy")
@@ -246,8 +245,7 @@ class Forwards:
         for name, model in models.items():
             if model is not None:
                 patch.setattr(model, "forward", self._counted(name, model.forward))
-        for module in (watch, timed):
-            patch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        patch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def _counted(self, name: str, forward: Any) -> Any:
         @functools.wraps(forward)

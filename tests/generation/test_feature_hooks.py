@@ -131,7 +131,7 @@ def test_a_tap_that_stays_silent_is_reported() -> None:
 
     with (
         hooks.active(),
-        pytest.raises(TargetError, match="The tap at hidden state 1 must see 4 tokens, but it saw nothing"),
+        pytest.raises(TargetError, match="The hook at hidden state 1 must see 4 tokens, but it saw nothing"),
     ):
         hooks.take(4)
 
@@ -142,7 +142,7 @@ def test_a_tap_that_misses_tokens_is_reported() -> None:
 
     with hooks.active():
         _read(model, make_prompt(3))
-        with pytest.raises(TargetError, match="The tap at hidden state -1 must see 4 tokens, but it saw 3 tokens"):
+        with pytest.raises(TargetError, match="The hook at hidden state -1 must see 4 tokens, but it saw 3 tokens"):
             hooks.take(4)
 
 

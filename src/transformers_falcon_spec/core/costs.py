@@ -1,13 +1,13 @@
-"""A curve that gives seconds by size, fitted to timings of a noisy machine while they come in."""
+"""A curve of seconds by size, fitted to timings of a noisy machine while they come in."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
 
 PACE_RATE = 0.2  # how far the pace follows a sample
-MEMORY = 0.97  # what is left of a sample after the next one, of whatever size
+MEMORY = 0.97  # factor of all weights at each new sample
 OUTLIER = 2.5  # a sample this many times what is expected is left out ...
-PATIENCE = 3  # ... unless so many in a row say the same
-FAINT = 0.25  # a point with so little of another one's weight gives way to it
+PATIENCE = 3  # ... unless so many came in a row
+STALE = 0.25  # a point with less than this share of a neighbour's weight gives way to it
 WEIGHT_TO_TRUST = 2.5  # with less weight nothing is called an outlier, nor does the pace follow
 
 Point = tuple[float, float]  # size and seconds
@@ -25,26 +25,25 @@ class _Samples:
     newest: int = 0  # how many of all sizes had come by then
 
     def weight_at(self, num_samples: int) -> float:
-        """What is left of the weight after so many samples of all sizes."""
+        """The weight after so many samples of all sizes."""
         return self.weight * MEMORY ** (num_samples - self.newest)
 
     def learn(self, size: int, seconds: float, num_samples: int) -> None:
-        """Take in one sample; of the first two the lower one counts, for the first may be cold."""
-        left = self.weight_at(num_samples)
-        rate = 1 / (max(left, 1.0) + 1) if self.num else 1.0
+        """Add one sample; of the first two the lower one counts, for the first may be cold."""
+        weight = self.weight_at(num_samples)
+        rate = 1 / (max(weight, 1.0) + 1) if self.num else 1.0
         self.size += rate * (size - self.size)
         self.seconds = min(self.seconds, seconds) if self.num == 1 else self.seconds + rate * (seconds - self.seconds)
-        self.weight, self.num, self.newest = left + 1, self.num + 1, num_samples
+        self.weight, self.num, self.newest = weight + 1, self.num + 1, num_samples
 
 
 class CostCurve:
-    """Seconds that something of a size takes, learned sample by sample: straight lines between points, never falling.
+    """The seconds that work of a size takes, learned sample by sample: straight lines between points, never falling.
 
-    Sizes between two powers of 2 share a point, which stands at the mean of the sizes and seconds of its samples; old
-    samples are forgotten. Beyond the last point the line rises as it did before, at the end or on the whole, whichever
-    is steeper. A machine that slows down, or a text that grows, makes all sizes dearer: what a sample says of its own
-    size is taken to say as much of the others (the pace), so that sizes seen long ago can be compared with those of
-    now.
+    Sizes between two powers of 2 share a point, at the mean of the sizes and seconds of its samples; old samples are
+    forgotten. Beyond the last point the line rises as at its end or as on the whole, whichever is steeper. A machine
+    that slows down, or a text that grows, makes all sizes dearer by the same factor, the pace, so that old samples
+    stay comparable with new ones.
 
     Example:
 
@@ -61,7 +60,7 @@ class CostCurve:
     def __init__(self) -> None:
         self._samples: dict[int, _Samples] = {}  # by power of 2
         self._line: list[Point] = []
-        self._pace = 1.0  # how many times as long as on the line everything takes now
+        self._pace = 1.0  # present seconds over those on the line
         self._num_samples = 0
         self._num_in_a_row = 0
         self.num_outliers = 0  # samples left out
@@ -74,16 +73,16 @@ class CostCurve:
         line = self._line
         if not line:
             return 0.0
-        place = bisect_right(line, (size, float("inf")))
-        if place == 0 or len(line) == 1:
+        index = bisect_right(line, (size, float("inf")))
+        if index == 0 or len(line) == 1:
             return line[0][1]
-        if place < len(line):
-            return _between(line[place - 1], line[place], size)
+        if index < len(line):
+            return _between(line[index - 1], line[index], size)
         (first, least), (last, most) = line[0], line[-1]
         return max(_between(line[-2], line[-1], size), most + (most - least) / (last - first) * (size - last))
 
     def learn(self, size: int, seconds: float) -> None:
-        """Take in one timing of a size, 1 or more."""
+        """Add one timing of a size, 1 or more."""
         samples = self._samples.setdefault(size.bit_length(), _Samples(float(size), seconds))
         is_known = samples.weight_at(self._num_samples) > WEIGHT_TO_TRUST
         if is_known and seconds > OUTLIER * self(size) and self._num_in_a_row < PATIENCE:
@@ -92,16 +91,16 @@ class CostCurve:
             return
         self._num_in_a_row = 0
         self._num_samples += 1
-        if is_known and samples.seconds:  # a coarse clock may have seen none
+        if is_known and samples.seconds:  # 0 by a coarse clock
             self._pace += PACE_RATE * (seconds / samples.seconds - self._pace)
         samples.learn(size, seconds / self._pace, self._num_samples)
         self._line = self._rising()
 
     def _rising(self) -> list[Point]:
-        """The points by size. Where seconds would fall, a stale point gives way; points of like weight take their mean.
+        """The points by size. Where seconds would fall, a stale point gives way; others take their mean.
 
-        The second is the pool adjacent violators algorithm. The first makes sizes that nobody tried for long seem
-        cheap rather than dear: they are tried again, and found out.
+        The means are the pool adjacent violators algorithm. A stale point that gives way seems cheap, so that its size
+        is tried again.
         """
         pools: list[_Pool] = []
         for _power, samples in sorted(self._samples.items()):
@@ -122,7 +121,7 @@ def _between(left: Point, right: Point, size: int) -> float:
 def _pooled(left: _Pool, right: _Pool) -> _Pool:
     """One point in place of two neighbours: their mean, or the fresh one if the other is stale."""
     (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = left, right
-    if min(weight_a, weight_b) < FAINT * max(weight_a, weight_b):
+    if min(weight_a, weight_b) < STALE * max(weight_a, weight_b):
         return max(left, right, key=lambda pool: pool[1])
     both = weight_a + weight_b
     return ((mean_a * weight_a + mean_b * weight_b) / both, both, sizes_a + sizes_b)

@@ -8,14 +8,14 @@ from torch import Tensor
 def block_ends(
     positions: Int[Tensor, "... rows"], block_size: int, phase: Int[Tensor, "..."]
 ) -> Int[Tensor, "... rows"]:
-    """The last position of each row's block, when blocks of `block_size` start at `phase` and every `block_size` on."""
+    """The last position of the block that each position is in, where the first block starts at `phase`."""
     return positions + (phase[..., None] - 1 - positions) % block_size
 
 
 def block_causal_mask(
     ends: Int[Tensor, "... queries"], key_positions: Int[Tensor, "... keys"]
 ) -> Bool[Tensor, "... queries keys"]:
-    """Falcon's relaxed causal mask: a row sees everything up to the END of its own block, so both ways inside it."""
+    """Falcon's relaxed causal mask: a row sees everything up to the end of its own block, so both ways inside it."""
     return key_positions[..., None, :] <= ends[..., :, None]
 
 
@@ -27,20 +27,21 @@ def tree_mask(
     sliding_window: int | None = None,
     chunk_size: int | None = None,
 ) -> Bool[Tensor, "rows nodes slots"]:
-    """What each node reads: the cached slots, then its ancestors and itself.
+    """The tree mask: each node sees the text in the cache, its ancestors and itself, within its window and chunk.
 
     Args:
         ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): The tree, as [`DraftTree.ancestor_mask`] gives
             it.
-        node_positions (`torch.Tensor` of shape `(rows, nodes)`): Place of each node in the text.
-        cached_positions (`torch.Tensor` of shape `(rows, cached)`): Place in the text of what each cached slot holds.
-        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at slots that hold padding.
+        node_positions (`torch.Tensor` of shape `(rows, nodes)`): The position of each node in the text.
+        cached_positions (`torch.Tensor` of shape `(rows, cached)`): The position of the token in each slot of the
+            cache.
+        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at slots that hold no token.
         sliding_window (`int`, *optional*): A node sees this many positions, its own included.
         chunk_size (`int`, *optional*): A node sees its own chunk of this many positions.
     """
     rows, nodes, _ = ancestor_mask.shape
-    held = torch.ones_like(cached_positions, dtype=torch.bool) if is_cached is None else is_cached
-    allowed = torch.cat([held[:, None, :].expand(rows, nodes, held.shape[-1]), ancestor_mask], dim=-1)
+    is_cached = torch.ones_like(cached_positions, dtype=torch.bool) if is_cached is None else is_cached
+    allowed = torch.cat([is_cached[:, None].expand(rows, nodes, -1), ancestor_mask], dim=-1)
     if sliding_window is None and chunk_size is None:
         return allowed
     key = torch.cat([cached_positions, node_positions], dim=-1)[:, None, :]
@@ -53,6 +54,6 @@ def tree_mask(
 
 
 def additive(mask: Bool[Tensor, "rows queries keys"], dtype: torch.dtype) -> Float[Tensor, "rows 1 queries keys"]:
-    """0 where true, the type's lowest number elsewhere, with a place for the heads: every attention reads this alike."""
-    blank = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return blank.masked_fill_(~mask, torch.finfo(dtype).min).unsqueeze(1)
+    """The form in which attention adds a mask to its scores: 0 where true, the type's lowest number elsewhere."""
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return bias.masked_fill_(~mask, torch.finfo(dtype).min).unsqueeze(1)

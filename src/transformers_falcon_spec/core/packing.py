@@ -1,4 +1,4 @@
-"""Rows that hold several texts: which tokens belong together, moving values within a text, and giving each text a row of its own.
+"""Rows that hold several texts: which tokens belong together, and values moved within a text or to rows of their own.
 
 Positions show where texts begin: the tokens of each text are counted from 0, so every 0 starts a new text. Padding is
 counted along with the last text of its row. Positions of shape `[1, tokens]` hold for all rows.
@@ -40,7 +40,7 @@ def same_text(positions: Int[Tensor, "_ tokens"]) -> Bool[Tensor, "_ tokens toke
 def shift_left(
     values: Shaped[Tensor, "rows tokens *rest"], positions: Int[Tensor, "_ tokens"], distance: int
 ) -> Shaped[Tensor, "rows tokens *rest"]:
-    """Move values left within their text: index i gets what stood at i + distance, or zero if that is past the end of i's text."""
+    """Move values left within their text: index i gets the value at i + distance, or zero past the end of its text."""
     length = values.shape[1]
     moved = torch.cat([values, values.new_zeros(len(values), distance, *values.shape[2:])], dim=1)[:, distance:]
     later = torch.cat([positions, positions.new_full((len(positions), distance), -1)], dim=1)[:, distance:]
@@ -53,7 +53,7 @@ def unpack(
     numbers: Int[Tensor, "rows tokens"],
     positions: Int[Tensor, "_ tokens"],
 ) -> Shaped[Tensor, "texts longest *rest"]:
-    """Give every text a row of its own, padded with zeros; `unpack(...)[numbers, positions]` packs the values again."""
+    """Give every text a row of its own, padded with zeros; `unpack(...)[numbers, positions]` packs them again."""
     num_texts, longest = int(numbers[-1, -1]) + 1, int(positions.max()) + 1
     texts = values.new_zeros(num_texts, longest, *values.shape[2:])
     return texts.index_put((numbers, positions.expand_as(numbers)), values)

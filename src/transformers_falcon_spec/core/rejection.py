@@ -20,7 +20,7 @@ TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 
 @dataclass(frozen=True)
 class DrawnTree(TokenTree):
-    """A tree whose tokens were drawn.
+    """A tree whose tokens were drawn, with the distributions that they were drawn from.
 
     Siblings stand in the order of their draws. Where fewer tokens than siblings have probability, the last siblings
     were not drawn: they and all nodes below them are never accepted.
@@ -40,7 +40,7 @@ class DrawnTree(TokenTree):
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
 
-class _Place:
+class _NodeState:
     """The state at one node: how likely the node is to be accepted, and what is left of both distributions after it.
 
     All of it is in float64, where every number of a float32 tensor is a normal one and sums of them hardly round.
@@ -62,8 +62,9 @@ class _Place:
         token = self.tree.token_ids[child]
         if self.draft[token] <= 0:
             raise DraftTreeError(
-                f"Every token must have a chance in the distribution it was drawn from, but token {token} of node "
-                f"{child} has none while others have. `draft_probs` must be what was drawn from, after all processors."
+                f"Every token must have a probability in the distribution it was drawn from, but token {token} of "
+                f"node {child} has none while others have. `draft_probs` must be what was drawn from, after all "
+                "processors."
             )
         return min(1.0, self.weight * float(self.target[token] / self.draft[token]))
 
@@ -75,7 +76,7 @@ class _Place:
             self.target = left / mass
             self.weight = mass / (mass + (1 - self.weight))  # in this order: a mass too small to change 1 still counts
         else:
-            self.weight = 0.0  # nothing of the target is left here; the place itself will be rejected
+            self.weight = 0.0  # nothing of the target is left here; the node itself will be rejected
         self.untried.remove(child)
         others = self.draft.clone()
         others[self.tree.token_ids[child]] = 0
@@ -87,11 +88,11 @@ class _Place:
         if not draft.any():
             self.untried = []
 
-    def happens(self, chance: float, draws: Draws) -> bool:
+    def happens(self, prob: float, draws: Draws) -> bool:
         """Draw whether something of this probability happens; nothing is drawn if that is certain."""
-        if chance >= 1 or chance <= 0:
-            return chance >= 1
-        return int(draws.categorical(self.target.new_tensor([[chance, 1 - chance]]))) == 0
+        if prob >= 1 or prob <= 0:
+            return prob >= 1
+        return int(draws.categorical(self.target.new_tensor([[prob, 1 - prob]]))) == 0
 
     def end(self, draws: Draws) -> AcceptedPath:
         """Keep the path to here and draw the token after it from what is left of the target."""
@@ -106,14 +107,14 @@ def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws
     On a chain this is the rule of speculative sampling. Source: arXiv 2211.17192, algorithm 1 (chain); arXiv
     2305.09781 (tree); arXiv 2402.12374 (children without replacement).
     """
-    place = _Place(tree, 0, 1.0, target_probs(0))
-    while place.untried:
-        child = place.untried[0]
-        if place.happens(place.weight_of(child), draws):
-            place = _Place(tree, child, 1.0, target_probs(child))
+    state = _NodeState(tree, 0, 1.0, target_probs(0))
+    while state.untried:
+        child = state.untried[0]
+        if state.happens(state.weight_of(child), draws):
+            state = _NodeState(tree, child, 1.0, target_probs(child))
         else:
-            place.reject(child)
-    return place.end(draws)
+            state.reject(child)
+    return state.end(draws)
 
 
 def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> AcceptedPath:
@@ -123,14 +124,14 @@ def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Dr
     is block verification. `target_probs` is asked for nodes that may not be kept, so processors must not remember
     calls. Source: arXiv 2505.12398, algorithm 1; arXiv 2403.10444, algorithm 2 (chain).
     """
-    way = [_Place(tree, 0, 1.0, target_probs(0))]
+    path = [_NodeState(tree, 0, 1.0, target_probs(0))]
     while True:
-        place = way[-1]
-        if place.untried:
-            child = place.untried[0]
-            way.append(_Place(tree, child, place.weight_of(child), target_probs(child)))
-        elif len(way) == 1 or place.happens(place.weight, draws):
-            return place.end(draws)
+        state = path[-1]
+        if state.untried:
+            child = state.untried[0]
+            path.append(_NodeState(tree, child, state.weight_of(child), target_probs(child)))
+        elif len(path) == 1 or state.happens(state.weight, draws):
+            return state.end(draws)
         else:
-            way.pop()
-            way[-1].reject(place.node)
+            path.pop()
+            path[-1].reject(state.node)

@@ -19,7 +19,7 @@ class Draws(Protocol):
 
 
 class ForeseeableDraws(Draws, Protocol):
-    """Draws that a drafter may look ahead at, so that it guesses what they will pick: `argmax(probs / noise)`."""
+    """Draws whose noise a drafter may see in advance, so that it guesses their choice: `argmax(probs / noise)`."""
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Exponential noise by depth in the next draft, 1 for the next token; looking draws nothing."""
@@ -49,19 +49,19 @@ class GeneratorDraws:
         """The noise that `categorical` will draw for tokens to come, from a copy of the stream, each depth once."""
         copy = torch.Generator(device)
         copy.set_state(self._stream(device).get_state())
-        found: list[Tensor] = []
+        noises: list[Tensor] = []
 
         def noise(depth: int) -> Tensor:
-            while len(found) < depth:
-                found.append(multinomial_noise(torch.empty(vocab_size, dtype=torch.float, device=device), copy))
-            return found[depth - 1]
+            while len(noises) < depth:
+                noises.append(multinomial_noise(torch.empty(vocab_size, dtype=torch.float, device=device), copy))
+            return noises[depth - 1]
 
         return noise
 
     def categorical_by_depth(
         self, probs: Float[Tensor, "nodes vocab"], depths: Int[Tensor, " nodes"]
     ) -> tuple[Int[Tensor, " nodes"], list[Tensor]]:
-        """What `categorical` would draw after each node of a tree, on whichever path it is reached, and the states in between.
+        """The token that `categorical` would draw after each node of a tree, and the states in between.
 
         Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the stream's state
         once the token after depth `d` is drawn: [`GeneratorDraws.set_state`] goes back to it.
@@ -88,10 +88,10 @@ class GeneratorDraws:
 
 
 class CoupledDraws:
-    """Draws that a drafter can foresee: the n-th token of a text is the best of `probs / noise(n)`, noise the seed's alone.
+    """Draws that a drafter can foresee: token n of a text is the best of `probs / noise(n)`, by the seed's noise.
 
-    The text has the target's distribution and depends on target and seed, never on the drafter; a drafter that looks
-    at the same noise guesses better. Source: arXiv 2506.05632, Gumbel coupling in the form of an exponential race.
+    The text has the target's distribution and depends on target and seed, never on the drafter; a drafter that uses
+    the same noise guesses better. Source: arXiv 2506.05632, Gumbel coupling in the form of an exponential race.
     """
 
     def __init__(self, seed: int) -> None:
@@ -154,7 +154,7 @@ def row_seeds(num_rows: int) -> list[int]:
 
 
 def private_generator(device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator seeded from the global stream's present state, which stays untouched: drafting draws from this one."""
+    """A generator for drafts, seeded from the present state of the global stream, which stays untouched."""
     return torch.Generator(device=device).manual_seed(_hashed(torch.get_rng_state().numpy().tobytes()))
 
 

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-Count = TypeVar("Count", int, float)
+from itertools import zip_longest
+from typing import Any
 
 
 @dataclass
 class GenerationStats:
     """Counts and seconds of one or more generations; add two with `+`.
 
-    A step is one draft, verify, commit cycle of one row; the prefill is none. `num_accepted` counts draft tokens that
-    were kept, without root and bonus token. In a batch the rows' counts stand in `rows` as well; passes and seconds
-    are the batch's.
+    A step is one round of propose, read, accept, emit and trim of one row; the prefill is none. `num_accepted` counts
+    draft tokens that were kept, without root and bonus token. In a batch the rows' counts stand in `rows` as well;
+    passes and seconds are the batch's.
 
     Example:
 
@@ -38,7 +37,7 @@ class GenerationStats:
     acceptance_histogram: dict[int, int] = field(default_factory=dict)  # steps per `num_accepted`
     prefill_seconds: float = 0.0  # reading the prompt
     draft_seconds: float = 0.0  # the drafter's
-    search_seconds: float = 0.0  # of those, choosing tokens among what a pass said; where the drafter tells
+    search_seconds: float = 0.0  # of those, choosing among drafted tokens; where the drafter reports it
     verify_seconds: float = 0.0  # reading drafts
     read_seconds: float = 0.0  # of `verify_seconds`, the target's forwards
     total_seconds: float = 0.0  # of the whole call
@@ -99,8 +98,7 @@ class GenerationStats:
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of steps that kept depth d among those that kept depth d - 1; first entry: depth 1."""
-        pairs = zip(self.kept_by_depth, self.offered_by_depth, strict=True)
-        return [kept / offered if offered else 0.0 for kept, offered in pairs]
+        return _shares(self.kept_by_depth, self.offered_by_depth)
 
     @property
     def joint_acceptance_by_depth(self) -> list[float]:
@@ -110,14 +108,13 @@ class GenerationStats:
     @property
     def coverage_by_depth(self) -> list[float]:
         """Mean probability, by the target, of the nodes offered at depth d; what sampling can expect to keep there."""
-        pairs = zip(self.covered_by_depth, self.offered_by_depth, strict=True)
-        return [covered / offered if offered else 0.0 for covered, offered in pairs]
+        return _shares(self.covered_by_depth, self.offered_by_depth)
 
     def acceptance_by_block_position(self, block_size: int) -> list[float]:
-        """The same by place in the drafter's block, counted over all passes; first entry: one token ahead."""
-        kept = [sum(self.kept_by_depth[place::block_size]) for place in range(block_size)]
-        offered = [sum(self.offered_by_depth[place::block_size]) for place in range(block_size)]
-        return [k / o if o else 0.0 for k, o in zip(kept, offered, strict=True)]
+        """The acceptance by position in the drafter's block, counted over all passes; first entry: the next token."""
+        kept = [sum(self.kept_by_depth[offset::block_size]) for offset in range(block_size)]
+        offered = [sum(self.offered_by_depth[offset::block_size]) for offset in range(block_size)]
+        return _shares(kept, offered)
 
     @property
     def other_seconds(self) -> float:
@@ -132,14 +129,12 @@ class GenerationStats:
     def __add__(self, other: "GenerationStats") -> "GenerationStats":
         """Counts and seconds of both."""
         total = GenerationStats()
-        for name in ("num_steps", "num_drafted", "num_accepted", "num_passes", "num_tokens"):
-            setattr(total, name, getattr(self, name) + getattr(other, name))
-        for phase in ("prefill", "draft", "search", "verify", "read", "total"):
-            name = f"{phase}_seconds"
-            setattr(total, name, getattr(self, name) + getattr(other, name))
-        total.offered_by_depth = _added(self.offered_by_depth, other.offered_by_depth)
-        total.kept_by_depth = _added(self.kept_by_depth, other.kept_by_depth)
-        total.covered_by_depth = _added(self.covered_by_depth, other.covered_by_depth)
+        for name, value in vars(total).items():
+            if isinstance(value, int | float):
+                setattr(total, name, getattr(self, name) + getattr(other, name))
+            elif name.endswith("_by_depth"):
+                pairs = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+                setattr(total, name, [left + right for left, right in pairs])
         histograms = (self.acceptance_histogram, other.acceptance_histogram)
         keys = sorted({key for histogram in histograms for key in histogram})
         total.acceptance_histogram = {key: sum(histogram.get(key, 0) for histogram in histograms) for key in keys}
@@ -160,9 +155,6 @@ class GenerationStats:
         }
 
 
-def _added(left: list[Count], right: list[Count]) -> list[Count]:
-    """The sums of two lists, entry by entry; the shorter one counts as 0 beyond its end."""
-    longest = max(len(left), len(right))
-    return [
-        a + b for a, b in zip(left + [0] * (longest - len(left)), right + [0] * (longest - len(right)), strict=True)
-    ]
+def _shares(parts: Sequence[int] | Sequence[float], wholes: Sequence[int]) -> list[float]:
+    """Each part as a share of its whole; 0 where the whole is 0."""
+    return [part / whole if whole else 0.0 for part, whole in zip(parts, wholes, strict=True)]

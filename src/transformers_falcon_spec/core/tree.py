@@ -16,9 +16,9 @@ from ..errors import DraftTreeError
 class DraftTree:
     """The shape of a draft: for each node the index of its parent, and which of the parent's best tokens it takes.
 
-    Node 0 is the root, the newest committed token; its parent is -1. A parent comes before its child. Rows with fewer
-    nodes than others are filled with nodes whose parent is -1 too; those belong to nobody. Built directly, a tree is
-    trusted; [`DraftTree.from_lists`] checks what people write by hand or read from a file.
+    Node 0 is the root, the newest token of the text; its parent is -1. A parent comes before its child. Rows with
+    fewer nodes than others end in filler nodes, whose parent is -1 too. Nothing is checked; [`DraftTree.from_lists`]
+    checks what people write by hand.
 
     Args:
         parents (`torch.Tensor` of shape `(rows, nodes)`): Index of each node's parent.
@@ -61,9 +61,9 @@ class DraftTree:
             raise DraftTreeError(
                 f"`ranks` must be -1 at the root and 0 or more elsewhere, but they are {list(ranks)}."
             )
-        places = list(zip(parents[1:], ranks[1:], strict=True))
-        if len(set(places)) < len(places):
-            twice = next(place for place in places if places.count(place) > 1)
+        pairs = list(zip(parents[1:], ranks[1:], strict=True))
+        if len(set(pairs)) < len(pairs):
+            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
             raise DraftTreeError(
                 f"Siblings must differ in rank, but node {twice[0]} has two children of rank {twice[1]}."
             )
@@ -72,11 +72,8 @@ class DraftTree:
     @classmethod
     def from_json(cls, value: Any) -> "DraftTree":
         """The tree stored by [`DraftTree.to_json`], checked."""
-        if (
-            not isinstance(value, dict)
-            or set(value) != {"parents", "ranks"}
-            or not all(map(_is_int_list, value.values()))
-        ):
+        has_fields = isinstance(value, dict) and set(value) == {"parents", "ranks"}
+        if not has_fields or not all(map(_is_int_list, value.values())):
             raise DraftTreeError(
                 "A stored tree must be an object with `parents` and `ranks`, lists of whole numbers, "
                 f"but it is {value!r:.80}."
@@ -94,33 +91,33 @@ class DraftTree:
 
     @classmethod
     def best_first(cls, acceptance: Float[Tensor, "depths ranks"], num_nodes: int) -> "DraftTree":
-        """The `num_nodes` likeliest nodes, root included, when `acceptance[d, r]` is the chance of rank `r` at depth `d + 1`.
+        """The tree of the `num_nodes` likeliest nodes; `acceptance[d, r]` is for rank `r` at depth `d + 1`.
 
-        Nodes come in order of their chance. Where acceptance falls with rank, the first n of them are the tree with
-        the highest expected acceptance length of all trees of n nodes: the chance of a node never exceeds its
-        parent's, so the n likeliest nodes of all hold their ancestors.
+        Nodes come in order of their probability. Where acceptance falls with rank, the first n of them are the tree
+        with the highest expected acceptance length of all trees of n nodes: a node is never likelier than its parent,
+        so the n likeliest nodes of all hold their ancestors.
 
         Raises:
-            [`DraftTreeError`]: no room for the root, or `acceptance` holds something that is no chance.
+            [`DraftTreeError`]: `num_nodes` is 0 or less, or `acceptance` holds something that is no probability.
         """
         _check_acceptance(acceptance)
         if num_nodes < 1:
             raise DraftTreeError(f"`num_nodes` must be at least 1, for the root, but it is {num_nodes}.")
-        parents, ranks, chances, depths = [-1], [-1], [1.0], [0]
-        open_places: dict[tuple[int, int], float] = {}
+        parents, ranks, node_probs, depths = [-1], [-1], [1.0], [0]
+        open_children: dict[tuple[int, int], float] = {}
         while len(parents) < num_nodes:
             newest = len(parents) - 1
             if depths[newest] < acceptance.shape[0]:
-                open_places[newest, 0] = chances[newest] * float(acceptance[depths[newest], 0])
-            if not open_places:
+                open_children[newest, 0] = node_probs[newest] * float(acceptance[depths[newest], 0])
+            if not open_children:
                 break
-            (parent, rank), chance = max(open_places.items(), key=lambda place: place[1])
-            del open_places[parent, rank]
+            (parent, rank), prob = max(open_children.items(), key=lambda child: child[1])
+            del open_children[parent, rank]
             if rank + 1 < acceptance.shape[1]:
-                open_places[parent, rank + 1] = chances[parent] * float(acceptance[depths[parent], rank + 1])
+                open_children[parent, rank + 1] = node_probs[parent] * float(acceptance[depths[parent], rank + 1])
             parents.append(parent)
             ranks.append(rank)
-            chances.append(chance)
+            node_probs.append(prob)
             depths.append(depths[parent] + 1)
         return cls.from_lists(parents, ranks)
 
@@ -130,27 +127,27 @@ class DraftTree:
 
         Raises:
             [`DraftTreeError`]: a width that the nodes above do not allow, or something in `acceptance` that is no
-                chance.
+                probability.
         """
         _check_acceptance(acceptance)
         parents, ranks = [-1], [-1]
-        level = [(0, 1.0)]  # nodes of the last depth and their chances
+        level = [(0, 1.0)]  # nodes of the last depth and their probabilities
         for depth, width in enumerate(widths, start=1):
             rates = acceptance[depth - 1].tolist() if depth <= len(acceptance) else []
-            places = [(parent, rank, chance * rate) for parent, chance in level for rank, rate in enumerate(rates)]
-            if not 1 <= width <= len(places):
+            candidates = [(parent, rank, prob * rate) for parent, prob in level for rank, rate in enumerate(rates)]
+            if not 1 <= width <= len(candidates):
                 raise DraftTreeError(
                     f"`widths` must lie between 1 and what fits below the nodes above, but at depth {depth} it is "
-                    f"{width} and {len(places)} fit. Take fewer nodes there, or more above."
+                    f"{width} and {len(candidates)} fit. Take fewer nodes there, or more above."
                 )
-            kept = sorted(sorted(places, key=lambda place: -place[2])[:width])
-            level = [(len(parents) + number, chance) for number, (_, _, chance) in enumerate(kept)]
+            kept = sorted(sorted(candidates, key=lambda node: -node[2])[:width])
+            level = [(len(parents) + number, prob) for number, (_, _, prob) in enumerate(kept)]
             parents += [parent for parent, _, _ in kept]
             ranks += [rank for _, rank, _ in kept]
         return cls.from_lists(parents, ranks)
 
     def expected_length(self, acceptance: Float[Tensor, "depths ranks"]) -> float:
-        """Tokens that a step commits on average, the bonus token included: the sum of the chances of a one-row tree's nodes.
+        """The mean tokens of a step, the bonus token included: the sum of the probabilities of a one-row tree's nodes.
 
         Example:
 
@@ -170,11 +167,11 @@ class DraftTree:
                 f"`acceptance` must cover the tree, of depth {depth} and {num_ranks} ranks, but it has "
                 f"{acceptance.shape[0]} depths and {acceptance.shape[1]} ranks. Measure more of them."
             )
-        chances = [1.0]
-        places = zip(self.parents[0].tolist(), self.depths[0].tolist(), self.ranks[0].tolist(), strict=True)
-        for parent, depth, rank in list(places)[1:]:
-            chances.append(chances[parent] * float(acceptance[depth - 1, rank]))
-        return sum(chances)
+        node_probs = [1.0]
+        nodes = zip(self.parents[0].tolist(), self.depths[0].tolist(), self.ranks[0].tolist(), strict=True)
+        for parent, depth, rank in list(nodes)[1:]:
+            node_probs.append(node_probs[parent] * float(acceptance[depth - 1, rank]))
+        return sum(node_probs)
 
     def __len__(self) -> int:
         """Nodes per row, root included."""
@@ -239,6 +236,6 @@ def _is_int_list(value: Any) -> bool:
 def _check_acceptance(acceptance: Tensor) -> None:
     if not acceptance.numel() or not ((acceptance >= 0) & (acceptance <= 1)).all():
         raise DraftTreeError(
-            "`acceptance` must hold chances from 0 to 1 of at least one depth and rank, but it is "
+            "`acceptance` must hold probabilities from 0 to 1 of at least one depth and rank, but it is "
             f"{acceptance.tolist()!s:.80}."
         )

@@ -1,7 +1,7 @@
-"""Trees that grow while they are drafted: the likeliest nodes are expanded, and the likeliest of all are kept.
+"""Trees that grow while they are drafted: the likeliest nodes get children, and the likeliest nodes of all are kept.
 
-Tensors alone, every row with a tree of its own, no loop over nodes. How many tokens a pass of the drafter gives does
-not matter: whoever drafts says which nodes get children. Source: arXiv 2406.16858, section 4.
+Every row has a tree of its own, and nothing loops over nodes. The caller says which nodes get children, so that a pass
+of the drafter may give any number of tokens. Source: arXiv 2406.16858, section 4.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .tree import DraftTree
 
-# Given a place of blocks, nodes and the block that each stands in: what follows the nodes there.
+# Given an offset in blocks, nodes and the block of each: token ids and log-probabilities of what follows the nodes
+# there.
 Children = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -29,32 +30,32 @@ class _Level:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Facts of each node that follow from the number of nodes at each depth alone."""
+class _Layout:
+    """What the number of nodes at each depth alone says of each node."""
 
     depths: Tensor  # [nodes]
     ranks: Tensor  # [nodes] among siblings; -1 at the root
-    parents: Tensor  # [nodes] where the parent is named among those of all levels
+    parents: Tensor  # [nodes] index of the parent among the parents of all levels
 
 
 @lru_cache(maxsize=256)
-def _places_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
-    """The facts for levels of so many parents with so many children each; kept, as every step asks for the same ones."""
+def _layout_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Layout:
+    """The layout of levels with these numbers of parents and of children of each; kept for later steps."""
     depths, ranks, parents, num_before = [], [-1], [], 0
     for depth, (num_parents, num_children) in enumerate(levels):
         depths += [depth] * (num_parents * num_children)
         ranks += list(range(num_children)) * num_parents if depth else []
-        parents += [num_before + place for place in range(num_parents) for _ in range(num_children)]
+        parents += [num_before + index for index in range(num_parents) for _ in range(num_children)]
         num_before += num_parents
-    return _Places(*(torch.tensor(values, device=device) for values in (depths, ranks, parents)))
+    return _Layout(*(torch.tensor(values, device=device) for values in (depths, ranks, parents)))
 
 
 class TreeGrowth:
-    """All nodes considered so far, node 0 the root; a child comes after its parent.
+    """A tree that grows depth by depth: all nodes considered so far, the root first, a child after its parent.
 
-    The chance of a node is the product of the drafter's probabilities along its path. It falls from parent to child,
-    so the likeliest nodes of all always hold their ancestors, and any number of them is a tree. Nodes grow depth by
-    depth, so that what many have in common is kept once, and put together only where somebody asks for all of it.
+    The probability of a node is the product of the drafter's probabilities along its path. A node is never likelier
+    than its parent, so any number of the likeliest nodes is a tree. Levels are kept apart, and joined only where all
+    nodes are asked for.
 
     Args:
         roots (`torch.Tensor` of shape `(rows, 1)`): The newest committed tokens.
@@ -75,8 +76,8 @@ class TreeGrowth:
     """
 
     def __init__(self, roots: Int[Tensor, "rows 1"], max_depths: Int[Tensor, " rows"]) -> None:
-        chances = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)
-        self._levels = [_Level(torch.full_like(roots, -1), roots, chances, 1)]
+        log_probs = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)
+        self._levels = [_Level(torch.full_like(roots, -1), roots, log_probs, 1)]
         self._device = roots.device
         self._max_depths = max_depths.to(roots.device)[:, None]
         self._least_depth = int(max_depths.min())
@@ -98,22 +99,22 @@ class TreeGrowth:
         """The parent of each node, -1 at the root."""
         if "parents" not in self._joined:
             self._joined["parents"] = torch.cat([level.parents for level in self._levels], dim=1)[
-                :, self._places.parents
+                :, self._layout.parents
             ]
         return self._joined["parents"]
 
     @property
     def depths(self) -> Int[Tensor, " nodes"]:
         """The depth of each node, in all rows alike."""
-        return self._places.depths
+        return self._layout.depths
 
     @property
-    def _places(self) -> _Places:
-        return _places_of(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
+    def _layout(self) -> _Layout:
+        return _layout_of(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
 
     @property
     def _order(self) -> Int[Tensor, "rows nodes"]:
-        """Nodes by falling chance."""
+        """Nodes by falling probability."""
         if "order" not in self._joined:
             self._joined["order"] = _likeliest_first(self.log_node_probs)
         return self._joined["order"]
@@ -139,41 +140,43 @@ class TreeGrowth:
         """
         newest, depth = self._levels[-1], len(self._levels)
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
-        chances = (above + log_probs.to(above).clamp(max=0)).flatten(1)
+        log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
         if depth > self._least_depth:
-            chances = chances.masked_fill(depth > self._max_depths, -torch.inf)
+            log_node_probs = log_node_probs.masked_fill(depth > self._max_depths, -torch.inf)
         self._num_above += newest.token_ids.shape[1]
-        self._levels.append(_Level(parents, token_ids.flatten(1).to(newest.token_ids), chances, token_ids.shape[-1]))
+        self._levels.append(
+            _Level(parents, token_ids.flatten(1).to(newest.token_ids), log_node_probs, token_ids.shape[-1])
+        )
         self._joined = {}
 
     def expand_blocks(
         self,
         ends: Int[Tensor, "rows blocks"],
-        num_places: int,
+        block_size: int,
         children: Children,
         num_kept: int,
     ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
         """Grow the tree by whole blocks, whose tokens were drafted at once.
 
-        At each place the likeliest nodes get children, as many as each has.
+        At each offset the likeliest nodes get children, as many as each has.
 
         Args:
             ends (`torch.Tensor` of shape `(rows, blocks)`): The node that each block follows.
-            num_places (`int`): Tokens of a block.
-            children (`Callable`): Given a place, nodes `[rows, nodes]` and the block that each stands in, ids and
+            block_size (`int`): Tokens of a block.
+            children (`Callable`): Given an offset, nodes `[rows, nodes]` and the block of each, token ids and
                 log-probabilities
                 `[rows, nodes, children]` of what follows them there, best first.
-            num_kept (`int`): How many nodes of the last place are wanted.
+            num_kept (`int`): How many nodes of the last offset are wanted.
 
         Returns:
-            The likeliest `num_kept` nodes of the last place, and for each the block that it stands in.
+            The likeliest `num_kept` nodes of the last offset, and the block of each.
         """
         nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
-        for place in range(num_places):
-            token_ids, log_probs = children(place, nodes, blocks)
+        for offset in range(block_size):
+            token_ids, log_probs = children(offset, nodes, blocks)
             self.expand(nodes, token_ids, log_probs)
             width = token_ids.shape[-1]
-            nodes = self.best_newest(width if place < num_places - 1 else num_kept)
+            nodes = self.best_newest(width if offset < block_size - 1 else num_kept)
             blocks = blocks.gather(1, (nodes - self._num_above) // width)
         return nodes, blocks
 
@@ -186,38 +189,39 @@ class TreeGrowth:
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
         """The likeliest `num` of the newest nodes, or all if there are fewer, in the order in which they stand."""
-        chances = self._levels[-1].log_node_probs
-        if num >= chances.shape[1]:
-            return torch.arange(chances.shape[1], device=self._device).expand_as(chances) + self._num_above
-        best = _likeliest_first(chances)[:, :num]
+        newest = self._levels[-1].log_node_probs
+        if num >= newest.shape[1]:
+            return torch.arange(newest.shape[1], device=self._device).expand_as(newest) + self._num_above
+        best = _likeliest_first(newest)[:, :num]
         return best.sort(dim=1).values + self._num_above
 
     def best_tree_size(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
-        """How many of the likeliest nodes should be kept in every row, and what they are expected to bring above their prices.
+        """The number of likeliest nodes that brings most in every row, and the tokens that it brings above its price.
 
         Args:
             prices (`torch.Tensor` of shape `(nodes,)`): Price of the first n + 1 nodes, in tokens.
-            weights (`torch.Tensor` of shape `(depths,)`): Factor of chances, by depth; deeper nodes take the last one.
+            weights (`torch.Tensor` of shape `(depths,)`): Factor of node probabilities, by depth; deeper nodes take
+                the last one.
         """
         order = self._order[:, : len(prices)]
         gains = self.log_node_probs.gather(1, order).exp()
         gains = gains * weights.to(gains.device)[self.depths[order].clamp(max=len(weights) - 1)]
         net = gains.sum(0).cumsum(0) - len(order) - prices.to(gains.device)[: order.shape[1]]
-        best, place = net.max(0)
-        return int(place) + 1, float(best)
+        best, index = net.max(0)
+        return int(index) + 1, float(best)
 
     def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
-        """Tokens expected to be kept at each depth by a tree of the likeliest `num_nodes`, of all rows; the root's first."""
+        """The expected tokens of all rows at each depth, root first, of trees of the likeliest `num_nodes`."""
         kept = self._order[:, :num_nodes]
-        chances, depths = self.log_node_probs.gather(1, kept).exp(), self.depths[kept]
-        return chances.new_zeros(max_depth + 1).index_add(0, depths.flatten(), chances.flatten())
+        node_probs, depths = self.log_node_probs.gather(1, kept).exp(), self.depths[kept]
+        return node_probs.new_zeros(max_depth + 1).index_add(0, depths.flatten(), node_probs.flatten())
 
     def best_node_probs(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
-        """The chance of each node of [`TreeGrowth.best`] given that its parent is right; 1 at the root, 0 at fillers."""
+        """The probability of each node of [`TreeGrowth.best`] after its parent; 1 at the root, 0 at fillers."""
         kept = self._order[:, :num_nodes].sort(dim=1).values
         above = self.log_node_probs.gather(1, self.parents.gather(1, kept).clamp(min=0))
-        chances = (self.log_node_probs.gather(1, kept) - above).exp()
-        return chances.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
+        probs = (self.log_node_probs.gather(1, kept) - above).exp()
+        return probs.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
         """Tokens and tree of the likeliest `num_nodes` of each row, root included; rows with fewer end in fillers."""
@@ -225,10 +229,10 @@ class TreeGrowth:
         is_node = self.log_node_probs.gather(1, kept) > -torch.inf
         above = self.parents.gather(1, kept)
         parents = torch.searchsorted(kept, above).where(is_node & (above >= 0), -1)
-        ranks = self._places.ranks[kept].where(is_node, -1)
+        ranks = self._layout.ranks[kept].where(is_node, -1)
         return self.token_ids.gather(1, kept), DraftTree(parents, ranks)
 
 
 def _likeliest_first(log_node_probs: Float[Tensor, "rows nodes"]) -> Int[Tensor, "rows nodes"]:
-    """Indices by falling chance; of equals the first comes first."""
+    """Indices by falling probability; of equals the first comes first."""
     return log_node_probs.sort(dim=1, descending=True, stable=True).indices

@@ -1,4 +1,4 @@
-"""Which nodes of a draft tree become text, by the rule of token matching, and what every rule returns. Knows nothing of models."""
+"""Token matching, which decides what nodes of a draft become text, and the trees and paths of all rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class TokenTree:
 def match_tokens(
     tree: TokenTree, target_token: Callable[[int], int], start: int = 0, max_tokens: int | None = None
 ) -> AcceptedPath:
-    """Follow the target through the tree: take its token after a node, go to the child that holds this token, and repeat.
+    """Follow the target through the tree: take its token after a node, go to the child that holds it, and repeat.
 
     The target is asked about nodes of the path only, in their order. So its answers can be those of decoding without a
     drafter, draw by draw, and then the text is the same for the same seed, whatever the tree.
@@ -131,5 +131,5 @@ def coverage(
     ```
     """
     children = [[token for token, parent in zip(token_ids, parents, strict=True) if parent == node] for node in path]
-    held = [row[offered].sum() for row, offered in zip(probs, children, strict=True)]
-    return torch.stack(held).tolist()  # waits for the device once
+    shares = [row[offered].sum() for row, offered in zip(probs, children, strict=True)]
+    return torch.stack(shares).tolist()  # waits for the device once

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.compatibility.fingerprint import template_digest
 from ..errors import BenchmarkError, OptionError
-from ..generation.timed import timed_generate
-from ..generation.watch import watched_stats
+from ..generation.timed import timed_generate, watched_stats
 from ..provenance import portable, weights_fingerprint
 from .decoding import decoding_options, repetition_rate
 from .methods import BASELINE, Method, target_alone
@@ -228,7 +227,7 @@ class Benchmark:
         return Failure.of(error, self.target_name, method, stage, **counts)
 
     def _measure(self, cell: Cell) -> dict[str, Any]:
-        """Make one timed run; the counts of a stock method come from a second run that hooks watch."""
+        """Make one timed run; the counts of a stock method come from a second run that hooks timed."""
         method = self._methods[cell.method]
         ids = cell.prompt.input_ids(self.tokenizer)
         options, seed = decoding_options(cell.decoding), self.seed + cell.repeat

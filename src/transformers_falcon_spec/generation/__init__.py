@@ -1,1 +1,1 @@
-"""What touches Transformers' `generate`: the loop, the target as it sees it, and the patch. Knows no drafter by name."""
+"""The decoding loop, the target as it uses it, and the patch of `generate`. No drafter is known by name here."""

@@ -1,4 +1,4 @@
-"""Checks and serves adapters of PEFT around a target or a drafter, without importing PEFT, which may not be installed."""
+"""Adapters of PEFT around a target or a drafter, checked and served without importing PEFT."""
 
 import functools
 import os
@@ -52,7 +52,7 @@ def check_target_adapter(model: Any) -> None:
 
 
 def check_drafter_adapter(assistant: Any) -> None:
-    """Raise an error for settings of a `PeftModel` that would not reach the drafter inside: prompt learning, or options."""
+    """Raise an error for prompt learning or options in a `PeftModel`, which do not reach the drafter inside."""
     drafter = unwrapped(assistant)
     if drafter is assistant:
         return
@@ -71,7 +71,7 @@ def check_drafter_adapter(assistant: Any) -> None:
 
 
 class RowAdapters:
-    """The arguments by which PEFT's hooks choose an adapter for each row of a target, adjusted to what a forward reads."""
+    """The arguments by which PEFT's hooks choose an adapter for each row, adjusted to the rows of a forward."""
 
     def __init__(self, model: nn.Module) -> None:
         self._hooks = [hook for part in model.modules() for _, hook in _row_hooks(part)]
@@ -79,7 +79,7 @@ class RowAdapters:
 
     @contextmanager
     def of_nodes(self, num_rows: int, num_nodes: int) -> Iterator[None]:
-        """Forwards inside read new tokens, and each token takes its row's adapter; paths of one row share that row's adapter.
+        """Forwards inside read new tokens, which all take their row's adapter; paths of one row share that of the row.
 
         Where an activated LoRA begins is counted from the end, so one new token has it at any number but 0.
         """
@@ -95,7 +95,7 @@ class RowAdapters:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Forwards inside take the active adapter in all rows, as they need where their rows are not those of the call."""
+        """Forwards inside take the active adapter in all rows: their rows are not those of the call."""
         with self._changed(lambda _name, _value: None):
             yield
 

@@ -21,10 +21,10 @@ def new_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 def prepared(cache: Cache) -> Any:
-    """Set a cache up so that tokens can be dropped again, and return it; sliding layers keep all slots until the next crop.
+    """Prepare a cache for dropping tokens again, and return it; sliding layers keep all slots until the next crop.
 
     Raises:
-        [`GenerationError`]: a kind of cache whose slots cannot be taken back.
+        [`GenerationError`]: slots of this kind of cache cannot be dropped.
     """
     if cache.is_compileable or not isinstance(cache, DynamicCache):
         raise GenerationError(
@@ -42,7 +42,7 @@ def stop_recording(cache: Cache) -> None:
 
 
 def widen(cache: Cache) -> dict[int, int]:
-    """Let sliding layers keep every slot, for in several rows holes would use up their window; returns each layer's window.
+    """Let sliding layers keep every slot, as holes would use up their window; returns the window of each layer.
 
     Raises:
         [`GenerationError`]: a layer keeps more than keys and values, or has dropped slots already.
@@ -75,7 +75,7 @@ def narrow(cache: Cache, windows: dict[int, int]) -> None:
 
 
 def num_held(cache: Cache, layer_index: int) -> int:
-    """The number of slots that a layer holds; 0 before its first forward, or where it shares those of another layer."""
+    """The number of slots that a layer holds; 0 before its first forward, or if it shares those of another layer."""
     if layer_index >= len(cache.layers):
         return 0
     keys = getattr(cache.layers[layer_index], "keys", None)
@@ -92,7 +92,7 @@ def drop_last(cache: Cache, num_slots: int) -> None:
 
 
 class RowSlots:
-    """The tokens that the slots of a cache hold, where rows accept different numbers of the tokens that they read together.
+    """The tokens in the slots of a cache, where rows accept different numbers of the tokens that they read together.
 
     A token's position is the slot it would have if nothing had been dropped before it; windows and chunks are counted
     in positions. A row that keeps fewer tokens than another gets holes, which no mask lets through, until rows are
@@ -122,7 +122,7 @@ class RowSlots:
         return min(self.num_tokens) < len(self)
 
     def append(self, positions: Tensor, num_tokens: Sequence[int] | None = None) -> None:
-        """Record tokens that the cache has read at these positions `[rows, tokens]`; `num_tokens` of each row if some are holes."""
+        """Record tokens read at these positions `[rows, tokens]`; `num_tokens` of each row if some are holes."""
         self.positions = torch.cat([self.positions, positions], dim=-1)
         added = [positions.shape[1]] * len(positions) if num_tokens is None else num_tokens
         self.num_tokens = [old + new for old, new in zip(self.num_tokens, added, strict=True)]
@@ -131,7 +131,7 @@ class RowSlots:
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Of the `num_nodes` slots read last keep those of each row's path, in their order, and drop the rest."""
         longest = max(map(len, paths))
-        if all(list(path) == list(range(num_nodes)) for path in paths):  # all of them, as after a plain step
+        if all(list(path) == list(range(num_nodes)) for path in paths):  # all are kept, as after a plain step
             drop_last(self.cache, 0)
             return
         filled = [[*path, *[HOLE] * (longest - len(path))] for path in paths]
@@ -179,7 +179,7 @@ class RowSlots:
             self._realign()
 
     def _realign(self) -> None:
-        """Move the newest token of every row to the last slot, and all others as far before it as their positions are."""
+        """Move the newest token of every row to the last slot, and the others as far before it as their positions."""
         newest = self.positions.amax(-1, keepdim=True).clamp(min=self._num_first - 1)
         self._arrange(self.positions - newest + self._num_needed - 1, self._num_needed)
         self.is_shifted, self.is_ragged = True, False
@@ -199,7 +199,7 @@ class RowSlots:
         return max(num + gaps for num, gaps in zip(self.num_tokens, self._num_gaps, strict=True))
 
     def _arrange(self, slots: Tensor, num_slots: int) -> None:
-        """Move the token in slot `s` of each row to slot `slots[row, s]` of `num_slots`; slots without a token become holes."""
+        """Move the token in slot `s` of each row to slot `slots[row, s]` of `num_slots`; empty slots become holes."""
         slots = slots.masked_fill(self.positions == HOLE, num_slots)  # one too many, cut off
         order = torch.full((len(slots), num_slots + 1), HOLE, device=slots.device)
         order = order.scatter(1, slots, torch.arange(len(self), device=slots.device).expand_as(slots))[:, :-1]
@@ -219,12 +219,9 @@ class RowSlots:
 
 
 class GroupSlice:
-    """A cache as one layer of a group sees it, where one layer of the cache keeps the heads of the whole group together.
+    """A cache as one layer of a group sees it, where one layer of the cache keeps the heads of the whole group.
 
-    Args:
-        cache ([`~transformers.Cache`]): A cache with one layer for each group.
-        number (`int`): The index of the group.
-        layers (`Sequence[int]`): The layers of the group, in the order in which they are read.
+    `number` is the index of the group, and so of its layer in the cache; `layers` are read in this order.
     """
 
     def __init__(self, cache: Any, number: int, layers: Sequence[int]) -> None:
@@ -237,7 +234,7 @@ class GroupSlice:
         return joined
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Add one layer's new states `[rows, heads, tokens, size]`, as its attention calls it; returns those of all tokens."""
+        """Add one layer's new states `[rows, heads, tokens, size]`; returns those of all its tokens."""
         if len(self._layers) == 1:
             return self.extend(keys, values)
         index, num_heads = self._layers.index(layer_idx), keys.shape[1]

@@ -33,7 +33,7 @@ def speculative_decoding(
     streamer: "BaseStreamer | None" = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
-    """Decode with a drafter, in place of `_assisted_decoding` of Transformers and with the arguments of that method."""
+    """Decode with a drafter, with the arguments of `_assisted_decoding` of Transformers, which this replaces."""
     with row_adapters_gone_on_error(model):
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
@@ -85,7 +85,7 @@ def _check_in_step(
     config: GenerationConfig,
     verifier: Verifier,
 ) -> None:
-    """Raise an error if processors or criteria need all rows of a batch at one length, and this call cannot give them that."""
+    """Raise an error if processors or criteria need all rows at one length, and this call cannot do that."""
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
     if not shown:
         return

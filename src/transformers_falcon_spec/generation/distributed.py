@@ -24,7 +24,7 @@ DATA_PARALLEL = ("dp", "fsdp", "ddp", "data")  # how dimensions of a mesh begin 
 
 
 class Processes:
-    """The processes that make a call together. This base class is a single process, which sends and receives nothing."""
+    """The processes that make a call together. This base class is a single process, which sends nothing."""
 
     num, process_rank = 1, 0
     num_gathers = 0
@@ -40,14 +40,14 @@ class Processes:
         return value
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """The parts `[parts, ...]` of all processes as one tensor `[processes * parts, ...]`, in the order of the processes."""
+        """The parts `[parts, ...]` of all processes, in their order, as one tensor `[processes * parts, ...]`."""
         return part
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raise an error if processes differ in one of `facts`, plain objects by name."""
 
     def limited(self, limited: DraftBudget | None, full: DraftBudget) -> DraftBudget | None:
-        """The budget that the first process chose, or None for a plain step; the noise is that of this process's `full` budget."""
+        """The budget of the first process, None for a plain step, with the noise of this process's `full` budget."""
         if self.num == 1:
             return limited
         limits = None if limited is None else (limited.num_nodes, limited.num_passes, limited.drafter, limited.prices)
@@ -59,7 +59,7 @@ class Processes:
         return replace(full, num_nodes=num_nodes, num_passes=num_passes, drafter=drafter, prices=agreed)
 
     def broadcast_draft(self, draft: Draft | None, device: torch.device) -> Draft | None:
-        """The draft of the first process, on `device`. Its `draft_probs` are not sent, as only the first process verifies."""
+        """The draft of the first process, on `device`, without `draft_probs`, as only the first process accepts."""
         if self.num == 1:
             return draft
         message: dict[str, Any] | None = None
@@ -104,7 +104,7 @@ class ProcessGroup(Processes):
         if not dist.is_available() or not dist.is_initialized():
             raise OptionError(
                 '`backend="distributed"` needs processes that know of each other, but `torch.distributed` does not '
-                'run here. Start '
+                "run here. Start "
                 "the program with `torchrun` and load the target over all of them, or call "
                 "`torch.distributed.init_process_group()`."
             )
@@ -119,22 +119,14 @@ class ProcessGroup(Processes):
         )
 
     def broadcast(self, value: Value) -> Value:
-        """The `value` of the first process.
-
-        Raises:
-            [`DistributedError`]: the others did not answer.
-        """
+        """The `value` of the first process."""
         values = [value]
         with self._together("an object of the first process"):
             dist.broadcast_object_list(values, src=self._first, group=self._objects)
         return values[0]
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """The parts of all processes, in their order.
-
-        Raises:
-            [`DistributedError`]: the others did not answer.
-        """
+        """The parts of all processes, in their order."""
         self.num_gathers += 1
         self.num_gathered_bytes += (self.num - 1) * part.nbytes
         parts = part.new_empty(self.num * len(part), *part.shape[1:])
@@ -159,6 +151,7 @@ class ProcessGroup(Processes):
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:
+        """Raise a [`DistributedError`] if other processes do not answer inside the block."""
         try:
             yield
         except RuntimeError as error:
@@ -219,7 +212,7 @@ def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
 
 
 def _holders(target: PreTrainedModel) -> list[int]:
-    """The ranks of the processes that each hold a part of the target; processes that read other prompts are left out."""
+    """The ranks of the processes that each hold a part of the target, without those that read other prompts."""
     if not dist.is_available() or not dist.is_initialized():
         return []
     mesh: Any = getattr(target, "_device_mesh", None)

@@ -1,14 +1,13 @@
-"""The interface between the decoding loop and every drafter: what they hand to each other, and who owns what.
+"""The interface between the decoding loop and every drafter: budgets, drafts, and the text that is committed.
 
-One generator object serves one `generate` call on one thread and is then dropped. It owns all state of that call:
-drafter cache, pairs not yet read, private `rng`. The drafter module is read-only meanwhile, so that threads share it.
-The loop owns the target: cache, positions, padding, masks, hooks, processors, criteria and every draw that decides
-text, and keeps the drafter in eval mode for the call. A generator never sees padding, cache holes or the target's
-cache, and never touches the global random state.
+A generator object serves one call of `generate` and owns all state of the drafter in it: cache, pairs not yet read,
+private `rng`. The drafter module is read-only meanwhile, so that threads share it. The loop owns the target, every
+draw that decides text, and keeps the drafter in eval mode. A generator never sees padding, cache holes or the target's
+cache, and leaves the global random state alone.
 
 Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] follows; so `commit` hands over pairs
-(f[p], t[p+1]). Order: commit(prompt), then repeat [propose,] commit. Commits without a proposal happen (a plain step);
-`commit` only stores, `propose` catches up in one pass. Rows never move; a finished row has num_new 0 and depth 0.
+(f[p], t[p+1]). Order: commit(prompt), then repeat [propose,] commit. A plain step commits without a proposal; `commit`
+only stores, and `propose` catches up in one pass. Rows never move; a finished row has num_new 0 and depth 0.
 """
 
 import time
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class TargetView(Protocol):
-    """What a drafter may use of the target: modules are called, weights never read (offloaded, sharded, quantised)."""
+    """The part of the target that a drafter may use. It calls modules and reads no weights, which may be quantised."""
 
     vocab_size: int
     feature_dim: int  # width of one pair's feature: sum over `feature_layers`
@@ -47,13 +46,13 @@ class TargetView(Protocol):
 
 @dataclass(frozen=True)
 class Prices:
-    """What drafting costs. The unit is a token: the time in which decoding writes one token at its present speed."""
+    """The cost of drafting in tokens: the tokens that decoding writes in the same time at its present speed."""
 
     nodes: Tensor  # [nodes] of reading n + 1 nodes and not the root alone
     passes: list[float]  # of pass p after p passes; the first is not asked about
     pass_yields: list[float]  # net tokens that pass p has added, for each token expected to be kept where it goes on
     weights: Tensor  # [depths] how often nodes of a depth are kept, over how often the drafter says
-    width: int  # nodes of a depth that should at least be considered, so that there are enough worth their price
+    width: int  # least nodes of a depth to consider, so that enough of them pay
 
     def pays(self, number: int, expected_tokens: float) -> bool:
         """Whether pass `number` is expected to bring more than it costs.
@@ -68,25 +67,21 @@ class Prices:
 class DraftBudget:
     """The limits of one draft. The loop chooses them, and the generator keeps to them."""
 
-    depths: tuple[int, ...]  # [rows] deepest node allowed: room to the end of text and context; 0 = draft nothing
+    depths: tuple[int, ...]  # [rows] deepest node allowed before the end of text or context; 0 = draft nothing
     num_nodes: int  # most nodes per row, root and lookahead nodes included
     num_passes: int | None = None  # most drafter passes; None leaves it to the generator
     is_chain: bool = False  # the target cannot verify trees: at most one child per node
-    temperature: float | None = (
-        None  # of the target's draws: draw children at it and say from what; None: take the best
-    )
-    noise: Callable[[int, int], Tensor] | None = (
-        None  # [vocab] by row and depth: children are the best of probabilities / noise, and nobody asks from what
-    )
-    prices: Prices | None = None  # whoever can draft less than allowed does so where it is worth it
+    # Of the target's draws: children are drawn at it, and `draft_probs` given; None: the likeliest tokens are taken.
+    temperature: float | None = None
+    # [vocab] by row and depth: children are the best of probabilities / noise, and no `draft_probs` are needed.
+    noise: Callable[[int, int], Tensor] | None = None
+    prices: Prices | None = None  # a drafter that can draft less does so where more does not pay
     drafter: int = 0  # which one drafts, where there are several
-    allows_grown_trees: bool = (
-        True  # False: the verifier needs a tree whose shape was settled before anything was drawn
-    )
-    wants_node_probs: bool = False  # somebody looks at the trees: say how likely each node seems
+    allows_grown_trees: bool = True  # False: the shape of the tree must not depend on probabilities
+    wants_node_probs: bool = False  # an observer needs `node_probs`
 
     def __post_init__(self) -> None:
-        """Raise an error if the numbers leave no room for the root."""
+        """Raise an error if the numbers do not allow the root."""
         if self.num_nodes < 1 or min(self.depths) < 0 or (self.num_passes or 0) < 0:
             raise OptionError(
                 "A budget must leave room for the root, so `num_nodes` must be at least 1, `depths` and `num_passes` "
@@ -101,20 +96,18 @@ class Draft:
 
     token_ids: Tensor  # [rows, nodes] int64, target ids, on the drafter's device; siblings differ
     parents: Tensor  # [1 or rows, nodes] int64; -1 at the root and at filler nodes of shorter rows
-    is_lookahead: Tensor | None = None  # [1 or rows, nodes] bool: read, never committed, no candidate below
+    is_lookahead: Tensor | None = None  # [1 or rows, nodes] bool: read for the drafter, never text
     draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: nothing was drawn
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
-    search_seconds: float = 0.0  # spent on choosing tokens among what the passes said, without waiting for the device
+    search_seconds: float = 0.0  # spent on choosing among drafted tokens, without waiting for the device
     node_probs: Tensor | None = (
-        None  # [rows, nodes] that the target takes each node after its parent, by the drafter; where wanted
+        None  # [rows, nodes] the drafter's probability of each node after its parent; if wanted
     )
-    expected_by_depth: Tensor | None = (
-        None  # [depths] tokens expected to be kept, the root's first; where there are prices
-    )
+    expected_by_depth: Tensor | None = None  # [depths] expected tokens, the root's first; where there are prices
     marginal_gains: tuple[
         tuple[float, float], ...
-    ] = ()  # of passes after the first: expected where it goes on, and added
+    ] = ()  # by pass after the first: expected tokens before it, and added
 
     @property
     def is_guest(self) -> Tensor | None:
@@ -124,19 +117,17 @@ class Draft:
 
 @dataclass(frozen=True)
 class Committed:
-    """The text so far, and the target's features of its newest tokens. The tensors are copies, which the generator may keep."""
+    """The text so far, and the target's features of its newest tokens. The generator may keep the tensors."""
 
     sequence_ids: Tensor  # [rows, capacity] int64, all committed tokens, left-aligned, without padding
     lengths: tuple[int, ...]  # [rows] committed tokens, bonus included
     num_new: tuple[int, ...]  # [rows] newest of them; at first all but t[0] and a user's cached prefix
     features: Tensor | None  # [rows, max(num_new), feature_dim]: f[p] of each new t[p+1]; None without layers to read
-    node_choices: Tensor | None = (
-        None  # [rows, nodes] raw argmax after each node read last, lookahead nodes too; None unless wanted
-    )
+    node_choices: Tensor | None = None  # [rows, nodes] best raw logit after each node read last; None unless wanted
 
 
 class TreeCandidateGenerator(CandidateGenerator):
-    """Base of all drafters' generators. Subclasses write `commit` and `propose`; the stock loop's methods come with it.
+    """Base of all drafters' generators: subclasses write `commit` and `propose`, and Transformers' loop can use them.
 
     `feature_layers` are indices into Transformers' `hidden_states`: 0 the embeddings, i the output of layer i, -1 the
     head's input.
@@ -149,7 +140,7 @@ class TreeCandidateGenerator(CandidateGenerator):
 
     def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.target, self.max_length, self.rng = target, max_length, rng
-        self.clock: Callable[[], float] = time.perf_counter  # for seconds that a draft reports; the loop gives its own
+        self.clock: Callable[[], float] = time.perf_counter  # of `search_seconds`; the loop sets its own
         self._has_prompt = False  # only the stock loop's adapter below reads it
 
     def commit(self, committed: Committed) -> None:
@@ -181,9 +172,9 @@ class TreeCandidateGenerator(CandidateGenerator):
         features = torch.cat(rows, dim=-1) if rows else None
         self._has_prompt = True
         self.commit(Committed(input_ids, (input_ids.shape[1],), (num_new,), features))
-        room = max(self.max_length - input_ids.shape[1] - 1, 0)
+        depth = max(self.max_length - input_ids.shape[1] - 1, 0)
         with in_eval_mode(getattr(self, "drafter", None)):
-            draft = self.propose(DraftBudget((room,), room + 1, is_chain=True)) if room else None
+            draft = self.propose(DraftBudget((depth,), depth + 1, is_chain=True)) if depth else None
         return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.token_ids[:, 1:]], dim=-1), None)
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:

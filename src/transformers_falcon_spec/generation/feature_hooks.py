@@ -15,7 +15,7 @@ _NUM_DIMS = 3  # rows, tokens, width
 
 
 class FeatureHooks:
-    """Catches the outputs of chosen layers, named by their index in Transformers' `hidden_states`.
+    """Keeps the outputs of chosen layers, named by their index in Transformers' `hidden_states`.
 
     Args:
         decoder (`torch.nn.Module`): The decoder without its head; its output is what the head reads (index -1).
@@ -46,7 +46,7 @@ class FeatureHooks:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Hooks are in place inside this block, and gone after it, whatever happens."""
+        """Register the hooks for the time of the block."""
         self.discard()
         owner = threading.get_ident()
         handles = [self._hook(layer, owner) for layer in dict.fromkeys(self.feature_layers)]
@@ -57,12 +57,11 @@ class FeatureHooks:
                 handle.remove()
 
     def _hook(self, layer: int, owner: int) -> RemovableHandle:
-        """One hook; it listens to its own thread only, for others may use the same model at the same time."""
+        """Register one hook, which ignores other threads, as they may use the same model at the same time."""
 
         def catch_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if threading.get_ident() == owner:
-                first = output if isinstance(output, Tensor) else output[0]
-                self._caught[layer].append(first)
+                self._caught[layer].append(output if isinstance(output, Tensor) else output[0])
 
         def catch_input(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if threading.get_ident() == owner:
@@ -75,11 +74,7 @@ class FeatureHooks:
         return self._layers[layer - 1].register_forward_hook(catch_output)
 
     def take(self, num_tokens: int) -> Tensor | None:
-        """What was caught since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`.
-
-        Raises:
-            [`TargetError`]: a hook did not fire for every token.
-        """
+        """The features kept since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`."""
         if not self.feature_layers:
             return None
         caught = self._caught
@@ -89,12 +84,12 @@ class FeatureHooks:
         return torch.cat([part.to(device) for part in parts], dim=-1)
 
     def discard(self) -> None:
-        """Forget what was caught since the last call of `take`: processors may run the target, as guidance does."""
+        """Forget the features kept since the last call of `take`: processors may run the target, as guidance does."""
         self._caught = {layer: [] for layer in self.feature_layers}
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
-    """The outputs that one hook caught, as one tensor, which must be of `num_tokens` tokens."""
+    """The outputs that one hook kept, as one tensor, which must be of `num_tokens` tokens."""
     shapes = {tuple(part.shape) for part in caught if part.dim() != _NUM_DIMS}
     if shapes:
         raise TargetError(
@@ -106,7 +101,7 @@ def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
     if not caught or num_seen != num_tokens:
         seen = f"{num_seen} tokens" if caught else "nothing"
         raise TargetError(
-            f"The tap at hidden state {layer} must see {num_tokens} tokens, but it saw {seen}. "
+            f"The hook at hidden state {layer} must see {num_tokens} tokens, but it saw {seen}. "
             "A compiled target may skip hooks: pass the model before `torch.compile`."
         )
     return torch.cat(caught, dim=1)

@@ -1,4 +1,4 @@
-"""The inputs of the target for the nodes of a draft, derived from those that plain decoding gives it for one new token."""
+"""The inputs of the target for the nodes of a draft, derived from those of plain decoding for one new token."""
 
 import copy
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ class _LongerCache:
 
 
 def grown(model: Any, outputs: Any, model_kwargs: dict[str, Any], num_tokens: int = 1) -> dict[str, Any]:
-    """The keyword arguments of a call after `num_tokens` more tokens, updated token by token as `generate` updates them."""
+    """The keyword arguments after `num_tokens` more tokens, updated token by token as `generate` updates them."""
     for _ in range(num_tokens):
         model_kwargs = model._update_model_kwargs_for_generation(
             outputs, dict(model_kwargs), is_encoder_decoder=model.config.is_encoder_decoder
@@ -110,15 +110,8 @@ def check_can_be_repeated(model_kwargs: dict[str, Any]) -> None:
 def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, Any], outputs: Any) -> StepInputs:
     """The inputs of the steps after a prefill, found by comparing two steps that plain decoding would make.
 
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The target.
-        input_ids (`torch.Tensor` of shape `(rows, tokens)`): The ids of the call.
-        cache ([`~transformers.Cache`]): The cache, which holds the prompt.
-        model_kwargs (`dict`): The keyword arguments of the prefill.
-        outputs (`Any`): The outputs of the prefill.
-
-    Raises:
-        [`GenerationError`]: an input cannot be extended from one token to several.
+    `model_kwargs` and `outputs` are those of the prefill, and `cache` holds the prompt. An input that cannot be
+    extended from one token to several raises an error.
     """
     steps = _steps(model, input_ids, cache, model_kwargs, outputs)
     first, second = (step for step in steps if step.inputs.get("past_key_values") is not None)
@@ -130,11 +123,12 @@ def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[st
     for name in sorted({*first.inputs, *second.inputs} - OWN):
         value, later = (step.inputs.get(name) for step in (first, second))
         if _has_entry_by_token(value, later, *(cache.get_seq_length() + step.number for step in (first, second))):
-            by_text[name] = _of_text(name, value, len(input_ids))
+            _check_rows(name, value, len(input_ids))
+            by_text[name] = value
             continue
         _check_same(name, value, later)
-        is_single = isinstance(value, Tensor) and value.shape[-1:] == (1,)
-        if is_single and not _is_one_value(name, value, first, model_kwargs, input_ids):
+        is_entry = isinstance(value, Tensor) and value.shape[-1:] == (1,)
+        if isinstance(value, Tensor) and is_entry and not _is_one_value(name, value, first, model_kwargs, input_ids):
             by_token[name] = value
         else:
             constant[name] = value
@@ -176,7 +170,7 @@ def _position_ids(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Te
 
 
 def _check_mask(step: _Step, mask: Any) -> None:
-    """Raise an error if a step's mask is not that of the prompt and its new tokens, from which masks of trees are made."""
+    """Raise an error if a step's mask is not the prompt's with its new tokens, of which tree masks are made."""
     prepared = step.inputs.get("attention_mask")
     if prepared is None and mask is None:
         return
@@ -196,7 +190,7 @@ def _check_mask(step: _Step, mask: Any) -> None:
 
 
 def _has_entry_by_token(value: Any, later: Any, num_tokens: int, num_later: int) -> TypeGuard[Tensor]:
-    """Whether an input has one entry for each token of the text, and new entries of a later step equal the last one."""
+    """Whether an input has one entry for each token of the text, and later steps repeat the last one."""
     if not isinstance(value, Tensor) or not isinstance(later, Tensor):
         return False
     if (value.shape[-1:], later.shape[-1:]) != ((num_tokens,), (num_later,)):
@@ -205,18 +199,18 @@ def _has_entry_by_token(value: Any, later: Any, num_tokens: int, num_later: int)
 
 
 def _is_one_value(name: str, value: Tensor, step: _Step, prompt_kwargs: dict[str, Any], input_ids: Tensor) -> bool:
-    """Whether an entry is one for the whole text, not one for each token; a prompt of one token shows which by its shape."""
+    """Whether a single entry is for the whole text and not for one token."""
     is_given = all(is_same(kwargs.get(name), value) for kwargs in (prompt_kwargs, step.model_kwargs))
     return is_given and (input_ids.shape[1] > 1 or value.shape != input_ids.shape)
 
 
-def _of_text(name: str, value: Tensor, num_rows: int) -> Tensor:
+def _check_rows(name: str, value: Tensor, num_rows: int) -> None:
+    """Raise an error for an input by token that several rows cannot index, as their texts have different lengths."""
     if num_rows > 1 and (value.dim() != _MATRIX or len(value) not in (1, num_rows)):
         raise GenerationError(
             f"`{name}` must be of shape [rows, tokens] in a batch, whose rows go on at their own pace, but it is "
             f"{tuple(value.shape)}. Call `generate` once for each prompt."
         )
-    return value
 
 
 def _check_same(name: str, value: Any, later: Any) -> None:
@@ -229,7 +223,7 @@ def _check_same(name: str, value: Any, later: Any) -> None:
 
 
 def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], doubtful: list[str]) -> None:
-    """Remove `doubtful` inputs from `constant` if no step reads them, as the sizes of images in the prompt; else raise an error.
+    """Remove `doubtful` inputs from `constant` if no step reads them, as sizes of images; else raise an error.
 
     They hold tensors with neither one value nor one for each token, which the model could cut or index by the tokens
     of a forward.

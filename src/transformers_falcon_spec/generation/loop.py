@@ -1,4 +1,4 @@
-"""The decoding loop: prefill, then propose, read, accept, emit, trim and record until the text is complete. There is no other loop."""
+"""The decoding loop: prefill, then propose, read, accept, emit, trim and record until the text is complete."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,7 +175,7 @@ class SpeculativeDecoding:
         )
 
     def read(self, draft: Draft) -> tuple[list[TokenTree], TargetOutput]:
-        """Let the target read all nodes of a draft in one forward; returns each row's tree as well, as the verifier takes it."""
+        """Let the target read all nodes of a draft in one forward; returns each row's tree for the verifier, too."""
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
@@ -199,11 +199,8 @@ class SpeculativeDecoding:
     def accept_and_emit(self, trees: Sequence[TokenTree], logits: Tensor) -> AcceptedStep:
         """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen.
 
-        The first process decides for all of them. Rows that are closed keep nothing.
-
-        Args:
-            trees (`Sequence[TokenTree]`): The draft of each row.
-            logits (`torch.Tensor` of shape `(rows, nodes, vocab)`): The target's raw logits after each node.
+        `logits` `[rows, nodes, vocab]` are the target's, for `trees`, the draft of each row. The first process decides
+        for all of them. Rows that are closed keep nothing.
         """
         batch, paths = self.batch, [AcceptedPath()] * len(self.batch)
         scores = batch.node_scores(trees, logits)
@@ -224,14 +221,14 @@ class SpeculativeDecoding:
     def _next_nodes(
         self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]
     ) -> dict[int, int]:
-        """The child of each open row that holds its newest token, where rows are written token by token; empty if one has none."""
+        """The node at which each open row goes on, where rows are written token by token; empty if a row has none."""
         is_open = [row for row in nodes if not self.batch.is_closed(row)]
         children = {row: trees[row].child(paths[row].path[-1], paths[row].token_ids[-1]) for row in is_open}
         held = {row: child for row, child in children.items() if child is not None}
         return held if self.verifier.takes_target_tokens and len(held) == len(children) else {}
 
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
-        """Cut the target's cache down to each row's accepted path, and give the drafter the new text with its features."""
+        """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""
         nodes = [path.path for path in paths]
         self.states.add_paths(output.outputs, nodes, self.target.slots.positions)
         self.target.keep(output.logits.shape[1], nodes)
@@ -270,12 +267,11 @@ class SpeculativeDecoding:
 
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:
-        """Add the time spent inside to `<phase>_seconds`; on a device, work queued earlier counts where it is awaited."""
-        start = self.clock()
+        """Add the seconds spent inside to those of the phase; work on a device counts where it is waited for."""
+        start, name = self.clock(), f"{phase}_seconds"
         try:
             yield
         finally:
-            name = f"{phase}_seconds"
             setattr(self.stats, name, getattr(self.stats, name) + self.clock() - start)
 
     def _output(self) -> Tensor | SpeculativeOutput:

@@ -12,7 +12,7 @@ from ..errors import TargetError
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The part whose output the head reads. Where a model names itself (text-only Llama 4), the part with the embeddings."""
+    """The part whose output the head reads; if a model names itself (text-only Llama 4), the part with embeddings."""
     decoder = model.get_decoder()
     if decoder is not model:
         return decoder
@@ -82,7 +82,7 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
 
 
 def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
-    """The model's own head with the scaling and caps that its configuration names; the probe checks that none is missed."""
+    """The logits of the head, with scaling and caps by the model's configuration; the probe checks them."""
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     narrowing = None if hasattr(config, "logits_scaling") else getattr(config, "dim_model_base", None)
@@ -122,7 +122,7 @@ def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor 
 
 
 def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
-    """The number of slots that the cache of each attention layer holds, a window or a chunk; None where it holds all."""
+    """The number of slots in the cache of each attention layer, a window or a chunk; None where it holds all."""
     by_name = {kind.name: kind.sliding_window or kind.chunk_size for kind in layer_kinds(config)}
     names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     return [by_name[name] for name in names if name != "conv"]

@@ -1,4 +1,4 @@
-"""Train and eval mode during a call: drafters draft in eval mode, and a target that would draw or recompute is refused."""
+"""Train and eval mode during a call: drafters draft in eval mode, and the train mode of a target is checked."""
 
 import threading
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def in_eval_mode(drafter: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def check_target_mode(model: PreTrainedModel) -> None:
-    """Raise an error for a target in train mode that recomputes activations, and so keeps no cache, or draws, as dropout does."""
+    """Raise an error for a target in train mode that recomputes activations, without a cache, or uses dropout."""
     training = [part for part in model.modules() if part.training]
     if not training:
         return

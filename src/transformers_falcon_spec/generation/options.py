@@ -108,11 +108,7 @@ _KNOWN = GenerationConfig()
 
 
 def check_options(drafter: Any) -> None:
-    """Refuse options of another class on a drafter, or on one that it asks in turn.
-
-    Raises:
-        [`OptionError`]: there are some.
-    """
+    """Raise an error for options of another class on a drafter, or on one of a pool."""
     for each in (drafter, *drafter.members):
         options = each.generation_config
         if not all(hasattr(options, name) for name in OWN):  # a class by the same name may come from a recipe

@@ -16,13 +16,8 @@ from ..core.verification import AcceptedPath
 from .drafting import Draft
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
-_LAYER_STATES = {
-    "hidden_states": -3,
-    "attentions": 0,
-}  # and where their rows are; Gemma 3n's hidden states have an axis before
-Observer = Callable[
-    [Draft, Sequence[AcceptedPath]], None
-]  # of each step: what was drafted, and what of each row's became text
+_LAYER_STATES = {"hidden_states": -3, "attentions": 0}  # and their axis of rows; Gemma 3n's states have one before it
+Observer = Callable[[Draft, Sequence[AcceptedPath]], None]  # given the draft of a step and each row's accepted path
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
@@ -46,21 +41,20 @@ class LayerStates:
     """
 
     def __init__(self, config: GenerationConfig, windows: Sequence[int | None], num_rows: int = 1) -> None:
-        """`windows` holds the sliding window of each layer, None where it sees everything."""
         is_dict = config.return_dict_in_generate
         self._wanted = [name for name in _LAYER_STATES if is_dict and getattr(config, f"output_{name}")]
         self._prompt: dict[str, Any] = {}
         self._rows: list[dict[str, list[Layers]]] = [{name: [] for name in self._wanted} for _ in range(num_rows)]
-        self._windows = windows
+        self._windows = windows  # of each layer; None where it sees everything
 
     @property
     def hidden_states(self) -> tuple[Layers, ...] | None:
-        """For each token the hidden states of all layers; None where nobody asked."""
+        """For each token the hidden states of all layers; None unless the call asks for them."""
         return self._steps("hidden_states")
 
     @property
     def attentions(self) -> tuple[Layers, ...] | None:
-        """For each token the attention weights of all layers; None where nobody asked."""
+        """For each token the attention weights of all layers; None unless the call asks for them."""
         return self._steps("attentions")
 
     def add_prompt(self, outputs: Any) -> None:
@@ -68,7 +62,7 @@ class LayerStates:
         self._prompt = {name: getattr(outputs, name) for name in self._wanted}
 
     def add_paths(self, outputs: Any, paths: Sequence[Sequence[int]], positions: Tensor) -> None:
-        """Keep the states of the nodes of each row's accepted path; `positions` says which token each slot holds."""
+        """Keep the states of each row's accepted path; `positions` gives the position of each slot's token."""
         for row, path in enumerate(paths if self._wanted else ()):
             slots = positions[row].tolist()
             for end, node in enumerate(path, start=1):
@@ -77,11 +71,11 @@ class LayerStates:
                     self._rows[row]["hidden_states"].append(states)
                 if "attentions" in self._wanted:
                     layers = zip(outputs.attentions, self._windows, strict=True)
-                    seen = tuple(
-                        None if layer is None else _seen(layer[row : row + 1], path[:end], slots, window)
+                    weights = tuple(
+                        None if layer is None else _text_weights(layer[row : row + 1], path[:end], slots, window)
                         for layer, window in layers  # an attention that gives no weights gives None
                     )
-                    self._rows[row]["attentions"].append(seen)
+                    self._rows[row]["attentions"].append(weights)
 
     def _steps(self, name: str) -> tuple[Layers, ...] | None:
         if name not in self._wanted:
@@ -89,7 +83,7 @@ class LayerStates:
         rows = [row[name] for row in self._rows]
         longest = max(rows, key=len)
         steps = [
-            [row[step] if step < len(row) else tuple(map(_blank, example)) for row in rows]
+            [row[step] if step < len(row) else tuple(map(_zeros_like, example)) for row in rows]
             for step, example in enumerate(longest)
         ]
         axis = _LAYER_STATES[name]
@@ -97,18 +91,21 @@ class LayerStates:
         return (self._prompt[name], *written)
 
 
-def _seen(attention: Tensor, path: Sequence[int], positions: Sequence[int], window: int | None) -> Tensor:
-    """The last node's weights over the text, `[1, heads, 1, tokens]`, without the slots of holes and other branches."""
-    nodes, slots = attention.shape[-2:]
-    held = positions[len(positions) - slots :]  # a sliding layer holds the newest slots only
-    chosen = [slot for slot in range(slots - nodes) if held[slot] >= 0] + [slots - nodes + node for node in path]
-    weights = attention[..., path[-1] : path[-1] + 1, :]
-    seen = weights.new_zeros(*weights.shape[:-1], held[chosen[-1]] + 1)
-    seen[..., [held[slot] for slot in chosen]] = weights[..., chosen]
-    return seen[..., -window:] if window else seen
+def _text_weights(attention: Tensor, path: Sequence[int], positions: Sequence[int], window: int | None) -> Tensor:
+    """The last node's weights over the text, `[1, heads, 1, tokens]`, without holes and other branches."""
+    num_nodes, num_slots = attention.shape[-2:]
+    positions, start = (
+        positions[len(positions) - num_slots :],
+        num_slots - num_nodes,
+    )  # a sliding layer has the newest slots
+    slots = [slot for slot in range(start) if positions[slot] >= 0] + [start + node for node in path]
+    by_slot = attention[..., path[-1] : path[-1] + 1, :]
+    weights = by_slot.new_zeros(*by_slot.shape[:-1], positions[slots[-1]] + 1)
+    weights[..., [positions[slot] for slot in slots]] = by_slot[..., slots]
+    return weights[..., -window:] if window else weights
 
 
-def _blank(states: Tensor | None) -> Tensor | None:
+def _zeros_like(states: Tensor | None) -> Tensor | None:
     return None if states is None else torch.zeros_like(states)
 
 
@@ -146,7 +143,7 @@ def report(stats: GenerationStats) -> None:
 
 @contextmanager
 def observe_steps(observer: Observer) -> Iterator[None]:
-    """Show `observer` every step of the speculative calls made inside the block, on this thread; drafts then have `node_probs`.
+    """Show every step of the speculative calls inside, on this thread, to `observer`; drafts have `node_probs`.
 
     Example:
 
@@ -165,7 +162,7 @@ def observe_steps(observer: Observer) -> Iterator[None]:
 
 
 def is_observed() -> bool:
-    """Whether somebody observes the steps."""
+    """Whether an observer is shown the steps."""
     return bool(_OBSERVERS.get())
 
 

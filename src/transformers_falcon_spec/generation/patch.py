@@ -45,7 +45,7 @@ _STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = WeakKeyDictiona
 
 
 def enable() -> None:
-    """Let `generate` of every model take the package's drafters. Importing the package calls this; a second call changes nothing.
+    """Let `generate` of every model take the package's drafters. Importing the package calls this.
 
     Raises:
         [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
@@ -103,7 +103,7 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def attached(model: PreTrainedModel) -> Iterator[None]:
-    """Let this one model take the package's drafters inside the block; the last of overlapping calls restores its class."""
+    """Let this one model take the package's drafters inside; the last of overlapping calls restores its class."""
     with _LOCK:
         stock, num_calls = _STOCK.get(model, (type(model), 0))
         attach(model)
@@ -189,12 +189,12 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let pipelines load drafters by name; the original knows no class of drafters, and asks for a tokenizer of their own."""
+    """Let pipelines load drafters by name, whose classes the original does not know, and without a tokenizer."""
 
     @functools.wraps(original)
     def load_assistant_model(model: PreTrainedModel, assistant_model: Any, assistant_tokenizer: Any) -> Any:
         if isinstance(assistant_model, str):
-            kind = AutoModel._model_mapping.get(type(AutoConfig.from_pretrained(assistant_model)), None)
+            kind: Any = AutoModel._model_mapping.get(type(AutoConfig.from_pretrained(assistant_model)), None)
             if is_drafter(kind):
                 assistant_model = kind.from_pretrained(assistant_model, dtype=model.dtype).to(model.device)
         if is_drafter(assistant_model):
@@ -208,7 +208,7 @@ _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 
 def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
-    """Raise an error for modes in which Transformers would ignore the drafter, or fail with a message that does not help."""
+    """Raise an error for modes in which Transformers would ignore the drafter, or fail without a helpful message."""
     if (config.num_beams or 1) > 1:
         raise GenerationError(
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "

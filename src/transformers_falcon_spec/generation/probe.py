@@ -1,4 +1,4 @@
-"""Finds out whether a target can verify trees, by a few tiny forwards of the model itself."""
+"""Finds out whether a target can read trees, by a few tiny forwards of the model itself."""
 
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -23,7 +23,7 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 
 @dataclass(frozen=True)
 class Capability:
-    """What a target can verify. Errors are the largest differences in logits from plain forwards."""
+    """The forms in which a target reads drafts rightly. Errors are the largest differences from plain logits."""
 
     can_tree: bool
     can_chain: bool
@@ -40,7 +40,7 @@ class Capability:
 
 
 def probe(model: PreTrainedModel) -> Capability:
-    """What `model` can verify, found by reading a small tree and comparing with plain forwards; remembered per model.
+    """The forms in which `model` can read drafts, found by comparing a small tree with plain forwards; kept per model.
 
     Raises:
         [`TargetError`]: not even a chain reads right, the model is recurrent, or its head cannot be reproduced.
@@ -49,19 +49,15 @@ def probe(model: PreTrainedModel) -> Capability:
     key = (str(model.config._attn_implementation), str(model.dtype), str(model.device), str(_is_compiled(model)))
     known = _PROBED.setdefault(model, {})
     if key not in known:
-        check_target_mode(model)  # what is found holds for eval mode
-        with RowAdapters(model).suspended():  # it reads rows of its own
+        check_target_mode(model)  # the answer holds for eval mode
+        with RowAdapters(model).suspended():  # the rows are not those of the call
             known[key] = _probe(model)
     return known[key]
 
 
 @torch.no_grad()
 def reads_masks(model: PreTrainedModel) -> bool:
-    """Whether the attention looks at masks at all: a node's logits must change with its parent, at the same position.
-
-    Raises:
-        Whatever a model raises that cannot read trees.
-    """
+    """Whether the attention reads masks: a node's logits must change with its parent."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     ids = ((torch.arange(10, device=model.device) * 7 + 3) % vocab_size)[None]
     readings = []
@@ -81,7 +77,9 @@ def _probe(model: PreTrainedModel) -> Capability:
     tree = _on(_TREE, model.device)
     path_ids = nodes[:, list(_PATH)]
     text = torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1)
-    plain = _plain_logits(model, text)[:, 6:]  # of the path, then one more token
+    plain = model(input_ids=text, use_cache=False, return_dict=True).logits.float()[
+        :, 6:
+    ]  # of the path, then one more token
     has_hooks = _check_head(model, prompt)
     try:
         tree_error = _tree_error(model, prompt, nodes, tree, plain)
@@ -99,19 +97,11 @@ def _probe(model: PreTrainedModel) -> Capability:
     allowed = 1e-2 * max(float(plain.std()), control_error * _TOLERANCE)
     if chain_error > allowed:
         raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
-    can_paths = _can_paths(model, prompt, nodes, tree, plain, allowed)
-    return Capability(False, True, tree_error, control_error, reason, has_hooks, can_paths)
-
-
-def _can_paths(
-    model: PreTrainedModel, prompt: Tensor, nodes: Tensor, tree: DraftTree, plain: Tensor, allowed: float
-) -> bool:
-    """Whether the paths of a tree can be read as rows, within the `allowed` error."""
     try:
-        error = _tree_error(model, prompt, nodes, tree, plain, "paths")
+        can_paths = _tree_error(model, prompt, nodes, tree, plain, "paths") <= allowed
     except _FAILURES:
-        return False  # the chain remains
-    return error <= allowed
+        can_paths = False  # the chain remains
+    return Capability(False, True, tree_error, control_error, reason, has_hooks, can_paths)
 
 
 def _is_compiled(model: PreTrainedModel) -> bool:
@@ -125,10 +115,6 @@ def _on(tree: DraftTree, device: torch.device) -> DraftTree:
 
 def _refusal(model: PreTrainedModel) -> str:
     return f"`{type(model).__name__}` cannot verify drafts: generate without `assistant_model`."
-
-
-def _plain_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    return model(input_ids=ids, use_cache=False, return_dict=True).logits.float()
 
 
 def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:

@@ -1,4 +1,4 @@
-"""Facts about logits processors and stopping criteria: which remember calls, which look at other rows, and how to split them by row."""
+"""Logits processors and stopping criteria: which remember calls, which look at other rows, and copies by row."""
 
 import copy
 from collections.abc import Callable
@@ -46,16 +46,12 @@ _HISTORY_FREE = (
 
 
 def read_scores_alone(processors: LogitsProcessorList) -> bool:
-    """Whether the text does not matter to them, so that the scores after all nodes of a tree can pass them together."""
+    """Whether no processor looks at the text, so that one call can process the scores after all nodes of a tree."""
     return all(isinstance(processor, _HISTORY_FREE) for processor in processors)
 
 
 def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
-    """Refuse processors that remember their calls, or may, where they would be called more than once for a token.
-
-    Raises:
-        [`OptionError`]: a processor that keeps a state, or comes from outside Transformers, so that it may keep one.
-    """
+    """Raise an error for processors that may remember their calls, as `option` calls them out of order."""
     for processor in processors:
         kind = type(processor)
         if isinstance(processor, _WITH_MEMORY) or _is_foreign(processor):
@@ -68,9 +64,9 @@ def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
 
 
 def of_batches(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[Any]:
-    """Those that may tell rows of a batch apart by their places, or look at several: they must be shown all rows at one length.
+    """The processors and criteria that may look at several rows of a batch, which must then be shown at one length.
 
-    What comes from outside Transformers, and criteria that are not known to read each row by itself.
+    They come from outside Transformers, or are criteria that are not known to read each row by itself.
     """
     foreign = [processor for processor in processors if _is_foreign(processor)]
     return [*foreign, *(criterion for criterion in criteria if type(criterion) not in ROW_CRITERIA)]
@@ -81,7 +77,7 @@ def _is_foreign(processor: Any) -> bool:
 
 
 def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """Processors of Transformers that treat the only row they see as row `row` of the batch; none shares a state with other rows."""
+    """The processors for one row, which treat the only row they see as row `row` of the batch."""
     return LogitsProcessorList([_of_row(processor, row) for processor in processors])
 
 

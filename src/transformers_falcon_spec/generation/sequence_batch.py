@@ -1,4 +1,4 @@
-"""The texts of all rows of a call: how tokens become text, which rows may still grow, and how the rows are returned as one batch."""
+"""The texts of all rows of a call, which grow at their own pace and are shown like a batch without a drafter."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class SequenceBatch:
-    """One [`SequenceState`] for each row. Rows grow at their own pace; the caller sees what a batch without a drafter shows.
+    """The [`SequenceState`] of each row of a call. Rows grow at their own pace, each with its own processors.
 
-    Where the caller's processors or criteria may tell rows apart by their places, rows grow in step: token by token,
-    all of them are shown together.
+    Where the caller's processors or criteria may tell rows apart by their index, rows grow in step: token by token,
+    with calls that show all rows together.
 
     Args:
         input_ids (`torch.Tensor` of shape `(rows, prompt)`): The prompts.
         mask (`torch.Tensor` of shape `(rows, prompt)`, *optional*): 0 at padding.
-        processors ([`~transformers.LogitsProcessorList`]): Of several rows each gets its own.
+        processors ([`~transformers.LogitsProcessorList`]): Those of the call, which are split by row.
         criteria ([`~transformers.StoppingCriteriaList`]): Called for each row with its own text, or in step for all of
             them.
         config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
@@ -50,12 +50,12 @@ class SequenceBatch:
         self.is_in_step = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
         self._processors, self._criteria = processors, criteria
         self._shown_scores: tuple[Tensor, ...] = ()  # in step, of all rows
-        of_row, draws = [processors], _draws(num_rows, input_ids.device, is_coupled, self.is_drawn)
+        row_lists, draws = [processors], _draws(num_rows, input_ids.device, is_coupled, self.is_drawn)
         if num_rows > 1:
-            of_row = [row_processors.of_row(processors, row) for row in range(num_rows)]
+            row_lists = [row_processors.of_row(processors, row) for row in range(num_rows)]
         own = StoppingCriteriaList() if self.is_in_step else criteria  # in step nobody asks for a row alone
         self.rows = [
-            SequenceState(input_ids[row : row + 1], of_row[row], own, config, draws[row]) for row in range(num_rows)
+            SequenceState(input_ids[row : row + 1], row_lists[row], own, config, draws[row]) for row in range(num_rows)
         ]
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
@@ -94,30 +94,29 @@ class SequenceBatch:
 
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth. A guess that shares it meets the target's token more often."""
-        device, found = self.prompt_ids.device, dict[int, Callable[[int], Tensor]]()
+        device, noises = self.prompt_ids.device, dict[int, Callable[[int], Tensor]]()
 
         def noise(row: int, depth: int) -> Tensor:
-            if row not in found:  # not before it is asked for: most drafts of a pause never are
-                found[row] = self.rows[row].draws.noise_ahead(vocab_size, device)
-            return found[row](depth)
+            if row not in noises:  # made when asked for: plain steps never ask
+                noises[row] = self.rows[row].draws.noise_ahead(vocab_size, device)
+            return noises[row](depth)
 
         return noise
 
     def node_scores(self, trees: Sequence[TokenTree], logits: Tensor) -> list[NodeScores]:
-        """For each row what the target says after the nodes of its tree, given its logits `[rows, nodes, vocab]`."""
+        """The target's scores after the nodes of each row's tree, from its logits `[rows, nodes, vocab]`."""
         return [NodeScores(*parts, self.probs_device) for parts in zip(self.rows, trees, logits, strict=True)]
 
     def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
-        """Process the logits after one node of each of some rows, all of one length, in the call that plain decoding makes.
+        """Process the logits after one node of each open row in the call that plain decoding makes for all rows.
 
-        Args:
-            nodes (`Mapping[int, int]`): The rows that go on, and where each stands. Rows that ended count 0.
-            scores (`Sequence[NodeScores]`): Of all rows; they receive what was computed.
+        `nodes` gives the node by row; `scores` of these rows receive what was computed. Rows that have ended get
+        logits of 0.
         """
         ids = self.sequences
-        found = {row: scores[row].logits_after(node) for row, node in nodes.items()}
-        blank = torch.zeros_like(next(iter(found.values())), dtype=torch.float32, device=ids.device)
-        raw = torch.cat([found.get(row, blank).to(blank) for row in range(len(self))])
+        logits = {row: scores[row].logits_after(node) for row, node in nodes.items()}
+        zeros = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
+        raw = torch.cat([logits.get(row, zeros).to(zeros) for row in range(len(self))])
         together = processed(self._processors, ids, raw.clone(), self.is_drawn)
         for row, node in nodes.items():
             scores[row].set_after(node, TokenScores(raw[row : row + 1], together[row : row + 1]))
@@ -127,14 +126,7 @@ class SequenceBatch:
         """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow.
 
         Only this method changes the texts; streamer and stopping criteria see every token as plain decoding shows it.
-
-        Args:
-            accepted (`Mapping[int, AcceptedPath]`): For each row that goes on what it accepted; one token of each
-                where rows grow in step.
-            scores (`Sequence[NodeScores]`): Of all rows.
-
-        Returns:
-            For each of these rows the part of its path that became text.
+        Where rows grow in step, each row has accepted one token. Returns the part of each path that became text.
         """
         if self.is_in_step:
             self._emit_tokens({row: (path.path[0], path.token_ids[0]) for row, path in accepted.items()}, scores)
@@ -150,12 +142,12 @@ class SequenceBatch:
         return emitted
 
     def decision(self, paths: list[AcceptedPath]) -> Decision:
-        """What other processes must know of the texts after a step in which these paths became text."""
+        """The decision that other processes follow, after a step in which these paths became text."""
         draws = [row.draws.get_state(self.prompt_ids.device) for row in self.rows] if self.is_drawn else []
         return Decision(paths, [row.is_complete for row in self.rows], draws)
 
     def follow(self, decision: Decision, scores: Sequence[NodeScores]) -> list[AcceptedPath]:
-        """Make the paths text that another process emitted, one for each row, with the calls that it made; returns them."""
+        """Emit the paths that the first process emitted, with the same calls; returns them, one for each row."""
         paths = [list(zip(path.path, path.token_ids, strict=True)) for path in decision.paths]
         if self.is_in_step:
             for number in range(max(map(len, paths))):
@@ -172,7 +164,7 @@ class SequenceBatch:
         return decision.paths
 
     def _emit_tokens(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence[NodeScores]) -> None:
-        """Add a token to each of some rows, given with the node that it follows; then tell the streamer and ask the criteria."""
+        """Append a token to some rows, each given with the node before it; then call streamer and criteria."""
         for row, (node, token_id) in tokens.items():
             self.rows[row].append(token_id, scores[row].after(node))
         self._stream()
@@ -221,9 +213,8 @@ class SequenceBatch:
         rows = [getattr(sequence, name) for sequence in self.rows]
         if rows[0] is None or len(rows) == 1:
             return rows[0]
-        blank = torch.zeros_like(rows[0][0])
-        num_steps = max(map(len, rows))
-        return tuple(torch.cat([row[step] if step < len(row) else blank for row in rows]) for step in range(num_steps))
+        zeros, num_steps = torch.zeros_like(rows[0][0]), max(map(len, rows))
+        return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in range(num_steps))
 
     def end(self) -> None:
         """Tell the streamer that no more tokens come."""
@@ -247,7 +238,7 @@ class SequenceBatch:
 
 
 def _draws(num_rows: int, device: torch.device, is_coupled: bool, do_sample: bool) -> list[ForeseeableDraws]:
-    """The draws of each row: one row takes the global random stream, as plain decoding does; several have streams of their own."""
+    """The draws of each row: of the global random stream for a single row, as in plain decoding, else of its own."""
     if num_rows == 1 or not do_sample:
         return [CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws() for _ in range(num_rows)]
     seeds = row_seeds(num_rows)

@@ -20,15 +20,7 @@ class TokenScores(NamedTuple):
 
 
 class SequenceState:
-    """The text of one row, with what decoding without a drafter would use to write it.
-
-    Args:
-        input_ids (`torch.Tensor` of shape `(1, prompt)`): The prompt, padding included.
-        processors ([`~transformers.LogitsProcessorList`]): They process the logits of every token.
-        criteria ([`~transformers.StoppingCriteriaList`]): They are asked after every token.
-        config ([`~transformers.GenerationConfig`]): `do_sample`, and which outputs to keep.
-        draws ([`ForeseeableDraws`]): The source of samples.
-    """
+    """The text of one row, with the processors, criteria and draws that plain decoding would use to write it."""
 
     def __init__(
         self,
@@ -38,7 +30,7 @@ class SequenceState:
         config: GenerationConfig,
         draws: ForeseeableDraws,
     ) -> None:
-        self.input_ids = input_ids
+        self.input_ids = input_ids  # [1, tokens], padding of the prompt included
         self.prompt_len = input_ids.shape[1]
         self.is_complete = False
         self.scores: tuple[Tensor, ...] | None = _if(config, "output_scores")
@@ -82,11 +74,8 @@ class SequenceState:
 class NodeScores:
     """The target's scores and choices after the nodes of one row's tree, computed when a verifier asks for them.
 
-    Args:
-        sequence ([`SequenceState`]): The text, whose newest token is the root.
-        tree ([`TokenTree`]): The draft of the row.
-        logits (`torch.Tensor` of shape `(nodes, vocab)`): The target's raw logits after each node.
-        probs_device (`torch.device`): Where drawn tokens are verified.
+    The root of `tree` is the newest token of `sequence`, `logits` `[nodes, vocab]` are the target's, and drawn tokens
+    are verified on `probs_device`.
     """
 
     def __init__(self, sequence: SequenceState, tree: TokenTree, logits: Tensor, probs_device: torch.device) -> None:
@@ -95,9 +84,7 @@ class NodeScores:
         self._text_ids = sequence.input_ids
         self._scores: dict[int, TokenScores] = {}
         self._chosen: list[int] = []  # the target's token after every node, where all were chosen at once
-        self._draw_states: list[
-            Any
-        ] = []  # of the draws after 1, 2, .. tokens of a path, where they were drawn at once
+        self._draw_states: list[Any] = []  # of the draws after 1, 2, .. tokens of a path, where all were drawn at once
 
     @property
     def draws(self) -> ForeseeableDraws:
@@ -153,9 +140,7 @@ class NodeScores:
     def settle_draws(self, num_tokens: int) -> None:
         """Put the draws where they are after the first `num_tokens` tokens of the path, if more were drawn ahead."""
         if self._draw_states:
-            self.draws.set_state(
-                self._draw_states[num_tokens - 1], self._text_ids.device
-            )  # where scores are processed
+            self.draws.set_state(self._draw_states[num_tokens - 1], self._text_ids.device)
 
     def _ids_to(self, node: int) -> Tensor:
         """The text `[1, tokens]` that ends with a node; the root is part of the text already."""
@@ -166,11 +151,7 @@ class NodeScores:
 
 
 def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_sample: bool) -> Tensor:
-    """The scores `[rows, vocab]` that the processors make of `raw` logits of the tokens after `ids`; they may write into `raw`.
-
-    Raises:
-        [`GenerationError`]: processors return something else, or nothing can be drawn.
-    """
+    """Let the processors score the tokens after `ids`, from `raw` logits `[rows, vocab]`, which they may overwrite."""
     scores: Tensor = processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
     if scores.shape != raw.shape:
         raise GenerationError(
@@ -186,11 +167,7 @@ def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_samp
 
 
 def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
-    """Ask the stopping criteria which of the rows `ids` `[rows, tokens]` are complete; one answer counts for all rows.
-
-    Raises:
-        [`GenerationError`]: one answers for other rows than these.
-    """
+    """Ask the stopping criteria which rows of `ids` `[rows, tokens]` are complete; a single answer is for all rows."""
     is_done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     for criterion in criteria:
         answer = torch.as_tensor(criterion(ids, scores), dtype=torch.bool, device=ids.device)

@@ -105,7 +105,7 @@ class Target:
 
     @property
     def num_to_context(self) -> list[int]:
-        """For each row the number of tokens that can be drafted before its next position passes a limit of the target."""
+        """For each row the number of tokens that can be drafted before a limit of the target."""
         longest = getattr(self.config, "max_position_embeddings", None)
         limits = [*self.switches, min(ENDLESS if longest is None else longest, longest_draftable(self.config))]
         before_switch = num_before_limit(self._text_ids.shape[1], [*self.switches, ENDLESS])  # without padding
@@ -233,7 +233,7 @@ class Target:
         self.feature_hooks.discard()
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
-        """The features of a forward, from the hooks, or from the hidden states of its outputs where hooks may not fire."""
+        """The features of a forward, from the hooks, or from its hidden states where hooks may not fire."""
         if not self._output_layers:
             return self.feature_hooks.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._output_layers], dim=-1)

@@ -1,4 +1,4 @@
-"""Lengths of text at which a target begins to read otherwise: its context, rotary frequencies that switch, an index that is full."""
+"""Lengths of text at which a target reads otherwise: rotary frequencies switch, or an attention index is full."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,14 @@ ENDLESS = 2**31
 
 
 def switch_lengths(config: PreTrainedConfig) -> list[int]:
-    """The lengths of text after which `longrope` takes other frequencies, for all tokens of the forward that passes them."""
+    """The lengths of text after which `longrope` uses other frequencies for all tokens of a forward."""
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [parameters, *(kind for kind in parameters.values() if isinstance(kind, dict))]
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 def longest_draftable(config: PreTrainedConfig) -> int:
-    """The longest text for which a target with an attention index (DeepSeek V3.2) keeps every token; endless without an index.
+    """The longest text of which an attention index (DeepSeek V3.2) keeps every token; endless without an index.
 
     The index gives exact zeros to several tokens at once. Which of them it keeps then depends on how many slots of the
     cache are compared, and a tree fills more slots than plain decoding does. While the index keeps every token,
@@ -38,7 +38,7 @@ def num_before_limit(position: int, limits: Sequence[int]) -> int:
 def check_batch(
     model_config: PreTrainedConfig, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
 ) -> None:
-    """Raise an error for a batch whose rows would pass a limit at different steps, as the longest one would change the others."""
+    """Raise an error for a batch of which one row would pass a limit and change what the others read."""
     num_rows, prompt_len = input_ids.shape
     if num_rows == 1:
         return
@@ -58,14 +58,10 @@ def check_batch(
 
 
 def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
-    """The cache with which plain decoding reads the newest token; where the model drops the one it has (Phi3), a new one.
+    """The cache with which plain decoding reads the newest token: a new one where the model drops its own (Phi3).
 
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The target.
-        token_ids (`torch.Tensor` of shape `(rows, tokens)`): The whole text, the newest token included.
-        cache ([`~transformers.Cache`]): Everything but the newest token.
-        prompt_kwargs (`dict`): What the prompt was read with.
-        num_new (`int`): Tokens after the prompt.
+    `token_ids` `[rows, tokens]` are the whole text, of which `num_new` tokens follow the prompt, and `cache` lacks the
+    newest one.
     """
     kwargs = {**grown_to(model, cache, prompt_kwargs, num_new), "past_key_values": cache}
     inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)

@@ -1,7 +1,9 @@
-"""One timed run of `generate`, seeded, with or without a drafter: both sides of every comparison make this call."""
+"""Timed runs of `generate`, seeded, with or without a drafter, and the statistics of stock assisted generation."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..core.stats import GenerationStats
+from .adapters import unwrapped
 from .model_parts import cuda_devices
 
 Options = Mapping[str, Any]
@@ -16,7 +20,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `generate`: the whole dict it returned, the new token ids of its first row, and the seconds it took."""
+    """One call of `generate`: its whole output, the new token ids of its first row, and its seconds."""
 
     output: Any
     new_ids: list[int]
@@ -33,10 +37,7 @@ def timed_generate(
     attention_mask: Tensor | None = None,
     **arguments: Any,
 ) -> Run:
-    """Write one text, or a padded batch, seeded, with or without a drafter; which is otherwise the same call.
-
-    `arguments` go to `generate`.
-    """
+    """Call `generate` for one text, or a padded batch, from a seed, and time it; `arguments` go to `generate`."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
     with torch.random.fork_rng(devices=cuda_devices(target)):
@@ -60,3 +61,80 @@ def synchronize() -> None:
     """Wait for the device, if this process has used one, so that only finished work is timed."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+class _Watch:
+    """The forwards of one model inside a call: their start, seconds, tokens read and tokens in the cache before."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.seconds: list[float] = []
+        self.num_read: list[int] = []
+        self.num_cached: list[int] = []
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Count the forwards of `model` inside."""
+        before = model.register_forward_pre_hook(self._before, with_kwargs=True)
+        with before, model.register_forward_hook(self._after):
+            yield
+
+    def _before(self, _module: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
+        cache, read = kwargs.get("past_key_values"), kwargs.get("input_ids")
+        self.num_read.append(
+            0 if read is None else read.shape[1]
+        )  # DFlash drafters read embeddings, which no count needs
+        self.num_cached.append(0 if cache is None else int(cache.get_seq_length()))
+        synchronize()
+        self.starts.append(time.perf_counter())
+
+    def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        synchronize()
+        self.seconds.append(time.perf_counter() - self.starts[-1])
+
+
+def watched_stats(
+    target: PreTrainedModel,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    options: Options,
+    seed: int,
+    arguments: Mapping[str, Any],
+) -> GenerationStats:
+    """Counts and seconds of one stock call, in the terms of the package's own loop.
+
+    Stock assisted generation returns no statistics, and a timed run of it must have no code of this package in its
+    path. So the same call is made once more, from the same seed, with hooks that count and time the forwards.
+
+    A step is a forward of the target after the first one; it reads the newest token of the text and a chain of
+    candidates. The first forward reads the prompt and the first candidates: it, and what was drafted for it, count as
+    the prefill. `draft_seconds` are those of the assistant's forwards; the code around them is in `other_seconds`.
+    """
+    reads, drafts = _Watch(), _Watch()
+    assistant = arguments.get("assistant_model")
+    with ExitStack() as hooks:
+        hooks.enter_context(reads.on(unwrapped(target)))
+        if assistant is not None:
+            hooks.enter_context(drafts.on(unwrapped(assistant)))
+        run = timed_generate(target, input_ids, max_new_tokens, options, seed, **arguments)
+    stats = _counts(reads, input_ids.shape[1], len(run.new_ids))
+    timed = list(zip(drafts.starts, drafts.seconds, strict=True))
+    first_draft_seconds = math.fsum(seconds for start, seconds in timed if start < reads.starts[0])
+    stats.prefill_seconds = reads.seconds[0] + first_draft_seconds
+    stats.draft_seconds = math.fsum(drafts.seconds) - first_draft_seconds
+    stats.verify_seconds = math.fsum(reads.seconds[1:])
+    stats.total_seconds = run.seconds
+    return stats
+
+
+def _counts(reads: _Watch, prompt_len: int, num_tokens: int) -> GenerationStats:
+    """The counts of each step, derived from how far the cache grew from one forward to the next."""
+    stats = GenerationStats(num_tokens=num_tokens)
+    committed = [prompt_len, *(cached + 1 for cached in reads.num_cached[1:]), prompt_len + num_tokens]
+    for step in range(1, len(reads.seconds)):
+        num_candidates = reads.num_cached[step] + reads.num_read[step] - committed[step]
+        num_accepted = committed[step + 1] - committed[step] - 1
+        is_last = step == len(reads.seconds) - 1  # what lies below the last token was never asked for
+        max_depth = num_accepted if is_last else num_candidates
+        stats.record(num_nodes=num_candidates + 1, max_depth=max_depth, num_accepted=num_accepted)
+    return stats

@@ -1,4 +1,4 @@
-"""The rules that decide which part of a draft becomes text, one `Verifier` object each, and the registry that knows them by name."""
+"""The rules that decide which part of a draft becomes text: a `Verifier` object for each, registered by name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,14 +63,14 @@ class Verifier:
 
 @dataclass(frozen=True)
 class AcceptedStep:
-    """What a step made of the drafts; every list has one entry for each row."""
+    """The outcome of a step; every list has one entry for each row."""
 
     trees: Sequence[TokenTree]
     paths: Sequence[AcceptedPath]  # that became text
     scores: Sequence[NodeScores]
 
     def coverage(self, row: int) -> list[float]:
-        """How much of the target's distribution after each accepted node the drafted tokens there hold."""
+        """The share of the target's distribution after each accepted node that the drafted children hold."""
         tree, path = self.trees[row], self.paths[row].path
         scores = torch.cat([self.scores[row].after(node).processed for node in path])
         return coverage(torch.softmax(scores, dim=-1), tree.parents, tree.token_ids, path)
@@ -93,11 +93,7 @@ def register_verifier(verifier: Verifier) -> Verifier:
 
 
 def verifier_named(name: str) -> Verifier:
-    """The rule of this name, old names included.
-
-    Raises:
-        [`OptionError`]: there is none.
-    """
+    """The rule of this name, old names included."""
     verifier = VERIFIERS.get(_OLD_NAMES.get(name, name))
     if verifier is None:
         raise OptionError(f"`verifier` must be one of {tuple(VERIFIERS)}, but it is {name!r}.")
@@ -129,21 +125,14 @@ register_verifier(Verifier("gumbel", _match, couples_draws=True, **_IN_ORDER))
 
 
 def verifier_of(drafter: Any, config: GenerationConfig) -> Verifier:
-    """The rule of a call. Greedy decoding has one right answer, so the target's tokens are matched there under every rule."""
+    """The rule of a call. Greedy decoding has one right answer, so it matches tokens whatever the option says."""
     return verifier_named(drafter.generation_config.verifier) if config.do_sample else TOKEN_MATCHING
 
 
 def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: torch.device) -> list[TokenTree]:
-    """The draft of each row, as the rule reads it.
+    """The draft of each row in the form that the rule reads, with probabilities on `device` where it needs them.
 
-    Args:
-        draft ([`Draft`]): What was drafted.
-        verifier ([`Verifier`]): The rule.
-        is_open (`Sequence[bool]`): For each row whether it takes a step.
-        device (`torch.device`): Where drawn tokens are verified.
-
-    Raises:
-        [`OptionError`]: the rule needs a draft that was drawn, and this one was not.
+    Rows that are not open take no step, and need none.
     """
     parents = draft.parents.expand_as(draft.token_ids)
     if draft.is_lookahead is not None:  # nodes that are read, but never become text
@@ -170,16 +159,10 @@ def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: 
 
 
 def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_in_step: bool) -> AcceptedPath:
-    """What a row accepts from a node on. Nothing changes but the draws.
+    """The path that a row accepts from a node on. Nothing changes but the draws.
 
-    It is the whole path that the rule finds, or only the next token: where that must be text before the one after it
-    can be chosen.
-
-    Args:
-        verifier ([`Verifier`]): The rule. Where nothing was drafted the target's own token is taken under every rule.
-        scores ([`NodeScores`]): The row's draft, and what the target says of it.
-        node (`int`): The node after which the next token stands.
-        is_in_step (`bool`): All rows are written together, token by token.
+    It is the whole path that the rule finds, or the next token alone: where that must be text before the one after it
+    can be chosen, as for rows in step. Where nothing was drafted, the target's own token is taken under every rule.
     """
     if not verifier.takes_target_tokens:
         if not scores.tree.is_root_alone:

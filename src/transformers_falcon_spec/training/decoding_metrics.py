@@ -15,8 +15,7 @@ from ..drafters.base import DrafterModel
 from ..errors import TargetError, TrainingError
 from ..generation.output import SpeculativeOutput
 from ..generation.probe import probe
-from ..generation.timed import Run, timed_generate
-from ..generation.watch import watched_stats
+from ..generation.timed import Run, timed_generate, watched_stats
 from .feature_cache import FeatureCache
 
 WARM_UP_TOKENS = 4  # decoded both ways before anything is timed

@@ -1,4 +1,4 @@
-"""What is measured of a target and a drafter: seconds and tokens of a step, and how reliable the drafter's probabilities are."""
+"""The measured costs of a target and a drafter, and the tokens that nodes and passes bring."""
 
 import threading
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
 TRIAL_AGAIN = 32  # drafted steps in which it must show that it pays, once it was given up
 PAUSE, LONGEST_PAUSE = 16, 1024  # plain steps before drafting is tried again; four times as many each time it fails
-MAX_DEPTH = 16  # depths whose chances are learned
+MAX_DEPTH = 16  # depths whose acceptance is learned
 MAX_PASSES = 8  # passes whose yields are learned; later ones are like the last
 MAX_WEIGHT = 4.0
 NODES_PER_WIDTH, MAX_WIDTH = 4, 16  # of trees of so many nodes that many nodes of a depth are considered
@@ -45,7 +45,7 @@ class Mean:
         self.num = 0
 
     def learn(self, value: float) -> None:
-        """Take in one value."""
+        """Add one value."""
         self.fade()
         self._weight += 1
         self.total += value
@@ -74,7 +74,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class TuningKey:
-    """What costs depend on, besides the two models and their options."""
+    """The circumstances that costs depend on, besides the two models and their options."""
 
     device: torch.device
     dtype: torch.dtype
@@ -88,13 +88,13 @@ class TuningKey:
     @classmethod
     def of(cls, model: Any, num_rows: int, form: str, verifier: str, config: GenerationConfig) -> "TuningKey":
         """The key of a call."""
-        place = (model.device, model.dtype, torch.get_num_threads())
-        return cls(*place, num_rows, form, verifier, bool(config.do_sample), config.temperature)
+        machine = (model.device, model.dtype, torch.get_num_threads())
+        return cls(*machine, num_rows, form, verifier, bool(config.do_sample), config.temperature)
 
 
 @dataclass
 class CostModel:
-    """What was measured of a target and a drafter under one [`TuningKey`]; it lives as long as the models."""
+    """The measurements of a target and a drafter under one [`TuningKey`]; they live as long as the models."""
 
     read: CostCurve = field(default_factory=CostCurve)  # seconds of the target's forward by nodes
     draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes, none counted as one
@@ -103,9 +103,8 @@ class CostModel:
     num_nodes: Mean = field(default_factory=Mean)  # of drafted steps
     num_passes: Mean = field(default_factory=Mean)
     advantage: Mean = field(default_factory=Mean)  # tokens by which a drafted step beats plain ones in the same time
-    pass_yields: list[Mean] = field(
-        default_factory=lambda: [Mean(prior=1.0) for _ in range(MAX_PASSES)]
-    )  # see `Prices`
+    # The net tokens of each pass, as in `Prices`.
+    pass_yields: list[Mean] = field(default_factory=lambda: [Mean(prior=1.0) for _ in range(MAX_PASSES)])
     expected: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])  # tokens kept by depth
     kept: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])
     num_steps: int = 0
@@ -122,7 +121,7 @@ class CostModel:
         return self.tokens.value / max(self.seconds.value, EPS)
 
     def learn_step(self, num_nodes: int, num_passes: int | None, num_kept: list[int]) -> None:
-        """Take in what a step brought and what such a step costs; `num_passes` is None if no draft was asked for."""
+        """Add the tokens and the cost of a step; `num_passes` is None if no draft was asked for."""
         seconds = self.read(num_nodes) + (0.0 if num_passes is None else self.draft(max(num_passes, 1)))
         self.num_steps += 1
         self.tokens.learn(len(num_kept) + sum(num_kept))
@@ -179,7 +178,7 @@ class CostModel:
         )
 
     def prices_now(self) -> Prices:
-        """The prices of the next step. Now and then they make nodes or passes free, to measure what more of them cost and bring."""
+        """The prices of the next step; now and then nodes or passes are free, so that more of them are measured."""
         prices = self.prices
         assert prices is not None  # `new_prices` comes first
         if self.num_since_plain == MANY_NODES:
@@ -200,7 +199,8 @@ class CostModel:
         costs = f"the target reads nodes: {reads}; drafts come of passes: {drafts}"
         if self.num_left:
             return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
-        return f"A drafted step brings {self.advantage.value:+.2f} tokens more than plain steps in the same time: {costs}."
+        tokens = f"{self.advantage.value:+.2f} tokens"
+        return f"A drafted step brings {tokens} more than plain steps in the same time: {costs}."
 
 
 _KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, CostModel]]] = WeakKeyDictionary()
@@ -209,13 +209,13 @@ _LOCK = threading.Lock()
 
 def cost_models_of(drafters: Iterable[Any], target: Any, key: Any) -> tuple[CostModel, ...]:
     """The cost model of each drafter, shared by all calls with the same models, options and key."""
-    found = []
+    models = []
     with _LOCK:
         for drafter in drafters:
-            own = repr([getattr(drafter.generation_config, name) for name in OWN])
-            of_drafter = _KNOWN.setdefault(drafter, WeakKeyDictionary())
-            found.append(of_drafter.setdefault(target, {}).setdefault((key, own), CostModel()))
-    return tuple(found)
+            options = repr([getattr(drafter.generation_config, name) for name in OWN])
+            by_target = _KNOWN.setdefault(drafter, WeakKeyDictionary())
+            models.append(by_target.setdefault(target, {}).setdefault((key, options), CostModel()))
+    return tuple(models)
 
 
 def _ms(seconds: float) -> str:

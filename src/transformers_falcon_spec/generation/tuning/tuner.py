@@ -2,10 +2,10 @@
 
 A step that takes p passes of the drafter and reads n nodes costs draft(p) + read(n) seconds and brings one token and
 what it keeps of the draft. Most tokens a second come from steps that each maximise tokens - rate * seconds, `rate`
-being the tokens a second that come of it (W. Dinkelbach, On nonlinear fractional programming, 1967). So a node is
-worth reading while its chance is above rate * read'(n), a pass while it can be expected to add more than rate *
-draft'(p), and drafting at all while drafted steps beat plain ones. The walk takes the target's tokens whatever was
-drafted, so that none of this changes the text.
+being the tokens a second that come of it (W. Dinkelbach, On nonlinear fractional programming, 1967). So a node pays
+while its probability is above rate * read'(n), a pass while it is expected to add more than rate * draft'(p), and
+drafting while drafted steps beat plain ones. Token matching takes the target's tokens whatever was drafted, so that
+none of this changes the text.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from ..drafting import Draft, DraftBudget
 from .cost_model import WARM_UP, CostModel, cost_models_of
 
 CADENCE = 16  # steps between two looks at the prices
-UNREAD = 8  # after so many plain steps a proposal reads much text first, and its seconds say nothing of others
+UNREAD = 8  # after so many plain steps the drafter reads much text first, and its seconds are not typical
 TRIAL = 32  # steps in which a drafter shows what it brings
 REST = 512  # steps after which one that was not asked has another trial
 LEAD = 1.03  # how many times faster another one must be to take over
@@ -70,7 +70,7 @@ class Tuner:
         return replace(budget, prices=known.prices_now())
 
     def learn(self, draft: Draft, num_kept: list[int], draft_seconds: float, read_seconds: float) -> None:
-        """Take in a step: how many drafted tokens each row kept, rows that took no step left out, and all seconds so far."""
+        """Add a step: the drafted tokens that each row kept, if it took a step, and all seconds so far."""
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
         is_asked, self._is_asked = self._is_asked, False
         if not self.cost_models or not num_kept:
@@ -110,7 +110,7 @@ class Tuner:
 
 
 def tuner_of(drafter: Any, target: PreTrainedModel, keeps_seeded_text: bool, key: Any) -> Tuner:
-    """The tuner of a call, which goes on from earlier calls. It changes nothing where the options or the verifier forbid it."""
+    """The tuner of a call, which goes on from earlier calls; without effect where options or verifier forbid it."""
     options = drafter.generation_config
     is_text_safe = keeps_seeded_text or not options.deterministic
     if not options.tune or not is_text_safe:
@@ -119,7 +119,7 @@ def tuner_of(drafter: Any, target: PreTrainedModel, keeps_seeded_text: bool, key
 
 
 def select_drafter(drafters: Sequence[CostModel], current: int | None) -> int:
-    """The drafter of the next step, where `current` was that of the last one; None at the beginning of a text."""
+    """The index of the drafter for the next step; `current` is that of the last step, None at the beginning."""
     untried = (number for number, known in enumerate(drafters) if known.num_tried < TRIAL)
     chosen = next(untried, None)
     if chosen is None:
