@@ -1,6 +1,7 @@
 """Small language models that draft for a target: stock models of its own family and vocabulary, with fewer layers.
 
-They are no drafters of this package: they serve stock assisted generation, and whatever else takes a small language model.
+They are no drafters of this package: they serve stock assisted generation, and whatever else takes a small language
+model.
 """
 
 import copy
@@ -22,11 +23,11 @@ _OF_EACH_LAYER = (
 
 
 def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
-    """A model like `target` with `num_hidden_layers` layers, 2 unless told otherwise, in float32 on the target's device and in eval mode.
+    """A small model like `target`, with 2 layers by default, in float32, in eval mode and on the target's device.
 
-    Where it differs from the target in depth alone, it starts out with the target's embeddings, norms and head, and with layers
-    spread evenly over the target's, the first and the last among them (the start of DistilBERT, arXiv 1910.01108, section 3).
-    With any other option its weights are fresh.
+    Where it differs from the target in depth alone, it starts out with the target's embeddings, norms and head, and
+    with layers spread evenly over the target's, the first and the last among them (the start of DistilBERT, arXiv
+    1910.01108, section 3). With any other option its weights are fresh.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The model to draft for.
@@ -62,9 +63,9 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
     except (StrictDataclassError, ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise DrafterMismatchError(
-            f"Layers {_spread(most, num_layers)} of the target must make a `{type(target).__name__}` of their own, but they do not: "
-            f"{reason}. Choose another `num_hidden_layers`, or name more fields of `{type(theirs).__name__}`: a draft model that "
-            "differs in more than its depth starts afresh."
+            f"Layers {_spread(most, num_layers)} of the target must make a `{type(target).__name__}` of their own, "
+            f"but they do not: {reason}. Choose another `num_hidden_layers`, or name more fields of "
+            f"`{type(theirs).__name__}`: a draft model that differs in more than its depth starts afresh."
         ) from error
     return model.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
 
@@ -88,7 +89,7 @@ def _spread(num_layers: int, num_chosen: int) -> list[int]:
 
 
 def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]) -> PreTrainedConfig:
-    """The target's configuration with other fields; what is said of each layer is said of the chosen ones."""
+    """The target's configuration with other fields; lists by layer keep the chosen layers."""
     given, most = theirs.to_dict(), theirs.num_hidden_layers
     fields = {**given, **options}
     fields.pop("quantization_config", None)
@@ -98,8 +99,8 @@ def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]
     kinds = fields.pop("attention_layers", None)  # of GPT-Neo, whose `attention_types` say how often a pattern comes
     if kinds and "attention_types" not in options:
         fields["attention_types"] = [[[kinds[layer]], 1] for layer in layers]
-    if given.get("moe_layers") is not None and "moe_layers" not in options:  # Llama 4 names them by their place
-        fields["moe_layers"] = [place for place, layer in enumerate(layers) if layer in given["moe_layers"]]
+    if given.get("moe_layers") is not None and "moe_layers" not in options:  # Llama 4 names them by index
+        fields["moe_layers"] = [index for index, layer in enumerate(layers) if layer in given["moe_layers"]]
     if given.get("num_kv_shared_layers") and "num_kv_shared_layers" not in options:  # the last ones
         fields["num_kv_shared_layers"] = sum(layer >= most - given["num_kv_shared_layers"] for layer in layers)
     return type(theirs).from_dict(fields)
@@ -126,7 +127,7 @@ def _own_weights(part: nn.Module) -> dict[str, Tensor]:
 
 
 def _narrowed(weight: Tensor, shape: torch.Size | None, num_layers: int, layers: list[int]) -> Tensor:
-    """The chosen layers' parts of a weight that holds a part for each layer in a row, as those of Gemma 3n's inputs per layer."""
+    """The chosen layers' parts of a weight that holds a part for each layer, such as Gemma 3n's inputs per layer."""
     if shape is None or weight.shape == shape:
         return weight
     dim = next(dim for dim, (size, wanted) in enumerate(zip(weight.shape, shape, strict=True)) if size != wanted)

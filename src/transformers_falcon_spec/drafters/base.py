@@ -1,4 +1,4 @@
-"""What all drafter models share: a `PreTrainedModel` with options beside its weights and a check of its target."""
+"""The base of all drafters: a `PreTrainedModel` that keeps options with its weights and checks its target."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +32,10 @@ class LoopOnly:
             [`PatchError`]: always.
         """
         raise PatchError(
-            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked for text, as "
-            "Transformers' own assisted decoding does after `disable()`. Call `transformers_falcon_spec.enable()`, or `attach(target)` "
-            "for one target, and then `target.generate(..., assistant_model=drafter)`."
+            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked "
+            "for text, as Transformers' own assisted decoding does after `disable()`. Call "
+            "`transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then `target.generate(..., "
+            "assistant_model=drafter)`."
         )
 
     def _supports_logits_to_keep(self) -> NoReturn:
@@ -77,7 +78,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     @property
     def members(self) -> tuple["DrafterModel", ...]:
-        """Itself: those of which each step asks one."""
+        """The drafters of which each step asks one: itself."""
         return (self,)
 
     @property
@@ -119,12 +120,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     @property
     def block_size(self) -> int:
-        """Tokens drafted in one pass, each at a place of its own."""
+        """Tokens drafted in one pass."""
         return 1
 
     @property
     def num_nodes(self) -> int:
-        """Most nodes of a draft, root and guests included."""
+        """Most nodes of a draft, root and lookahead nodes included."""
         raise NotImplementedError
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
@@ -136,15 +137,17 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return self.generator_class(self, target, max_length, rng)
 
     def check_target(self, model: PreTrainedModel) -> None:
-        """Refuse a target of another shape or on another device; another dtype is fine, the drafter computes in its own.
+        """Refuse a target of another shape or on another device; its dtype may differ from the drafter's.
 
-        What else differs from the target that it was made for is told once, in the log.
+        What else differs from the target that it was made for is logged once.
 
         Raises:
-            [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for, or its ids are other tokens.
+            [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for, or its ids are other
+                tokens.
             [`CheckpointError`]: the contract in its config cannot be read.
             [`GenerationError`]: the drafter is on another device than `model`.
-            [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the target's
+            [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the
+                target's
                 context, or that have more nodes than the decoding loop reads.
         """
         self._check_tree(model)
@@ -169,12 +172,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         for name, (num_nodes, depth) in sizes.items():
             if num_nodes > MAX_NODES or (context is not None and depth >= context):
                 raise OptionError(
-                    f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} tokens, but "
-                    f"{name} has {num_nodes} nodes and reaches depth {depth}. Take a smaller one."
+                    f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} "
+                    f"tokens, but {name} has {num_nodes} nodes and reaches depth {depth}. Take a smaller one."
                 )
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """By name each size that the drafter was made for, beside that of a target."""
+        """By name each size that the drafter was made for, and that of a target."""
         return {
             "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
             "features": (self.feature_size, feature_width(model, self.feature_layers)),
@@ -202,10 +205,11 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a drafter, or an adapter with the drafter that it names; arguments as for `PreTrainedModel.from_pretrained`.
+        """Load a drafter, or an adapter with its drafter; arguments as for `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: a checkpoint of other software; files that cannot be read, or are not what the Hub says; weights are
+            [`CheckpointError`]: a checkpoint of other software; files that cannot be read, or are not what the Hub
+                says; weights are
                 missing, left over, of another shape or not finite.
         """
         with readable(pretrained_model_name_or_path):
@@ -241,7 +245,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     @classmethod
     def _adapted(cls, base: str, adapter: Any, *args: Any, **kwargs: Any) -> Self:
-        """The drafter `base` with an adapter and with the options beside that, if there are some."""
+        """The drafter `base` with an adapter, and with the options saved with that, if there are some."""
         hub, wants_info = hub_options(kwargs), kwargs.pop("output_loading_info", False)
         model = cls._checked(base, *args, **options_of_base(kwargs))
         info = put_adapter(model, adapter, **hub)
@@ -273,7 +277,7 @@ class TextDrafter(DrafterModel):
         return 0
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """The vocabulary that the drafter was made for, beside that of a target."""
+        """The vocabulary that the drafter was made for, and that of a target."""
         return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
 
 

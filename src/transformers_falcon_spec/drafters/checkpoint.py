@@ -1,4 +1,4 @@
-"""The files of a drafter, in a folder or on the Hub: which kind they hold, its decoding options, and words for what cannot be read."""
+"""The files of a drafter, in a folder or on the Hub: their kind, decoding options, and errors of reading."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -46,8 +46,9 @@ def readable(name_or_path: Any) -> Iterator[None]:
         if name_or_path is None or (isinstance(error, OSError) and not Path(name_or_path).is_dir()):
             raise
         raise CheckpointError(
-            f"`{name_or_path}` must hold files that can be read, but they cannot: {' '.join(str(error).split())[:300]}. Fetch or "
-            "save it again; a file cut short, or one that would run code, is never read."
+            f"`{name_or_path}` must hold files that can be read, but they cannot: "
+            f"{' '.join(str(error).split())[:300]}. Fetch or save it again; a file cut short, or one that would run "
+            "code, is never read."
         ) from error
 
 
@@ -69,13 +70,14 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
         ) from error
     if not config:
         raise CheckpointError(
-            f"`{name_or_path}` must have a `config.json` that says what it holds, but it has none or an empty one. Fetch it again."
+            f"`{name_or_path}` must have a `config.json` that says what it holds, but it has none or an empty one. "
+            "Fetch it again."
         )
     if kind not in model_types:
         raise CheckpointError(
-            f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A checkpoint "
-            f"of other software must be converted first: `falcon-spec convert {name_or_path} DEST`. Draft models and DFlash "
-            "drafters are for stock `generate`; `falcon-spec bench` takes draft models, and "
+            f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A "
+            f"checkpoint of other software must be converted first: `falcon-spec convert {name_or_path} DEST`. Draft "
+            "models and DFlash drafters are for stock `generate`; `falcon-spec bench` takes draft models, and "
             "`LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with them."
         )
     return str(kind)

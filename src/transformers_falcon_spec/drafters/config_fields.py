@@ -30,7 +30,7 @@ def trained_target_fields(target: PreTrainedModel) -> dict[str, Any]:
 
 
 def own_fields(config_class: Any) -> set[str]:
-    """Names of the fields that a drafter's configuration has beside those of every configuration."""
+    """Names of the fields that a drafter's configuration has besides those of every configuration."""
     return {field.name for field in fields(config_class)} - {field.name for field in fields(PreTrainedConfig)}
 
 
@@ -46,7 +46,7 @@ def check_fields(config_class: type, options: dict[str, Any]) -> None:
 
 
 def name_portably(folder: Path) -> None:
-    """Take this machine's own paths out of the names of models in a drafter's `config.json`, its models' own configs included."""
+    """Remove this machine's paths from the names of models in a drafter's `config.json`, wrapped models included."""
     path = folder / "config.json"
     stored = path.read_text(encoding="utf-8")
     path.write_text(json.dumps(_named(json.loads(stored)), indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
 """DFlash drafters as Transformers has them: block-diffusion models behind `generate(..., speculation_type="dflash")`.
 
-They are no drafters of this package and need none of it to run. The only classes of that kind in Transformers are those of
-Muse-Glimmer's assistant; they take any target whose embeddings, layers and head have one width. Source: arXiv 2602.06036.
+They are no drafters of this package and need none of it to run. The only classes of that kind in Transformers are
+those of Muse-Glimmer's assistant; they take any target whose embeddings, layers and head have one width. Source: arXiv
+2602.06036.
 """
 
 import inspect
@@ -22,8 +23,9 @@ ATTENTION = "full_attention"  # in every layer; windows would be those of Muse-G
 def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     """A fresh DFlash drafter for `target`, on its device; `options` are fields of `MuseGlimmerAssistantConfig`.
 
-    Without options it has 5 layers and reads 5 of the target's, spread evenly from the second to the third last; a place to be
-    filled in holds the embedding of the pad token, or of the last one in the vocabulary where there is no pad token.
+    Without options it has 5 layers and reads 5 of the target's, spread evenly from the second to the third last; a
+    position to be filled in holds the embedding of the pad token, or of the last one in the vocabulary where there is
+    no pad token.
 
     Raises:
         [`TargetError`]: stock assisted generation does not serve the target.
@@ -45,8 +47,8 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     check_can_be_assisted(target)
     if "position_ids" not in inspect.signature(target.forward).parameters:
         raise DrafterMismatchError(
-            f"DFlash needs a target that is told positions, since `generate` hands them on, but `{type(target).__name__}` takes no "
-            "`position_ids`. Train a drafter of another `method` for it."
+            "DFlash needs a target that is told positions, since `generate` hands them on, but "
+            f"`{type(target).__name__}` takes no `position_ids`. Train a drafter of another `method` for it."
         )
     text = target.config.get_text_config(decoder=True)
     widths = {"embeddings": embedding_width(target), "layers": text.hidden_size, "head": head_width(target)}
@@ -63,7 +65,7 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
 
 
 def context_layers(drafter: PreTrainedModel) -> tuple[int, ...]:
-    """Hidden states of the target that `generate` reads for this drafter: `target_layer_ids` name layers and count from 0."""
+    """Hidden states of the target that this drafter reads; `target_layer_ids` name layers and count from 0."""
     return tuple(layer + 1 for layer in drafter.config.target_layer_ids)
 
 

@@ -23,12 +23,13 @@ COMMON = ("verifier", "tune", "deterministic")
 class DrafterPool(LoopOnly, nn.Module):
     """Drafters of any kinds as one assistant. Under the walk the text does not depend on who drafts.
 
-    Each one keeps its own trees. How text is judged, and whether anything is tuned, is said once for all: the pool's
-    `generation_config` begins with the `verifier`, `tune` and `deterministic` that the drafters have in common. Where nothing may
-    be tuned the first one drafts alone.
+    Each one keeps its own trees. Verifier and tuning are set once for all: the pool's
+    `generation_config` begins with the `verifier`, `tune` and `deterministic` that the drafters have in common. Where
+    nothing may be tuned the first one drafts alone.
 
     Args:
-        drafters (`Sequence[DrafterModel]`): At least one, each maybe inside a `PeftModel`; all of them for the same target.
+        drafters (`Sequence[DrafterModel]`): At least one, each maybe inside a `PeftModel`; all of them for the same
+            target.
 
     Raises:
         [`OptionError`]: there is none, one is a pool itself, or they differ in those options.
@@ -74,8 +75,8 @@ class DrafterPool(LoopOnly, nn.Module):
         for name, values in found.items():
             if len(set(values)) > 1:
                 raise OptionError(
-                    f"Drafters of a `DrafterPool` must agree in `{name}`, but theirs are {values}. Set it alike in each one's "
-                    "`generation_config`."
+                    f"Drafters of a `DrafterPool` must agree in `{name}`, but theirs are {values}. Set it alike in "
+                    "each one's `generation_config`."
                 )
         return {name: values[0] for name, values in found.items()}
 
@@ -87,8 +88,8 @@ class DrafterPool(LoopOnly, nn.Module):
         """
         if any(isinstance(drafter, JoiningDrafter) and drafter.join().num > 1 for drafter in self.members):
             raise OptionError(
-                "A drafter that computes on several processes must draft alone, for a pool chooses by the clock, and each process has its "
-                "own. Pass it to `generate` itself."
+                "A drafter that computes on several processes must draft alone, for a pool chooses by the clock, and each "
+                "process has its own. Pass it to `generate` itself."
             )
         return SINGLE_PROCESS
 
@@ -109,7 +110,8 @@ class DrafterPool(LoopOnly, nn.Module):
         Raises:
             [`DrafterMismatchError`]: it is of other sizes.
             [`GenerationError`]: it is on another device.
-            [`OptionError`]: the options ask for what cannot be drafted; trees are asked of the pool and not of its drafters; or
+            [`OptionError`]: the options ask for what cannot be drafted; trees are asked of the pool and not of its
+                drafters; or
                 draws are judged whose drafter the clock would choose.
         """
         options = self.generation_config
@@ -121,7 +123,8 @@ class DrafterPool(LoopOnly, nn.Module):
             )
         if verifier_named(options.verifier).needs_draft_probs and not options.deterministic:
             raise OptionError(
-                f'A `DrafterPool` asks a drafter by the clock, so with `verifier="{options.verifier}"`, which judges what was drawn, '
+                f'A `DrafterPool` asks a drafter by the clock, so with `verifier="{options.verifier}"`, which judges '
+                "what was drawn, "
                 "`deterministic` must be True, but it is False."
             )
         for drafter in self.members:
@@ -141,7 +144,7 @@ class _MemberView:
 
 
 class PoolGenerator(TreeCandidateGenerator):
-    """Generators of several drafters: all are told what became text, one is asked."""
+    """Generators of several drafters: all receive the new text, one drafts."""
 
     def __init__(self, pool: DrafterPool, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)

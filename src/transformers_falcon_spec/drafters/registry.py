@@ -1,7 +1,8 @@
 """The table of drafting methods: one entry for each, and [`register_drafter`] for those of other packages.
 
-Training, conversion, cards and commands look a method up here. What belongs to layers above this one is named by a string, such as
-`".training.objectives.falcon:FalconObjective"`, and imported when it is used; a leading dot stands for this package.
+Training, conversion, cards and commands look a method up here. What belongs to layers above this one is named by a
+string, such as `".training.objectives.falcon:FalconObjective"`, and imported when it is used; a leading dot stands for
+this package.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ class DraftingMethod:
         drafter (`type[DrafterModel]`): The class of its drafters, whose `config_class` names their configuration.
         title (`str`): What cards call it, such as `"Falcon"`.
         objective (`type` or `str`, *optional*):
-            What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are not trained.
+            What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are
+            not trained.
         converters (`Mapping[str, Any]`, *optional*):
             By the name of a format of foreign checkpoints what reads it: a function, or `"module:function"`.
     """
@@ -66,11 +68,13 @@ def register_drafter(
     """Make a kind of drafter known to `AutoModel`, to training, to publishing and to the command line.
 
     Args:
-        name (`str`): What options, recipes and records call the method; one that is there is replaced if the class is the same.
+        name (`str`): What options, recipes and records call the method; one that is there is replaced if the class is
+            the same.
         drafter (`type[DrafterModel]`): The class of its drafters, whose `config_class` has a `model_type` of its own.
         title (`str`): What cards call it.
         objective (`type` or `str`, *optional*):
-            What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are not trained.
+            What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are
+            not trained.
         converters (`Mapping[str, Any]`, *optional*):
             By the name of a format of foreign checkpoints what reads it: a function, or `"module:function"`.
 
@@ -91,8 +95,9 @@ def register_drafter(
     for other in METHODS.values():
         if (other.name == name or other.model_type == method.model_type) and other.drafter is not drafter:
             raise OptionError(
-                f"The name and the `model_type` of a drafting method must be free, but `{name}` or `{method.model_type}` is that of "
-                f"`{other.drafter.__name__}`. Choose another name, and another `model_type` in `{method.config_class.__name__}`."
+                f"The name and the `model_type` of a drafting method must be free, but `{name}` or "
+                f"`{method.model_type}` is that of `{other.drafter.__name__}`. Choose another name, and another "
+                f"`model_type` in `{method.config_class.__name__}`."
             )
     AutoConfig.register(method.model_type, method.config_class, exist_ok=True)
     AutoModel.register(method.config_class, drafter, exist_ok=True)

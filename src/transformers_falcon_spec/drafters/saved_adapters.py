@@ -15,7 +15,7 @@ _OF_ADAPTER_ALONE = ("revision", "subfolder")  # of where to look; the drafter l
 
 
 def base_of_adapter(name_or_path: Any, **hub: Any) -> str | None:
-    """The model that an adapter was made for; None where this is no adapter, or a whole model with an adapter beside it.
+    """The model that an adapter was made for; None if this is no adapter, or a whole model that comes with one.
 
     Args:
         name_or_path (`str` or `Path`): Folder or Hub name.
@@ -37,8 +37,8 @@ def base_of_adapter(name_or_path: Any, **hub: Any) -> str | None:
         ) from error
     if not base:
         raise CheckpointError(
-            f"`{file}` must name the model that the adapter changes as `base_model_name_or_path`, but it does not. Write it there, or "
-            "load the model first and then `model.load_adapter(...)`."
+            f"`{file}` must name the model that the adapter changes as `base_model_name_or_path`, but it does not. "
+            "Write it there, or load the model first and then `model.load_adapter(...)`."
         )
     return str(base)
 
@@ -60,8 +60,9 @@ def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict
         raise _misfit(drafter, name_or_path, " ".join(str(error).split())[:300]) from error
     if any(_WHOLE_PARTS in str(name) for name in info["missing_keys"]):
         raise CheckpointError(
-            f"The parts that `{name_or_path}` saved as a whole beside LoRA must be loaded too, but they were not. Transformers 5.17 does "
-            "not look for them: take a newer one, or load the drafter first and then `PeftModel.from_pretrained(drafter, ...)`."
+            f"The parts that `{name_or_path}` saved as a whole beside LoRA must be loaded too, but they were not. "
+            "Transformers 5.17 does not look for them: take a newer one, or load the drafter first and then "
+            "`PeftModel.from_pretrained(drafter, ...)`."
         )
     wrong = {kind: sorted(map(str, found)) for kind, found in info.items() if found}
     if wrong:
@@ -71,6 +72,6 @@ def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict
 
 def _misfit(drafter: PreTrainedModel, name_or_path: Any, what: str) -> CheckpointError:
     return CheckpointError(
-        f"The adapter `{name_or_path}` must fit the drafter `{drafter.name_or_path}`, a `{type(drafter).__name__}`, but: {what}. Load it "
-        "into the drafter that it was trained on."
+        f"The adapter `{name_or_path}` must fit the drafter `{drafter.name_or_path}`, a `{type(drafter).__name__}`, "
+        f"but: {what}. Load it into the drafter that it was trained on."
     )

@@ -1,4 +1,4 @@
-"""Drafters that hold a whole model of Transformers: how they wrap and load it, and which tokens it shares with the target.
+"""The base of drafters that wrap a whole model of Transformers, and the tokens that it shares with the target.
 
 Vocabularies of one family often differ in padding at their end alone.
 """
@@ -30,7 +30,7 @@ class WholeModelDrafter(TextDrafter):
     wrapping_options: ClassVar[tuple[str, ...]] = (
         "tokenizer",
         "target_tokenizer",
-    )  # of `wrap`, beside fields of the configuration
+    )  # of `wrap`, besides fields of the configuration
 
     def __init__(self, config: Any, model: PreTrainedModel | None = None) -> None:
         super().__init__(config)
@@ -55,12 +55,13 @@ class WholeModelDrafter(TextDrafter):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Load a drafter, or with `target=...` wrap the model of that name for it, in its type and on its device.
 
-        A model to be wrapped takes the options of `wrap`, too. Tokenizers that are not given are those beside the weights of both
-        models, if there are any. Code that comes with a model runs with `trust_remote_code=True` alone. All other arguments are those
-        of `PreTrainedModel.from_pretrained`.
+        A model to be wrapped takes the options of `wrap`, too. Tokenizers that are not given are loaded with the
+        weights of both models, if there are any. Code that comes with a model runs with `trust_remote_code=True`
+        alone. All other arguments are those of `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are missing, left over,
+            [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are
+                missing, left over,
                 of another shape or not finite.
             [`OptionError`]: options of `wrap` that do not fit, or for what is a drafter already.
             [`DrafterMismatchError`]: the model has other tokens than the target.
@@ -80,7 +81,7 @@ class WholeModelDrafter(TextDrafter):
         return loaded
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
-        """Load what lies beside the weights of a saved drafter of this kind: nothing, unless a subclass says otherwise."""
+        """Load further files of a saved drafter; a subclass that has some overrides this."""
 
     @classmethod
     def _wrapped(
@@ -96,9 +97,9 @@ class WholeModelDrafter(TextDrafter):
         names = (*own_fields(cls.config_class), *cls.wrapping_options)
         options = {option: kwargs.pop(option) for option in names if option in kwargs}
         model = _load_whole(options.get("auto_class", "AutoModelForCausalLM"), name, target, args, kwargs)
-        places = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
+        sources = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
         options |= {
-            option: tokenizer_of(place, **hub) for option, (place, hub) in places.items() if option not in options
+            option: tokenizer_of(source, **hub) for option, (source, hub) in sources.items() if option not in options
         }
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
@@ -110,13 +111,13 @@ class WholeModelDrafter(TextDrafter):
         given = [option for option in cls.wrapping_options if option in kwargs]
         if given:
             raise OptionError(
-                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a {cls.wrapped_kind} is wrapped, with "
-                f"`target=...`, but `{name}` is to be loaded as a drafter."
+                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a {cls.wrapped_kind} is "
+                f"wrapped, with `target=...`, but `{name}` is to be loaded as a drafter."
             )
 
 
 def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments of `from_pretrained` that say where to look, and whether code that lies there may run: no, unless asked."""
+    """The arguments of `from_pretrained` that say where to look, and whether code found there may run."""
     return {**hub_options(dict(kwargs)), "trust_remote_code": kwargs.get("trust_remote_code", False)}
 
 
@@ -129,8 +130,8 @@ def _load_whole(
         model, info = getattr(transformers, auto_class).from_pretrained(name, *args, **options)
     if info["missing_keys"]:
         raise CheckpointError(
-            f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks {sorted(info['missing_keys'])}. Take another "
-            "checkpoint."
+            f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks "
+            f"{sorted(info['missing_keys'])}. Take another checkpoint."
         )
     check_finite(model, name)
     whole: PreTrainedModel = model
@@ -138,7 +139,7 @@ def _load_whole(
 
 
 def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a model's weights; None where there is none, for Transformers would make up an empty one."""
+    """The tokenizer of a model; None where it has none, for Transformers would make up an empty one."""
     if not str(name_or_path) or not get_tokenizer_config(name_or_path, **hub):
         return None
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path, **hub)
@@ -162,8 +163,8 @@ def shared_vocabulary(
         if sizes[0] != sizes[1]:
             whose = "draft model" if draft is None else "target"
             raise DrafterMismatchError(
-                f"The draft model has {sizes[0]} tokens and the target {sizes[1]}, so the tokens must be compared, but the {whose} "
-                "brings no tokenizer. Pass both: `tokenizer=..., target_tokenizer=...`."
+                f"The draft model has {sizes[0]} tokens and the target {sizes[1]}, so the tokens must be compared, "
+                f"but the {whose} brings no tokenizer. Pass both: `tokenizer=..., target_tokenizer=...`."
             )
         return sizes[0]
     theirs = _tokens_by_id(target)

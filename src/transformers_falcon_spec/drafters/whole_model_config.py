@@ -1,4 +1,4 @@
-"""What configurations of drafters share that wrap a whole model of Transformers: its configuration and the common tokens."""
+"""The base of configurations of drafters that wrap a whole model: its configuration and the shared tokens."""
 
 from typing import Any, ClassVar
 
@@ -86,14 +86,16 @@ class WholeModelConfig(PreTrainedConfig):
             options (`dict`): Other fields.
 
         Raises:
-            [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that takes
+            [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that
+                takes
                 no masks.
         """
         check_fields(cls, options)
         attention = model.config._attn_implementation
         if attention not in READABLE_ATTENTION:
             raise OptionError(
-                f"The attention of a {cls.short_kind} must take {cls.mask_kind}, as {READABLE_ATTENTION} do, but it is "
+                f"The attention of a {cls.short_kind} must take {cls.mask_kind}, as {READABLE_ATTENTION} do, but it "
+                "is "
                 f'{attention!r}. Load it with `attn_implementation="sdpa"`.'
             )
         # with another `attn_implementation`, or without one, the model would lose its own
@@ -109,7 +111,7 @@ class WholeModelConfig(PreTrainedConfig):
             return AutoConfig.for_model(kind, **given)
         except ValueError as error:
             raise OptionError(
-                f"The {cls.short_kind} must be of a kind that Transformers knows, but its `model_type` is {kind!r}. Register its "
-                f"classes, or wrap the model again: `{cls.drafter_name}.from_pretrained(NAME, target=target, "
-                "trust_remote_code=True)`."
+                f"The {cls.short_kind} must be of a kind that Transformers knows, but its `model_type` is {kind!r}. "
+                f"Register its classes, or wrap the model again: `{cls.drafter_name}.from_pretrained(NAME, "
+                "target=target, trust_remote_code=True)`."
             ) from error

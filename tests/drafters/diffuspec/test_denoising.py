@@ -26,7 +26,7 @@ def rounds(drafter: Any, num_steps: int = 1) -> list[tuple[int, int, torch.Tenso
     row, found = DenoisedRow(drafter), []
     mask = drafter.config.mask_token_id
     for length in ROUNDS:
-        num = min(4, row.room(length))
+        num = min(4, row.max_draft_tokens(length))
         logits = row.scores(TEXT[:length], num, num_steps, lambda logits: without_mask(logits, mask))
         found.append((length, num, logits))
     return found
@@ -170,4 +170,4 @@ def test_drafts_end_with_the_block_and_the_models_context(
 ) -> None:
     row = DenoisedRow(make_diffusion(**options))
 
-    assert [row.room(length) for length in lengths] == rooms
+    assert [row.max_draft_tokens(length) for length in lengths] == rooms

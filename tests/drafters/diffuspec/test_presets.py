@@ -42,7 +42,7 @@ def test_a_family_is_called_so_that_its_masks_and_caches_hold(kind: str) -> None
     plain.load_state_dict(drafter.model.state_dict())
 
     for length in (3, 7, 8, 13):
-        num = min(4, row.room(length))
+        num = min(4, row.max_draft_tokens(length))
         logits = row.scores(TEXT[:length], num, 1, lambda logits: logits)
 
         tokens = torch.cat([TEXT[:length], torch.full((num - config.logits_shift,), MASK)])[None]

@@ -1,1 +1,1 @@
-"""Whether a drafter fits a target, and whether its files are whole: what is remembered of the target, and what differs from it."""
+"""Checks that a drafter fits its target and that its files are whole."""

@@ -1,7 +1,8 @@
 """The fingerprint of a target: what a drafter's config keeps of it, so that another target is recognised later.
 
-Of the weights it holds a few slices of embeddings, head and layers. A digest of the values, whatever their type, tells equal
-from different. Where types differ, values are rounded, so a small sample is kept as well: it tells rounding from other weights.
+Of the weights it holds a few slices of embeddings, head and layers. A digest of the values, whatever their type, tells
+equal from different. Where types differ, values are rounded, so a small sample is kept as well: it tells rounding from
+other weights.
 """
 
 import hashlib
@@ -90,9 +91,11 @@ class TargetFingerprint:
         quantization (`str`, *optional*): How its weights were quantised; None for plain ones.
         revision (`str`, *optional*): The commit on the Hub; None for a folder.
         template (`str`, *optional*): Digest of its chat template; None where no tokenizer was at hand.
-        ids (`dict[str, list[int]]`): Special ids by name; those in a drafter's config are the tokenizer's after training.
+        ids (`dict[str, list[int]]`): Special ids by name; those in a drafter's config are the tokenizer's after
+            training.
         weights (`dict[str, WeightFingerprint]`):
-            By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT put some into the layers. Parts that could not be
+            By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT put some into the layers. Parts that
+            could not be
             read are missing.
         skipped (`dict[str, str]`): Why they are missing; not stored.
     """

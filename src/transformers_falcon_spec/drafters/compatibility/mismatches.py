@@ -1,6 +1,7 @@
 """How a target at hand differs from the one that a drafter was made for, and what that costs.
 
-A target whose ids are other tokens is refused. Other differences are logged once: the text is the target's own in any case.
+A target whose ids are other tokens is refused. Other differences are logged once: the text is the target's own in any
+case.
 """
 
 import logging
@@ -76,7 +77,7 @@ _LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies 
 
 
 def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
-    """What differs for this drafter. With an adapter only what is refused counts, for the adapter fits it to another target.
+    """What differs for this drafter; with an adapter, which fits it to another target, only what is refused.
 
     Raises:
         [`CheckpointError`]: the stored fingerprint cannot be read.
@@ -128,14 +129,14 @@ def _other_weights(expected: TargetFingerprint, given: TargetFingerprint, names:
     if expected.shape != given.shape:
         both = [f"{name} {given.shape.get(name)} instead of {expected.shape.get(name)}" for name in SHAPE
                 if given.shape.get(name) != expected.shape.get(name)]  # fmt: skip
-        what = f"{names[0]} is another model than {names[1]}, which this drafter was made for ({', '.join(both)}). {_EXACT}"
-        return Mismatch(OTHER_TARGET, f"{what}, but expect that hardly any draft is kept.", _TRAIN_ON)
+        what = f"{names[0]} is another model than {names[1]}, which this drafter was made for ({', '.join(both)})."
+        return Mismatch(OTHER_TARGET, f"{what} {_EXACT}, but expect that hardly any draft is kept.", _TRAIN_ON)
     parts = [part for part in expected.weights if part in given.weights]
     if not parts and None not in (expected.revision, given.revision) and expected.revision != given.revision:
-        what = f"{names[0]} is of another revision ({given.revision}) than this drafter was made for ({expected.revision}), and its weights"
-        return Mismatch(
-            OTHER_TARGET, f"{what} cannot be looked at. {_EXACT}, but drafts may be kept less often.", _TRAIN_ON
-        )
+        revisions = f"({given.revision}) than this drafter was made for ({expected.revision})"
+        what = f"{names[0]} is of another revision {revisions}"
+        cost = f"and its weights cannot be looked at. {_EXACT}, but drafts may be kept less often."
+        return Mismatch(OTHER_TARGET, f"{what}, {cost}", _TRAIN_ON)
     like = {part: expected.weights[part].likeness(given.weights[part]) for part in parts}
     is_rounding = expected.dtype != given.dtype and "different" not in like.values()
     differing = [part for part in parts if like[part] != "same"]
@@ -144,9 +145,10 @@ def _other_weights(expected: TargetFingerprint, given: TargetFingerprint, names:
     same = [part for part in parts if like[part] == "same"]
     rest = f" ({' and '.join(same)} are the same)" if same else ""
     much = "" if "different" in like.values() else ", by no more than rounding to 16 bits"
-    what = f"{names[0]} is not quite the target this drafter was made for ({names[1]}): its {' and '.join(differing)} differ{much}{rest}"
+    what = f"{names[0]} is not quite the target this drafter was made for ({names[1]})"
+    parts_differ = f"its {' and '.join(differing)} differ{much}{rest}, as after fine-tuning"
     cost = "expect fewer drafts to be kept, the fewer the more it was trained since"
-    return Mismatch(OTHER_TARGET, f"{what}, as after fine-tuning. {_EXACT}, but {cost}.", _TRAIN_ON)
+    return Mismatch(OTHER_TARGET, f"{what}: {parts_differ}. {_EXACT}, but {cost}.", _TRAIN_ON)
 
 
 def _adapted(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
@@ -161,8 +163,9 @@ def _quantised(expected: TargetFingerprint, given: TargetFingerprint, names: tup
     if expected.quantization == given.quantization:
         return None
     what = (
-        f"{names[0]} is quantised ({given.quantization or 'not at all'}) otherwise than the target this drafter was made for "
-        f"({expected.quantization or 'not at all'}). {_EXACT}, but expect somewhat fewer drafts to be kept: its features are rougher."
+        f"{names[0]} is quantised ({given.quantization or 'not at all'}) otherwise than the target this drafter was "
+        f"made for ({expected.quantization or 'not at all'}). {_EXACT}, but expect somewhat fewer drafts to be kept: "
+        "its features are rougher."
     )
     return Mismatch(
         QUANTISED, what, "Measure it (`falcon-spec doctor`); training the drafter on with this target helps."
@@ -173,8 +176,8 @@ def _other_dtype(expected: TargetFingerprint, given: TargetFingerprint, names: t
     if expected.dtype == given.dtype or expected.quantization != given.quantization:
         return None
     what = (
-        f"{names[0]} computes in {given.dtype}, and this drafter was made for it in {expected.dtype}. {_EXACT}, but expect slightly "
-        "fewer drafts to be kept."
+        f"{names[0]} computes in {given.dtype}, and this drafter was made for it in {expected.dtype}. {_EXACT}, but "
+        "expect slightly fewer drafts to be kept."
     )
     return Mismatch(OTHER_DTYPE, what, f"Load the target with `dtype=torch.{expected.dtype}` if that matters.")
 
@@ -183,7 +186,7 @@ def _other_template(expected: TargetFingerprint, given: TargetFingerprint, names
     if None in (expected.template, given.template) or expected.template == given.template:
         return None
     what = (
-        f"The chat template of {names[0]} is not the one that this drafter was trained with. {_EXACT}, but expect fewer drafts to be kept, "
-        "above all where answers begin."
+        f"The chat template of {names[0]} is not the one that this drafter was trained with. {_EXACT}, but expect "
+        "fewer drafts to be kept, above all where answers begin."
     )
     return Mismatch(WRONG_TEMPLATE, what, f"Take the tokenizer of {names[1]}, or train on with this template.")

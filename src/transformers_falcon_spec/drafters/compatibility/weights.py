@@ -26,13 +26,13 @@ def check_finite(model: PreTrainedModel, name_or_path: Any) -> None:
     ]
     if wrong:
         raise CheckpointError(
-            f"`{name_or_path}` must hold finite weights, but {len(wrong)} hold NaN or infinity, the first of them `{wrong[0]}`. Take "
-            "an earlier checkpoint of the training."
+            f"`{name_or_path}` must hold finite weights, but {len(wrong)} hold NaN or infinity, the first of them "
+            f"`{wrong[0]}`. Take an earlier checkpoint of the training."
         )
 
 
 def check_download(name_or_path: Any, **hub: Any) -> None:
-    """Refuse weights in the cache of the Hub whose checksum is not the one that the Hub gave. Folders have none to compare with.
+    """Refuse weights in the Hub's cache whose checksum is not the one that the Hub gave; folders have none.
 
     The cache names the content of a large file by that checksum; huggingface_hub itself compares sizes alone.
 
@@ -41,14 +41,15 @@ def check_download(name_or_path: Any, **hub: Any) -> None:
     """
     if name_or_path is None or Path(name_or_path).is_dir():
         return
-    subfolder, places = hub.get("subfolder"), {key: hub[key] for key in ("cache_dir", "revision") if hub.get(key)}
+    subfolder, options = hub.get("subfolder"), {key: hub[key] for key in ("cache_dir", "revision") if hub.get(key)}
     config = try_to_load_from_cache(
-        str(name_or_path), f"{subfolder}/config.json" if subfolder else "config.json", **places
+        str(name_or_path), f"{subfolder}/config.json" if subfolder else "config.json", **options
     )
     for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
         expected, given = path.resolve().name, file_sha256(path)
         if _SHA256.fullmatch(expected) and given != expected:
             raise CheckpointError(
-                f"`{path.name}` of `{name_or_path}` must have the checksum {expected}, which the Hub gives, but it has {given}: it was "
-                "changed on its way or on this disk. Fetch it again: `from_pretrained(..., force_download=True)`."
+                f"`{path.name}` of `{name_or_path}` must have the checksum {expected}, which the Hub gives, but it "
+                f"has {given}: it was changed on its way or on this disk. Fetch it again: `from_pretrained(..., "
+                "force_download=True)`."
             )

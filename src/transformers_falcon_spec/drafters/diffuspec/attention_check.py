@@ -1,4 +1,4 @@
-"""Whether a diffusion model sees what it is told to see: libraries drop masks that they find needless, and nobody would know why drafts are bad."""
+"""A check that a diffusion model follows its attention mask: libraries drop masks that they find needless."""
 
 import torch
 from transformers import PreTrainedModel
@@ -14,7 +14,7 @@ _SHARE = 1e-4  # of what a token says of itself; less than that is rounding
 
 @torch.no_grad()
 def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: torch.device) -> None:
-    """Refuse a model that does not attend as the configuration says. A later token is changed, and early rows are compared.
+    """Refuse a model that does not attend as configured: a later token is changed, and early rows are compared.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The diffusion model.
@@ -22,7 +22,8 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
         device (`torch.device`): Where the model is; one without weights is not looked at.
 
     Raises:
-        [`OptionError`]: with full attention a later token says nothing to an earlier one, or with another kind it does.
+        [`OptionError`]: with full attention a later token says nothing to an earlier one, or with another kind it
+            does.
     """
     if device.type == "meta":
         return
@@ -35,7 +36,8 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
     if leaks != (config.attention == "full"):
         raise OptionError(
-            f"With `attention={config.attention!r}` the first tokens of a text must{' not' if leaks else ''} see the last one, but in a "
-            f"`{type(model).__name__}` they {'do' if leaks else 'do not'}. Choose another `attention`, or load the model with "
+            f"With `attention={config.attention!r}` the first tokens of a text must{' not' if leaks else ''} see the "
+            f"last one, but in a `{type(model).__name__}` they {'do' if leaks else 'do not'}. Choose another "
+            "`attention`, or load the model with "
             '`attn_implementation="sdpa"`.'
         )

@@ -1,4 +1,4 @@
-"""How the forward of a diffusion model is called: with a mask that says who sees whom, positions, and a cache where one is kept."""
+"""The call of a diffusion model's forward, with an attention mask, positions, and a cache where one is kept."""
 
 import inspect
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class ModelCall:
         token_ids (`torch.Tensor` of shape `(rows, tokens)`): Tokens to be read.
         positions (`torch.Tensor` of shape `(rows, tokens)`): Where they stand in the text.
         allowed (`torch.Tensor` of shape `(rows, tokens, slots)`): What each one sees, cached slots first.
-        cache ([`~transformers.Cache`], *optional*): Keys and values of what was read before; all of these tokens are added.
+        cache ([`~transformers.Cache`], *optional*): Keys and values of what was read before; all of these tokens are
+            added.
         num_rows (`int`): Rows of logits that are asked for, the last ones.
     """
 
@@ -66,5 +67,6 @@ def check_forward(model: PreTrainedModel) -> None:
     if missing:
         raise OptionError(
             f"`{type(model).__name__}.forward` must take {', '.join(f'`{name}`' for name in NEEDED)}, but it lacks "
-            f"{', '.join(f'`{name}`' for name in missing)}. A diffusion model is told who sees whom: take one that can be."
+            f"{', '.join(f'`{name}`' for name in missing)}. A diffusion model is told who sees whom: take one that "
+            "can be."
         )

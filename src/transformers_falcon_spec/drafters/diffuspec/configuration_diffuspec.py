@@ -1,4 +1,4 @@
-"""The configuration of a diffusion drafter: how the diffusion model is asked, how far it drafts, and what of its lattice is drafted."""
+"""The configuration of a diffusion drafter: how its model is called, how far it drafts, and how it searches."""
 
 from typing import Any, ClassVar
 
@@ -24,39 +24,50 @@ _SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
 
 @strict
 class DiffusionConfig(WholeModelConfig):
-    """Configuration of [`DiffusionDrafter`]; defaults of the search are the paper's (arXiv 2510.02358), the length of drafts is fixed.
+    """Configuration of [`DiffusionDrafter`]; it searches as the paper does (arXiv 2510.02358) at a fixed length.
 
     Args:
         auto_class (`str`, *optional*, defaults to `"AutoModelForCausalLM"`): Class of Transformers that loads it.
         mask_token_id (`int`): The diffusion model's id of a token to be filled in. It is never drafted.
         logits_shift (`int`, *optional*, defaults to 1):
-            1: the row of a token speaks of the next one, as in models made of autoregressive ones; 0: a mask's row speaks of the
+            1: the row of a token speaks of the next one, as in models made of autoregressive ones; 0: a mask's row
+            speaks of the
             mask. With 1 the newest token's own row drafts the first token, so that a draft of k takes k - 1 masks.
         attention (`str`, *optional*, defaults to `"prefix_causal"`):
-            Who sees whom. `"full"`: all see all. `"prefix_causal"`: text sees what stands before it, masks see text and
+            Who sees whom. `"full"`: all see all. `"prefix_causal"`: text sees what stands before it, masks see text
+            and
             all masks. `"block_causal"`: blocks of `block_size` on a fixed grid see themselves and earlier blocks.
         block_size (`int`, *optional*): Tokens that the model was trained to fill in at once; None: no such limit.
         cache_rounds (`int`, *optional*, defaults to 1):
-            Full attention alone: rounds for which the keys and values of the text are kept although the model would see the
-            new tokens from them. 1 reads all of the text anew in every round, which is exact. The other kinds keep an exact cache.
+            Full attention alone: rounds for which the keys and values of the text are kept although the model would
+            see the
+            new tokens from them. 1 reads all of the text anew in every round, which is exact. The other kinds keep an
+            exact cache.
         num_steps (`int`, *optional*, defaults to 1):
             Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
         draft_length (`str`, *optional*, defaults to `"fixed"`):
-            `"fixed"`; `"adaptive"`, the paper's controller; or `"confidence"`, which stops where the model is not sure.
-        num_draft_tokens (`int`, *optional*): Most tokens of a draft; `block_size`, or 20, unless told otherwise. k_max in the paper.
-        min_draft_tokens (`int`, *optional*, defaults to 1): Fewest, where the length is controlled. k_min in the paper, there 20.
+            `"fixed"`; `"adaptive"`, the paper's controller; or `"confidence"`, which stops where the model is not
+                sure.
+        num_draft_tokens (`int`, *optional*): Most tokens of a draft; None is `block_size`, or 20. k_max
+            in the paper.
+        min_draft_tokens (`int`, *optional*, defaults to 1): Fewest, where the length is controlled. k_min in the
+            paper, there 20.
         growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
         smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
         least_confidence (`float`, *optional*, defaults to 0.45): Below this a draft of controlled confidence ends.
         search (`str`, *optional*, defaults to `"cps"`):
-            `"cps"`: the path that diffusion model and a causal proxy like best; `"argmax"`: the best token of every position;
-            `"marginal"`: every position drawn on its own, with the distributions that rejecting verifiers ask for; `"tree"`: a tree.
-        mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a position must have. tau in the paper.
+            `"cps"`: the path that diffusion model and a causal proxy like best; `"argmax"`: the best token of every
+                position;
+            `"marginal"`: every position drawn on its own, with the distributions that rejecting verifiers ask for;
+                `"tree"`: a tree.
+        mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a position must have. tau in
+            the paper.
         max_candidates (`int`, *optional*, defaults to 15): Most candidates of a position. M_max in the paper.
         beam_width (`int`, *optional*, defaults to 3): Paths that the search keeps. B in the paper.
         model_weight (`float`, *optional*, defaults to 0.5):
             Weight of the diffusion model's score; the proxy has the rest. lambda in the paper.
-        target_contract (`dict`, *optional*): What is known of the target that it was trained for; None for models that others trained.
+        target_contract (`dict`, *optional*): What is known of the target that it was trained for; None for models that
+            others trained.
         kwargs: Fields of [`WholeModelConfig`].
 
     Raises:
@@ -66,7 +77,8 @@ class DiffusionConfig(WholeModelConfig):
 
     ```python
     >>> from transformers import LlamaConfig
-    >>> config = DiffusionConfig(draft_config=LlamaConfig(vocab_size=101), vocab_size=100, mask_token_id=100, block_size=8)
+    >>> draft_config = LlamaConfig(vocab_size=101)
+    >>> config = DiffusionConfig(draft_config=draft_config, vocab_size=100, mask_token_id=100, block_size=8)
     >>> config.num_draft_tokens, config.draft_vocab_size
     (8, 100)
 
@@ -102,7 +114,8 @@ class DiffusionConfig(WholeModelConfig):
         """Refuse forms of calling a model that older versions knew."""
         if kwargs.pop("call", MASKED) != MASKED:
             raise OptionError(
-                f"`call` must be left out or {MASKED!r}: models that take no masks, or booleans, are no longer called. Take another model."
+                f"`call` must be left out or {MASKED!r}: models that take no masks, or booleans, are no longer "
+                "called. Take another model."
             )
         super().__post_init__(**kwargs)
 
@@ -145,7 +158,8 @@ class DiffusionConfig(WholeModelConfig):
                 raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
         if self.growth < 0 or not self.mass or not self.smoothing:
             raise OptionError(
-                f"`growth` must be at least 0, `mass` and `smoothing` above 0, but they are {self.growth}, {self.mass} and {self.smoothing}."
+                f"`growth` must be at least 0, `mass` and `smoothing` above 0, but they are {self.growth}, "
+                f"{self.mass} and {self.smoothing}."
             )
         self._check_lengths()
         self._check_tokens()
@@ -154,12 +168,13 @@ class DiffusionConfig(WholeModelConfig):
     def _check_lengths(self) -> None:
         if self.block_size is not None and self.most_draft_tokens > self.block_size:
             raise OptionError(
-                f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill in, but it is "
-                f"{self.num_draft_tokens}. Take a model of larger blocks."
+                f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill "
+                f"in, but it is {self.num_draft_tokens}. Take a model of larger blocks."
             )
         if self.min_draft_tokens > self.most_draft_tokens:
             raise OptionError(
-                f"`min_draft_tokens` must be at most `num_draft_tokens`, {self.num_draft_tokens}, but it is {self.min_draft_tokens}."
+                f"`min_draft_tokens` must be at most `num_draft_tokens`, {self.num_draft_tokens}, but it is "
+                f"{self.min_draft_tokens}."
             )
         if self.attention == "block_causal" and self.block_size is None:
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
@@ -169,19 +184,21 @@ class DiffusionConfig(WholeModelConfig):
         size = self.draft_config.vocab_size
         if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
             raise OptionError(
-                f"`mask_token_id` must lie in 0..{size - 1}, the diffusion model's ids, but it is {self.mask_token_id}."
+                f"`mask_token_id` must lie in 0..{size - 1}, the diffusion model's ids, but it is "
+                f"{self.mask_token_id}."
             )
 
     def _check_cache(self) -> None:
         assert isinstance(self.draft_config, PreTrainedConfig)
         if self.cache_rounds > 1 and self.attention != "full":
             raise OptionError(
-                "`cache_rounds` above 1 is for full attention; the other kinds of attention keep an exact cache. It is "
-                f"{self.cache_rounds} with `attention={self.attention!r}`."
+                "`cache_rounds` above 1 is for full attention; the other kinds of attention keep an exact cache. It "
+                f"is {self.cache_rounds} with `attention={self.attention!r}`."
             )
         if any(kind.sliding_window or kind.chunk_size for kind in layer_kinds(self.draft_config)):
             raise OptionError(
-                "The layers of a diffusion model must see the whole text, but some see a window or a chunk. Take a model without."
+                "The layers of a diffusion model must see the whole text, but some see a window or a chunk. Take a "
+                "model without."
             )
 
 

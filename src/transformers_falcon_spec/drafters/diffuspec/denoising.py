@@ -1,7 +1,7 @@
 """One row's text as the diffusion model reads it, round after round, and what it says of the masks behind it.
 
-What is kept of keys and values depends on who sees whom: all of the text where nothing in it sees masks, whole blocks of a grid, nothing
-where all see all; or, for some rounds, what full attention left, as an approximation.
+What is kept of keys and values depends on who sees whom: all of the text where nothing in it sees masks, whole blocks
+of a grid, nothing where all see all; or, for some rounds, what full attention left, as an approximation.
 """
 
 from collections.abc import Callable
@@ -32,23 +32,24 @@ class DenoisedRow:
         self._cache = DynamicCache() if self.config.keeps_cache else None
         self._num_rounds = 0
 
-    def room(self, num_committed: int) -> int:
-        """Most tokens that can be drafted behind so many: to the end of the block on the grid, and of the model's context."""
+    def max_draft_tokens(self, num_committed: int) -> int:
+        """Most tokens that fit behind a text of this length: to the end of its block on the grid or the context."""
         config = self.config
-        room = config.most_draft_tokens
+        most = config.most_draft_tokens
         context = getattr(config.draft_config, "max_position_embeddings", None)
         if context is not None:
-            room = min(room, context - num_committed + config.logits_shift)
+            most = min(most, context - num_committed + config.logits_shift)
         if config.attention == "block_causal":
             assert config.block_size is not None  # the configuration sees to it
-            room = min(room, config.block_size - num_committed % config.block_size + config.logits_shift)
-        return max(room, 0)
+            most = min(most, config.block_size - num_committed % config.block_size + config.logits_shift)
+        return max(most, 0)
 
     def scores(self, text: Tensor, num_tokens: int, num_steps: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
         """What the model says of `num_tokens` masks behind `text` `[tokens]`: `[num_tokens, vocab]`.
 
-        With several passes every position keeps what was said of it while it was last masked; between passes the surest of those that
-        are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which leaves both open).
+        With several passes every position keeps the scores of the last pass in which it was masked; between passes the
+        surest of those that are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which
+        leaves both open).
 
         Args:
             text (`torch.Tensor` of shape `(tokens,)`): All committed tokens.
@@ -75,7 +76,7 @@ class DenoisedRow:
         return found
 
     def _read(self, text: Tensor, block: Tensor) -> Tensor:
-        """Logits `[block, vocab]` of the positions of a block behind the text; the cache keeps what outlives the pass."""
+        """Logits `[block, vocab]` of the positions of a block behind the text; what outlives the pass is cached."""
         config, num_committed = self.config, len(text)
         start = min(self.num_cached, num_committed - config.logits_shift)
         self._crop(start)

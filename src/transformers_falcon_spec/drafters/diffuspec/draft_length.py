@@ -42,7 +42,7 @@ class FixedLength:
         return self.length
 
     def kept_length(self, confidences: Tensor) -> int:
-        """How many of the denoised positions to draft for, by the probability `[positions]` of each one's best candidate."""
+        """How many positions to draft for, by the probability `[positions]` of each one's best candidate."""
         return len(confidences)
 
     def observe(self, num_generated: int, num_accepted: int) -> None:
@@ -50,13 +50,13 @@ class FixedLength:
 
 
 class AdaptiveLength(FixedLength):
-    """Adaptive draft length as it is published: longer after drafts that were accepted whole, shorter where the text ends.
+    """The published adaptive length: longer after drafts that were accepted whole, shorter where the text ends.
 
     With moving averages that start at 0, `generated = (1 - rho) * generated + rho * num_generated` and the same for
-    `accepted`, the next draft has `ceil(generated + delta * [accepted >= generated])` positions, at least `min_length` and
-    at most `max_length`; the first one has `max_length`. Since `num_generated` never exceeds the length itself, the length
-    falls to `min_length` in the second step and stays there except after drafts accepted almost whole: small drafters want
-    a small `min_length`. Source: arXiv 2510.02358, section 3.3.
+    `accepted`, the next draft has `ceil(generated + delta * [accepted >= generated])` positions, at least `min_length`
+    and at most `max_length`; the first one has `max_length`. Since `num_generated` never exceeds the length itself,
+    the length falls to `min_length` in the second step and stays there except after drafts accepted almost whole:
+    small drafters want a small `min_length`. Source: arXiv 2510.02358, section 3.3.
 
     Args:
         min_length (`int`, *optional*, defaults to 20): Shortest draft.
@@ -82,8 +82,8 @@ class AdaptiveLength(FixedLength):
     def __init__(self, min_length: int = 20, max_length: int = 30, delta: int = 10, rho: float = 0.5) -> None:
         if not 1 <= min_length <= max_length or delta < 0 or not 0 < rho <= 1:
             raise OptionError(
-                "Draft lengths must obey 1 <= `min_length` <= `max_length`, 0 <= `delta` and 0 < `rho` <= 1, but they are "
-                f"{min_length}, {max_length}, {delta} and {rho}."
+                "Draft lengths must obey 1 <= `min_length` <= `max_length`, 0 <= `delta` and 0 < `rho` <= 1, but they "
+                f"are {min_length}, {max_length}, {delta} and {rho}."
             )
         super().__init__(max_length)
         self.min_length, self.max_length, self.delta, self.rho = min_length, max_length, delta, rho
@@ -100,8 +100,8 @@ class AdaptiveLength(FixedLength):
 class ConfidenceStop(FixedLength):
     """Drafts end before the first position whose best candidate is less likely than `threshold`.
 
-    Where FailFast (arXiv 2512.20573) asks for another ten positions as long as all are confident, here one pass denoises
-    `max_length` positions and the target does not read those behind the first one below the threshold.
+    Where FailFast (arXiv 2512.20573) asks for another ten positions as long as all are confident, here one pass
+    denoises `max_length` positions and the target does not read those behind the first one below the threshold.
 
     Args:
         max_length (`int`): Positions denoised in a pass.
@@ -123,7 +123,8 @@ class ConfidenceStop(FixedLength):
     def __init__(self, max_length: int, threshold: float = 0.45) -> None:
         if max_length < 1 or not 0 <= threshold <= 1:
             raise OptionError(
-                f"`max_length` must be at least 1 and `threshold` from 0 to 1, but they are {max_length} and {threshold}."
+                f"`max_length` must be at least 1 and `threshold` from 0 to 1, but they are {max_length} and "
+                f"{threshold}."
             )
         super().__init__(max_length)
         self.threshold = threshold

@@ -1,7 +1,7 @@
-"""Drafting with DiffuSpec: the diffusion model fills in the positions behind each text, and a search picks a path or a tree from them.
+"""Drafting with DiffuSpec: the diffusion model fills in masks behind the text, and a search picks a path or a tree.
 
-A searched path is no draw, so nothing is said of what it was drawn from: the walk compares tokens. Only drawn marginals are
-handed over with their distributions (arXiv 2510.02358, equation 6, which holds for these alone).
+A searched path is no draw, so it comes without draft probabilities: the walk compares tokens. Only drawn
+marginals are handed over with their distributions (arXiv 2510.02358, equation 6, which holds for these alone).
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _HISTORY = 2  # newest tokens that a proxy reads
 
 
 class DiffusionCandidateGenerator(TreeCandidateGenerator):
-    """One call's drafting with a [`DiffusionDrafter`]; rows are denoised one after the other, each with a past of its own."""
+    """Drafting with a [`DiffusionDrafter`] during one call; rows are denoised one after the other."""
 
     feature_layers = ()
 
@@ -85,11 +85,11 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return self.config.search == "tree" and not budget.is_chain
 
     def _is_drawn(self, budget: DraftBudget) -> bool:
-        """Whether tokens are drawn and judged by what they were drawn from; with noise to come the best is what is drawn."""
+        """Whether tokens are drawn for rejection sampling; where noise of later draws is known, they are not."""
         return self.config.search == "marginal" and budget.temperature is not None and budget.noise is None
 
     def _filled_in(self, number: int, row: "_Row", num: int, num_steps: int, budget: DraftBudget) -> Tensor:
-        """Scores `[num, vocab]` over the target's tokens of the positions behind a text, less noise that is known to come."""
+        """Scores `[num, vocab]` over the target's tokens of the positions behind a text, less noise that is known."""
         text = row.text.to(self.drafter.device)
         text = text.where(text < self.drafter.model.config.vocab_size, 0)  # one that the model lacks
         noise = None
@@ -108,7 +108,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return scores if noise is None else scores - noise
 
     def _lattice(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> Lattice:
-        """The candidates of the positions that are worth drafting for; the row remembers how far the text seems to go."""
+        """The candidates of the positions to draft for; the row remembers where the text seems to end."""
         with self._searching():
             sharpened = scores[None] / (budget.temperature or 1.0)
             lattice = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
@@ -182,7 +182,7 @@ class _Row:
 
     def num_positions(self, depth: int, budget: DraftBudget, is_tree: bool) -> int:
         """Places to be filled in."""
-        most = min(depth, self.length.next_length(), self.reader.room(len(self.text)))
+        most = min(depth, self.length.next_length(), self.reader.max_draft_tokens(len(self.text)))
         return most if is_tree else min(most, budget.num_nodes - 1)
 
     def read_proxy(self) -> "ContextProxy | None":

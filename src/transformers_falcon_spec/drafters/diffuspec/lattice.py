@@ -1,7 +1,8 @@
 """The candidates of each drafted position: the fewest tokens that hold most of the diffusion model's probability.
 
-One denoising pass gives every position a distribution that knows nothing of its neighbours' tokens, so what can be drafted is a lattice: a
-list of candidates for each position, any of which may follow any of the position before. Source: arXiv 2510.02358, section 3.2.
+One denoising pass gives every position a distribution that knows nothing of its neighbours' tokens, so what can be
+drafted is a lattice: a list of candidates for each position, any of which may follow any of the position before.
+Source: arXiv 2510.02358, section 3.2.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +19,13 @@ class Lattice:
     """Candidates of each row at each drafted position, best first.
 
     Args:
-        token_ids (`torch.Tensor` of shape `(rows, positions, candidates)`): Tokens, int64; those that were pruned stand behind the rest.
+        token_ids (`torch.Tensor` of shape `(rows, positions, candidates)`): Tokens, int64; those that were pruned
+            stand behind the rest.
         log_probs (`torch.Tensor` of shape `(rows, positions, candidates)`):
             What the softmax over all allowed tokens gives them, float32; -inf where pruned.
         num (`torch.Tensor` of shape `(rows, positions)`): Candidates kept, at least 1.
-        end_log_probs (`torch.Tensor` of shape `(rows, positions)`): What the likeliest token that ends the text gets, kept or not.
+        end_log_probs (`torch.Tensor` of shape `(rows, positions)`): What the likeliest token that ends the text gets,
+            kept or not.
         end_ids (`tuple[int, ...]`): Tokens that end the text.
     """
 
@@ -73,7 +76,8 @@ def prune(
     A token that ends the text enters like any other: where it is the best one it is always kept.
 
     Args:
-        logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass; row i drafts the token of position i.
+        logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass; row i drafts the token of
+            position i.
         tau (`float`): Mass to keep; 1 keeps `max_candidates` everywhere. The paper finds 0.8 best.
         max_candidates (`int`): Most candidates of a position; the paper finds 15 best.
         end_ids (`Sequence[int]`): Tokens that end the text.
@@ -93,7 +97,8 @@ def prune(
     """
     if not 0 < tau <= 1 or max_candidates < 1:
         raise OptionError(
-            f"`tau` must be above 0 and at most 1, and `max_candidates` at least 1, but they are {tau} and {max_candidates}."
+            f"`tau` must be above 0 and at most 1, and `max_candidates` at least 1, but they are {tau} and "
+            f"{max_candidates}."
         )
     if not logits.shape[1]:
         raise OptionError("A lattice must have at least 1 position, but the draft length is 0. Draft nothing instead.")

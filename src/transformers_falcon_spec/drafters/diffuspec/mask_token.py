@@ -1,4 +1,4 @@
-"""Which token is the mask of a diffusion model. It is looked up by its string: an id that is free in one vocabulary is a word of another."""
+"""The mask token of a diffusion model: found by its string, for its id may be a word of the target."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,13 +24,14 @@ def mask_id(
     found = next((int(candidate) for candidate in candidates if candidate is not None), None)
     if found is None:
         raise OptionError(
-            "A diffusion model needs the id of its mask, but neither `mask_token_id`, a tokenizer nor its configuration names "
-            "one. Pass `mask_token_id=...`."
+            "A diffusion model needs the id of its mask, but neither `mask_token_id`, a tokenizer nor its "
+            "configuration names one. Pass `mask_token_id=...`."
         )
     if named is not None and tokenizer is not None and named != found:
         raise DrafterMismatchError(
-            f"The mask must be {tokenizer.mask_token!r}, token {named} of the diffusion model's tokenizer, but `mask_token_id` is {found}, "
-            f"there {tokenizer.convert_ids_to_tokens(found)!r}. Pass `mask_token_id={named}`, or the tokenizer that the model was trained with."
+            f"The mask must be {tokenizer.mask_token!r}, token {named} of the diffusion model's tokenizer, but "
+            f"`mask_token_id` is {found}, there {tokenizer.convert_ids_to_tokens(found)!r}. Pass "
+            f"`mask_token_id={named}`, or the tokenizer that the model was trained with."
         )
     return found
 
@@ -55,9 +56,10 @@ def check_mask(
     if target_tokenizer is None:
         if mask_token_id < num_shared:
             raise DrafterMismatchError(
-                f"The mask must be no token of the target, but `mask_token_id` {mask_token_id} is below {num_shared}, the ids that both share, "
-                "and the target brings no tokenizer that could tell. Pass `tokenizer=..., target_tokenizer=...`, or `mask_is_text=True` if "
-                "the model was trained with a word as its mask: that word is never drafted."
+                f"The mask must be no token of the target, but `mask_token_id` {mask_token_id} is below {num_shared}, "
+                "the ids that both share, and the target brings no tokenizer that could tell. Pass `tokenizer=..., "
+                "target_tokenizer=...`, or `mask_is_text=True` if the model was trained with a word as its mask: that "
+                "word is never drafted."
             )
         return
     theirs = {number: token for token, number in target_tokenizer.get_vocab().items()}.get(mask_token_id)
@@ -65,7 +67,7 @@ def check_mask(
     if theirs is not None and not is_mask:
         ours = None if tokenizer is None else tokenizer.convert_ids_to_tokens(mask_token_id)
         raise DrafterMismatchError(
-            f"The mask must be no token of the target, but id {mask_token_id}, {ours!r} in the diffusion model, is {theirs!r} there. Take a "
-            "diffusion model of the target's own family, or pass `mask_is_text=True` if it was trained with that word as its mask: it "
-            "is never drafted then."
+            f"The mask must be no token of the target, but id {mask_token_id}, {ours!r} in the diffusion model, is "
+            f"{theirs!r} there. Take a diffusion model of the target's own family, or pass `mask_is_text=True` if it "
+            "was trained with that word as its mask: it is never drafted then."
         )

@@ -1,6 +1,6 @@
 """The diffusion drafter: a masked diffusion language model of any kind, which fills in what follows the text.
 
-The model stays as it is: what differs between families is said in the configuration. Source: arXiv 2510.02358.
+The model stays as it is: the configuration holds what differs between families. Source: arXiv 2510.02358.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ DEFAULT_BLOCK = 8  # of a fresh drafter
 
 
 class DiffusionDrafter(WholeModelDrafter):
-    """Drafts with a masked diffusion model: in one pass it says what each of the next positions may hold, and a search picks from that.
+    """A drafter that is a masked diffusion model: one pass predicts all next positions, and a search picks from them.
 
     Example:
 
@@ -64,10 +64,11 @@ class DiffusionDrafter(WholeModelDrafter):
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
-        """An untrained drafter for `target`, on its device: a smaller model of its kind, with a mask beside its tokens.
+        """An untrained drafter for `target`, on its device: a smaller model of its kind with one token more, the mask.
 
-        The model starts as the target's own layers, spread evenly, where it differs in depth alone; the mask starts as the mean of all
-        tokens. `options` are fields of [`DiffusionConfig`], or else of the target's own configuration, such as `num_hidden_layers`.
+        The model starts as the target's own layers, spread evenly, where it differs in depth alone; the mask starts as
+        the mean of all tokens. `options` are fields of [`DiffusionConfig`], or else of the target's own configuration,
+        such as `num_hidden_layers`.
 
         Raises:
             [`OptionError`]: an option that is neither.
@@ -98,12 +99,16 @@ class DiffusionDrafter(WholeModelDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A masked diffusion model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            preset (`str`, *optional*): `"paper"` drafts with the paper's options, where `options` do not say otherwise.
+            preset (`str`, *optional*): `"paper"` drafts with the paper's options, where `options` do not say
+                otherwise.
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-                That of `model`, to compare tokens and to find the mask. Without both only vocabularies of one size are the same.
+                That of `model`, to compare tokens and to find the mask. Without both only vocabularies of one size are
+                the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
-            mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never drafted.
-            proxy_texts (`Iterable`, *optional*): Token ids of texts that a 3-gram proxy is fitted to; `preset="paper"` needs them.
+            mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never
+                drafted.
+            proxy_texts (`Iterable`, *optional*): Token ids of texts that a 3-gram proxy is fitted to; `preset="paper"`
+                needs them.
             options: Fields of [`DiffusionConfig`].
 
         Raises:
@@ -131,7 +136,7 @@ class DiffusionDrafter(WholeModelDrafter):
         return cls.from_model(model, target, **options)
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
-        """Load the proxy beside the weights, if there is one."""
+        """Load the proxy, if one was saved."""
         self.proxy = load_saved_proxy(name_or_path, **hub)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
@@ -142,8 +147,8 @@ class DiffusionDrafter(WholeModelDrafter):
         """
         if type(self.model).__module__.startswith("transformers_modules."):
             raise OptionError(
-                f"A drafter is saved without code, but `{type(self.model).__name__}` came with code of its own. Wrap it anew instead: "
-                "`DiffusionDrafter.from_pretrained(NAME, target=target, trust_remote_code=True)`."
+                f"A drafter is saved without code, but `{type(self.model).__name__}` came with code of its own. Wrap "
+                "it anew instead: `DiffusionDrafter.from_pretrained(NAME, target=target, trust_remote_code=True)`."
             )
         super().save_pretrained(save_directory, **kwargs)
         if self.proxy is not None:
@@ -171,7 +176,7 @@ class DiffusionDrafter(WholeModelDrafter):
 
     @property
     def block_size(self) -> int:
-        """Tokens drafted in one pass, each at a position of its own."""
+        """Tokens drafted in one pass."""
         return self.config.most_draft_tokens
 
     @property
@@ -196,7 +201,7 @@ class DiffusionDrafter(WholeModelDrafter):
         return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """The vocabulary that the drafter was made for, and that of its proxy, beside that of a target."""
+        """The vocabularies that drafter and proxy were made for, each with the target's."""
         given = model.config.get_text_config(decoder=True).vocab_size
         proxy = {} if self.proxy is None else {"a proxy's vocabulary": (self.proxy.vocab_size, given)}
         return {**super().compared_sizes(model), **proxy}

@@ -1,7 +1,7 @@
-"""How often n-grams of token ids come: counted in bulk, kept in sorted arrays, and opened as a dictionary for one context at a time.
+"""Counts of n-grams of token ids, kept in sorted arrays and opened as a dictionary for one context at a time.
 
-An n-gram of vocabulary V is kept under one whole number, its tokens as digits to the base V, so that all that follows one context
-stands side by side.
+An n-gram of vocabulary V is kept under one whole number, its tokens as digits to the base V, so that all that follows
+one context stands side by side.
 """
 
 from array import array
@@ -38,7 +38,7 @@ class Followers:
         self.own_counts[token] = self.own_counts.get(token, 0) + 1
 
     def interpolated(self, token_ids: Sequence[int], shorter: list[float]) -> list[float]:
-        """The chance of each token, given that after the context without its oldest token."""
+        """The probability of each token, given that after the context without its oldest token."""
         if not self.total:
             return shorter
         weight, num_kinds, shared = self.total + self.num_kinds, self.num_kinds, self.counts.get
@@ -110,8 +110,8 @@ def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, 
     tokens = torch.cat([torch.zeros(0, dtype=torch.long), *texts])
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         raise OptionError(
-            f"Token ids must lie from 0 to {vocab_size - 1}, but they lie from {int(tokens.min())} to {int(tokens.max())}. Take the "
-            "vocabulary of the tokenizer that made them."
+            f"Token ids must lie from 0 to {vocab_size - 1}, but they lie from {int(tokens.min())} to "
+            f"{int(tokens.max())}. Take the vocabulary of the tokenizer that made them."
         )
     lengths = torch.tensor([len(text) for text in texts], dtype=torch.long)
     text_of = torch.repeat_interleave(torch.arange(len(texts)), lengths)

@@ -1,11 +1,11 @@
-"""What to draft from a lattice: the path that reads best, the best or drawn token of each position, or the likeliest tree.
+"""The search over a lattice of candidates: it finds the best path, the likeliest tree, or draws each position alone.
 
-The positions of a lattice do not know one another's tokens, so the best ones need not follow from one another. Causal-consistency path
-search weighs them with a model that reads from left to right: `model_weight * log p(drafter) + (1 - model_weight) * log p(proxy)`,
-summed over a path, by a beam. Source: arXiv 2510.02358, section 3.2.
+The positions of a lattice do not know one another's tokens, so the best ones need not follow from one another.
+Causal-consistency path search weighs them with a model that reads from left to right: `model_weight * log p(drafter) +
+(1 - model_weight) * log p(proxy)`, summed over a path, by a beam. Source: arXiv 2510.02358, section 3.2.
 
-A path or tree found here is no draw: it follows from the lattice alone. Where drafts are judged by what they were drawn from, only
-[`draw_marginals`] may be used, for handing over the marginals of a searched path would bias the text.
+A path or tree found here is no draw: it follows from the lattice alone. Where drafts are judged by what they were
+drawn from, only [`draw_marginals`] may be used, for handing over the marginals of a searched path would bias the text.
 """
 
 import heapq
@@ -35,7 +35,7 @@ class PathScores:
         end_log_probs (`list[float]`): What the drafter gives an end of the text at each position.
         proxy (`NgramProxy`, *optional*): Without one the drafter's scores stand alone.
         context (`tuple[int, ...]`): The newest tokens of the text.
-        model_weight (`float`): Weight of the drafter beside the proxy.
+        model_weight (`float`): Weight of the drafter; the proxy has the rest.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ def mixed_scores(
 ) -> PathScores:
     """Scores of the drafter and of a proxy, mixed.
 
-    They end with the first position whose best candidate ends the text. Behind the end of a text a drafter fills in ends, and a proxy
-    has nothing to say: a path that has ended adds the drafter's score of an end for each position, so that paths of any length compare.
+    They end with the first position whose best candidate ends the text. Behind the end of a text a drafter fills in
+    ends, and a proxy has nothing to say: a path that has ended adds the drafter's score of an end for each position,
+    so that paths of any length compare.
 
     Args:
         lattice (`Lattice`): Of one row, on the CPU.
@@ -93,12 +94,13 @@ def mixed_scores(
 
 
 def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Tensor:
-    """The tokens `[length]` of the best path found by a beam from left to right, up to and including one that ends the text.
+    """The tokens `[length]` of the best path that a beam finds, up to and including one that ends the text.
 
     Args:
         lattice (`Lattice`): Of one row, on the CPU.
         scores (`PathScores`): Of that lattice.
-        beam_width (`int`): Paths kept at each position, 1 for the best next token each time; the paper finds 3 or 4 best.
+        beam_width (`int`): Paths kept at each position, 1 for the best next token each time; the paper finds 3 or 4
+            best.
 
     Raises:
         [`OptionError`]: the width is below 1.
@@ -132,7 +134,7 @@ def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Te
 
 
 def argmax_path(lattice: Lattice) -> Tensor:
-    """The best token of each position `[length]` of a lattice of one row, up to and including one that ends the text."""
+    """The best token `[length]` of each position of a lattice of one row, up to one that ends the text."""
     return lattice.token_ids[0, : int(lattice.lengths[0]), 0]
 
 
@@ -140,12 +142,15 @@ def draw_marginals(logits: Tensor, budget: DraftBudget, rng: torch.Generator) ->
     """A token of each position, drawn without regard to the others, and exactly what it was drawn from.
 
     Args:
-        logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass, over the target's vocabulary.
-        budget (`DraftBudget`): Whose `temperature` to draw at; its `noise`, where there is some, decides instead of `rng`.
+        logits (`torch.Tensor` of shape `(rows, positions, vocab)`): Of the denoising pass, over the target's
+            vocabulary.
+        budget (`DraftBudget`): Whose `temperature` to draw at; its `noise`, where there is some, decides instead of
+            `rng`.
         rng (`torch.Generator`): What to draw from.
 
     Returns:
-        Tokens `(rows, positions)` and probabilities `(rows, positions, vocab)`; those of a position are what the node before it was given.
+        Tokens `(rows, positions)` and probabilities `(rows, positions, vocab)`; those of a position are what the node
+        before it was given.
     """
     probs = torch.softmax(logits.float() / (budget.temperature or 1.0), dim=-1)
     depths = list(range(1, probs.shape[1] + 1))
@@ -175,10 +180,11 @@ class LatticeTree:
 
 
 def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
-    """The `num_nodes` nodes of highest score, root included, of the tree of all paths through a lattice; fewer if there are fewer.
+    """The tree of the `num_nodes` nodes of highest score, root included, among all paths through a lattice.
 
-    The score of a path never rises with its length, so the best nodes of all hold their ancestors. By the drafter's scores alone
-    this is [`DraftTree.best_first`] of the marginals; with a proxy the children of a node depend on the path to it.
+    The score of a path never rises with its length, so the best nodes of all hold their ancestors. By the drafter's
+    scores alone this is [`DraftTree.best_first`] of the marginals; with a proxy the children of a node depend on the
+    path to it.
 
     Args:
         lattice (`Lattice`): Of one row, on the CPU.
@@ -187,7 +193,7 @@ def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -
         num_nodes (`int`): Most nodes, root included.
 
     Raises:
-        [`OptionError`]: there is no room for the root.
+        [`OptionError`]: `num_nodes` leaves out the root.
 
     Example:
 

@@ -36,7 +36,8 @@ def preset_options(name: str | None, given: Mapping[str, Any]) -> dict[str, Any]
     """
     if name not in (None, PAPER):
         raise OptionError(
-            f"`preset` must be {PAPER!r} or left out, but it is {name!r}. What public models need is listed in `docs/diffuspec.md`."
+            f"`preset` must be {PAPER!r} or left out, but it is {name!r}. What public models need is listed in "
+            "`docs/diffuspec.md`."
         )
     return {**(PAPER_OPTIONS if name == PAPER else {}), **given}
 
@@ -51,7 +52,7 @@ def fitted_proxy(
     """
     if name == PAPER and texts is None:
         raise OptionError(
-            f"The preset `{PAPER}` needs training text for its {PAPER_ORDER}-gram proxy, but `proxy_texts` is None. Pass "
-            "`proxy_texts=[...]`, token ids of the target for each text."
+            f"The preset `{PAPER}` needs training text for its {PAPER_ORDER}-gram proxy, but `proxy_texts` is None. "
+            "Pass `proxy_texts=[...]`, token ids of the target for each text."
         )
     return None if texts is None else NgramProxy.fit(texts, PAPER_ORDER, vocab_size)

@@ -1,13 +1,15 @@
 """The causal proxy: a counted n-gram model over token ids, which says how well tokens follow one another.
 
 Interpolated Witten-Bell smoothing: with c(h, w) counted after the history h, N(h) in all and T(h) different tokens,
-p(w | h) = (c(h, w) + T(h) p(w | h')) / (N(h) + T(h)), where h' is h without its oldest token and the last resort is 1 / V. It needs no
-held-out text, is a distribution at once, and can be counted on while text is written. Sources: Witten and Bell 1991 (method C), in
-the interpolated form of Chen and Goodman 1998, section 2.6. The paper (arXiv 2510.02358) takes 3-grams of KenLM, which needs a C++ build,
-reads words and cannot count on; no maintained library does this for token ids.
+p(w | h) = (c(h, w) + T(h) p(w | h')) / (N(h) + T(h)), where h' is h without its oldest token and the last resort is 1
+/ V. It needs no held-out text, is a distribution at once, and can be counted on while text is written. Sources: Witten
+and Bell 1991 (method C), in the interpolated form of Chen and Goodman 1998, section 2.6. The paper (arXiv 2510.02358)
+takes 3-grams of KenLM, which needs a C++ build, reads words and cannot count on; no maintained library does this for
+token ids.
 
-Whoever searches asks for a dozen tokens after a few contexts at a time, of which most come again: contexts are opened as dictionaries and
-kept. Searching sorted tensors for all histories of a lattice at once took about twenty times as long (LOG.md, 2026-11-22).
+Whoever searches asks for a dozen tokens after a few contexts at a time, of which most come again: contexts are opened
+as dictionaries and kept. Searching sorted tensors for all histories of a lattice at once took about twenty times as
+long (LOG.md, 2026-11-22).
 """
 
 import hashlib
@@ -31,7 +33,7 @@ Context = tuple[int, ...]
 
 
 class NgramProxy:
-    """Chances of tokens after up to two others; made by [`NgramProxy.fit`] or [`NgramProxy.load`], and says the same ever after.
+    """Probabilities of tokens after up to two others; made by [`NgramProxy.fit`] or [`NgramProxy.load`].
 
     Example:
 
@@ -63,8 +65,8 @@ class NgramProxy:
         """
         if not 1 <= order <= LONGEST_ORDER or not 1 <= vocab_size <= LARGEST_VOCAB:
             raise OptionError(
-                f"`order` must lie from 1 to {LONGEST_ORDER} and `vocab_size` from 1 to {LARGEST_VOCAB}, but they are {order} and "
-                f"{vocab_size}."
+                f"`order` must lie from 1 to {LONGEST_ORDER} and `vocab_size` from 1 to {LARGEST_VOCAB}, but they are "
+                f"{order} and {vocab_size}."
             )
         return NgramProxy(count_ngrams(token_sequences, order, vocab_size), vocab_size)
 
@@ -78,7 +80,7 @@ class NgramProxy:
         return NgramProxy(*read_ngrams(Path(folder)))
 
     def save(self, folder: str | Path) -> None:
-        """Write it as safetensors beside a description with the checksum."""
+        """Write it as safetensors with a description that holds the checksum."""
         write_ngrams(Path(folder), self._ngrams, self.vocab_size)
 
     @property
@@ -97,7 +99,8 @@ class NgramProxy:
         """
         if not self.vocab_size <= vocab_size <= LARGEST_VOCAB:
             raise OptionError(
-                f"`vocab_size` must lie from {self.vocab_size}, that of the proxy, to {LARGEST_VOCAB}, but it is {vocab_size}."
+                f"`vocab_size` must lie from {self.vocab_size}, that of the proxy, to {LARGEST_VOCAB}, but it is "
+                f"{vocab_size}."
             )
         return NgramProxy([level.rebased(vocab_size) for level in self._ngrams], vocab_size)
 
@@ -108,12 +111,13 @@ class NgramProxy:
     def probs(
         self, history: Sequence[int], token_ids: Sequence[int], known: dict[Context, list[float]] | None = None
     ) -> list[float]:
-        """The chance of each of `token_ids` after a text.
+        """The probability of each of `token_ids` after a text.
 
         Args:
             history (`Sequence[int]`): The newest tokens of the text, the newest last; up to two are read.
             token_ids (`Sequence[int]`): Tokens to judge.
-            known (`dict`, *optional*): By context what was found for the same tokens before; what is found is put there.
+            known (`dict`, *optional*): By context what was found for the same tokens before; what is found is put
+                there.
         """
         context = tuple(history[max(len(history) - self.order + 1, 0) :])
         return self._probs(context, token_ids, {} if known is None else known)
@@ -139,7 +143,8 @@ class NgramProxy:
 class ContextProxy(NgramProxy):
     """A proxy that goes on counting while one text is written; made by [`NgramProxy.in_context`].
 
-    It says what a proxy fitted to that text as well would say. What it has counted itself is kept beside what it shares.
+    It says what a proxy fitted to that text as well would say. What it has counted itself is kept beside what it
+    shares.
 
     Example:
 
@@ -187,7 +192,7 @@ class ContextProxy(NgramProxy):
 
 
 def load_saved_proxy(name_or_path: Any, **hub: Any) -> NgramProxy | None:
-    """The proxy beside a drafter's weights, in a folder or on the Hub; an adapter has that of the drafter beneath."""
+    """The proxy of a saved drafter, in a folder or on the Hub; an adapter has that of the drafter it was made for."""
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
         return load_saved_proxy(base, **options_of_base(hub))

@@ -1,4 +1,4 @@
-"""Files of an n-gram proxy: the counts as safetensors, and beside them a description with their checksum."""
+"""Files of an n-gram proxy: the counts as safetensors, and a description with their checksum."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,8 @@ def read_ngrams(folder: Path) -> tuple[list[NgramCounts], int]:
         ) from error
     if found != described["sha256"]:
         raise CheckpointError(
-            f"`{path}` must have the checksum {described['sha256']} of `{DESCRIPTION_FILE}`, but it has {found}. {_REMEDY}"
+            f"`{path}` must have the checksum {described['sha256']} of `{DESCRIPTION_FILE}`, but it has {found}. "
+            f"{_REMEDY}"
         )
     vocab_size = described["vocab_size"]
     lengths = range(1, described["order"] + 1)
@@ -78,8 +79,8 @@ def _description(folder: Path) -> dict[str, Any]:
         )
     if described["version"] != VERSION:
         raise CheckpointError(
-            f"`{path}` must be of version {VERSION}, but it is of version {described['version']}. Fit and save the proxy again, "
-            "or take the version of this package that wrote it."
+            f"`{path}` must be of version {VERSION}, but it is of version {described['version']}. Fit and save the "
+            "proxy again, or take the version of this package that wrote it."
         )
     return described
 

@@ -1,4 +1,4 @@
-"""Eagle: one decoder layer that drafts token by token from the target's features (arXiv 2401.15077, 2406.16858, 2503.01840)."""
+"""Eagle: one decoder layer drafts token by token from the target's features (arXiv 2401.15077, 2503.01840)."""
 
 from .configuration_eagle import EagleConfig
 from .modeling_eagle import EagleDrafter

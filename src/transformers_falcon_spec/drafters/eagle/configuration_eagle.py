@@ -1,4 +1,4 @@
-"""The configuration of an Eagle drafter: its version, sizes taken from its target, its vocabulary and how its tree grows."""
+"""The configuration of an Eagle drafter: its version, its vocabulary and its norms."""
 
 from typing import Any
 
@@ -18,16 +18,20 @@ class EagleConfig(PairConfig):
 
     Args:
         version (`int`, *optional*, defaults to 1):
-            1 predicts the target's next feature and takes the target's head, for Eagle-1 and Eagle-2, whose weights are alike; 3
+            1 predicts the target's next feature and takes the target's head, for Eagle-1 and Eagle-2, whose weights
+            are alike; 3
             reads several layers of the target, feeds itself its own states, and has a head.
-        qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as in drafters for Qwen2.
+        qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as in drafters for
+            Qwen2.
         fc_bias (`bool`, *optional*): A bias on `fc`; None is True in version 1 and False in version 3.
         draft_vocab_size (`int`, *optional*): Version 3: tokens that can be drafted; None is the whole vocabulary.
         norm_before_residual (`bool`, *optional*, defaults to `False`):
             Version 3: the residual is the normed state, as in checkpoints of speculators.
         norm_before_fc (`bool`, *optional*, defaults to `False`): Version 3: one norm over all features before `fc`.
-        fc_norm (`bool`, *optional*, defaults to `False`): Version 3: a norm for each layer's feature before `fc` (Eagle-3.1).
-        norm_output (`bool`, *optional*, defaults to `False`): Version 3: the state fed back is the normed one (Eagle-3.1).
+        fc_norm (`bool`, *optional*, defaults to `False`): Version 3: a norm for each layer's feature before `fc`
+            (Eagle-3.1).
+        norm_output (`bool`, *optional*, defaults to `False`): Version 3: the state fed back is the normed one
+            (Eagle-3.1).
         kwargs: Fields of [`PairConfig`], and of `LlamaConfig` for its decoder layer.
 
     Example:
@@ -86,7 +90,8 @@ class EagleConfig(PairConfig):
             self._check_version_3()
         if not 1 <= self.num_draft_tokens <= self.vocab_size:
             raise OptionError(
-                f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is {self.num_draft_tokens}."
+                f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is "
+                f"{self.num_draft_tokens}."
             )
 
     @classmethod
@@ -100,15 +105,17 @@ class EagleConfig(PairConfig):
             raise OptionError(f"{', '.join(f'`{name}`' for name in given)} must be left out unless `version` is 3.")
         if self.feature_size != self.hidden_size:
             raise OptionError(
-                "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the hidden size, "
-                f"{self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. Version 3 reads others."
+                "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
+                f"hidden size, {self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. "
+                "Version 3 reads others."
             )
 
     def _check_version_3(self) -> None:
         assert self.feature_size is not None  # filled in
         if self.fc_norm and self.feature_size % len(self.feature_layers):
             raise OptionError(
-                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make {self.feature_size} together."
+                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make "
+                f"{self.feature_size} together."
             )
 
 

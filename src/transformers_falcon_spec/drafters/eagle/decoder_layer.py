@@ -1,4 +1,4 @@
-"""The decoder layers of Eagle: a Llama layer without its first norm, and one whose attention reads two things side by side."""
+"""The decoder layers of Eagle: a Llama layer without its first norm, and one that reads embedding and state."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class FeatureLayer(LlamaDecoderLayer):
 
 
 class StateLayer(LlamaDecoderLayer):
-    """Version 3: attention reads the normed embedding beside the normed state; the residual is the state alone."""
+    """Version 3: attention reads the normed embedding and the normed state; the residual is the state alone."""
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, layer_idx=0)

@@ -1,4 +1,4 @@
-"""Drafting with Eagle: reads committed pairs in one pass, then grows a tree, or drafts a static one, a depth a pass."""
+"""Drafting with Eagle: a pass reads the new pairs, then a tree grows or a static one is drafted, a depth a pass."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class EagleCandidateGenerator(GrownTreeGenerator):
-    """One call's drafting with an [`EagleDrafter`]; all rows in the same passes, each with its own past and its own tree."""
+    """Drafting with an [`EagleDrafter`] during one call; all rows share the passes, each has its own tree."""
 
     drafter: "EagleDrafter"
 
@@ -43,7 +43,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         return self._attend(self.embed(ids), states, mask, positions.clamp(min=0))[:, -1:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
-        """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, of their tokens and the states of their parents."""
+        """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from tokens and parents' states."""
         states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
         positions = torch.tensor(self.num_read, device=states.device)[:, None] + number - 1
         is_held = (self.slots.positions != HOLE)[:, None].expand(-1, seen.shape[1], -1)

@@ -31,7 +31,8 @@ class EagleOutput(ModelOutput):
     Args:
         states (`torch.Tensor` of shape `(rows, steps, tokens, hidden)`):
             Version 1: the feature expected at token p + 1 + step. Version 3: the state that it comes from.
-        logits (`torch.Tensor` of shape `(counted, draft_vocab)`, *optional*): Version 3: of the rows that count, in their order.
+        logits (`torch.Tensor` of shape `(counted, draft_vocab)`, *optional*): Version 3: of the rows that count, in
+            their order.
     """
 
     states: Tensor | None = None
@@ -39,10 +40,10 @@ class EagleOutput(ModelOutput):
 
 
 class EagleDrafter(GrowingDrafter):
-    """Drafts one token a pass from the target's features, then from what it said itself.
+    """Drafts one token a pass from the target's features, then from its own states.
 
-    Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is what token p + 2
-    follows from.
+    Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is what token
+    p + 2 follows from.
 
     Example:
 
@@ -109,7 +110,7 @@ class EagleDrafter(GrowingDrafter):
         return drafter.eval().to(device=target.device)
 
     def set_draft_vocabulary(self, token_ids: Sequence[int]) -> None:
-        """Which of the target's tokens can be drafted; until then the first ones. The head's rows follow ascending ids.
+        """Set the target's tokens that can be drafted; by default the first. Rows of the head follow ascending ids.
 
         Raises:
             [`OptionError`]: not as many different ids of the target as the head has rows.
@@ -118,8 +119,9 @@ class EagleDrafter(GrowingDrafter):
         is_whole = config.draft_vocab_size is not None and len(chosen) == len(token_ids) == config.draft_vocab_size
         if not is_whole or chosen[0] < 0 or chosen[-1] >= config.vocab_size:
             raise OptionError(
-                f"`token_ids` must be `draft_vocab_size` = {config.draft_vocab_size} different ids in 0..{config.vocab_size - 1}, "
-                f"but they are {len(token_ids)}, {len(chosen)} of them different, in {min(token_ids, default=0)}..{max(token_ids, default=0)}."
+                f"`token_ids` must be `draft_vocab_size` = {config.draft_vocab_size} different ids in "
+                f"0..{config.vocab_size - 1}, but they are {len(token_ids)}, {len(chosen)} of them different, in "
+                f"{min(token_ids, default=0)}..{max(token_ids, default=0)}."
             )
         if config.has_own_vocabulary:
             ids = torch.tensor(chosen, device=self.device)
@@ -144,16 +146,18 @@ class EagleDrafter(GrowingDrafter):
     ) -> EagleOutput:
         """Read whole sequences and draft on from every position of them, as in training: the training-time test.
 
-        Step 0 is the pass over true features. In step j the chain that starts at position p reads the embedding of token p + 1 + j
-        beside its own state of step j - 1, at position p + j; it sees the true rows up to p and its own steps. Padding must be on the
-        right, where no row before it looks.
+        Step 0 is the pass over true features. In step j the chain that starts at position p reads the embedding of
+        token p + 1 + j and its own state of step j - 1, at position p + j; it sees the true rows up to p and its
+        own steps. Padding must be on the right, where no row before it looks.
 
         Args:
             token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
             features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
             num_steps (`int`, *optional*, defaults to 1): Steps of every chain.
-            is_counted (`torch.Tensor` of shape `(rows, steps, tokens)`, *optional*): Where logits are wanted; None: everywhere.
-            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text, where a row
+            is_counted (`torch.Tensor` of shape `(rows, steps, tokens)`, *optional*): Where logits are wanted; None:
+                everywhere.
+            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text,
+                where a row
                 holds several; see `core/packing.py`. A chain sees its own text alone.
 
         Returns:
@@ -177,7 +181,7 @@ class EagleDrafter(GrowingDrafter):
         return EagleOutput(outputs, self.draft_logits(rows))
 
     def fuse(self, features: Float[Tensor, "... feature"]) -> Float[Tensor, "... hidden"]:
-        """The state that a row reads beside its embedding, of the target's features. Version 1 reads them as they are."""
+        """The state that a row reads with its embedding: made of the target's features, or in version 1 these."""
         if self.config.version == 1:
             return features
         if self.config.norm_before_fc:

@@ -60,7 +60,8 @@ class FusedBackend(SequentialBackend):
 class FusedAttention:
     """The attention layers of one group as one.
 
-    Norms of the same input differ in their gains alone, and those go into the projections: W (g * x + b) = (W diag g) x + W b.
+    Norms of the same input differ in their gains alone, and those go into the projections: W (g * x + b) = (W diag g)
+    x + W b.
 
     Args:
         layered ([`LayeredModel`]): The draft model.
@@ -124,7 +125,7 @@ _HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
 
 
 class _HeadNorm:
-    """Norms of queries or keys, a gain for each layer, over heads of all layers `[rows, tokens, layers * heads, size]`."""
+    """Norms of queries or keys, a gain for each layer, over heads `[rows, tokens, layers * heads, size]`."""
 
     def __init__(self, norms: Sequence[Any]) -> None:
         self._norm = _without_gain(norms[0], offset=0.0)
@@ -212,8 +213,8 @@ def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tu
 def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
     """What changes when a weight is replaced or written to.
 
-    In `inference_mode` nobody keeps count of writes, nor of those to `weight.data`, by which PEFT merges; one value of each weight
-    tells of most of these.
+    In `inference_mode` nobody keeps count of writes, nor of those to `weight.data`, by which PEFT merges; one value of
+    each weight tells of most of these.
     """
     weights = list(model.parameters())
     values = torch.stack([weight.detach().flatten()[weight.numel() // 2].float() for weight in weights]).tolist()

@@ -1,4 +1,4 @@
-"""The configuration of an EasySpec drafter: the draft model, which of its layers attend at once, and the shared vocabulary."""
+"""The configuration of an EasySpec drafter: its model, and which layers compute attention at once."""
 
 from typing import Any, ClassVar
 
@@ -24,20 +24,26 @@ class LayerParallelConfig(WholeModelConfig):
             Layers that attend at once, all layers in their order; the first and the last one each alone. None is what
             `build_groups` makes of groups of 2 in models of up to 16 layers, else of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
-            `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same results to
-            rounding, and keeps the attention weights of the groups a second time; `"distributed"` spreads them over the processes
+            `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same
+                results to
+            rounding, and keeps the attention weights of the groups a second time; `"distributed"` spreads them over
+            the processes
             that `torchrun` started, all of which must make the same calls.
-        timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are several.
+        timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
+            several.
         calibrate (`bool`, *optional*, defaults to `True`):
             An ablation if `False`: only prompts are read exactly, text that is new in a step like what is drafted.
         whole_layers (`bool`, *optional*, defaults to `False`):
-            An ablation if `True`: MLPs read the older input, too, so that the layers of a group run at once as a whole.
+            An ablation if `True`: MLPs read the older input, too, so that the layers of a group run at once as a
+            whole.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
-        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its probabilities, by depth; see `PairConfig` of Falcon and Eagle.
+        confidence_temperatures (`dict`, *optional*): How far trees that grow trust its probabilities, by depth; see
+            `PairConfig` of Falcon and Eagle.
         kwargs: Fields of [`WholeModelConfig`].
 
     Raises:
-        [`OptionError`]: an option out of range, groups that are no division of the layers, or a family that cannot be wrapped.
+        [`OptionError`]: an option out of range, groups that are no division of the layers, or a family that cannot be
+            wrapped.
 
     Example:
 
@@ -88,7 +94,8 @@ class LayerParallelConfig(WholeModelConfig):
             raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
         if self.backend == "distributed" and not self.calibrate:
             raise OptionError(
-                '`calibrate=False` is not for `backend="distributed"`, where only one rank has what it read roughly. Take another one.'
+                '`calibrate=False` is not for `backend="distributed"`, where only one rank has what it read roughly. '
+                "Take another one."
             )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
@@ -111,12 +118,13 @@ class LayerParallelConfig(WholeModelConfig):
         given = {name: value for name, value in options.items() if value is not None}
         if given.get("draft_vocab_size", num_shared) > num_shared:
             raise OptionError(
-                f"`draft_vocab_size` must be at most {num_shared}, what both models have, but it is {given['draft_vocab_size']}."
+                f"`draft_vocab_size` must be at most {num_shared}, what both models have, but it is "
+                f"{given['draft_vocab_size']}."
             )
         if group_size is not None and "layer_groups" in given:
             raise OptionError(
-                f"`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are {group_size} and "
-                f"{given['layer_groups']}."
+                "`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are "
+                f"{group_size} and {given['layer_groups']}."
             )
         if group_size is not None:
             given["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)

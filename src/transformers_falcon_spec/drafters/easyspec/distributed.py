@@ -15,8 +15,8 @@ from .families import Inputs, LayeredModel
 class DistributedBackend(SequentialBackend):
     """The layers of a group on several ranks, each of which has the whole model; one exchange for each group.
 
-    Of a group each rank takes the same number of layers, in their order, the last ranks maybe fewer or none. Only it has their
-    drafted keys and values; what was read exactly is on every rank.
+    Of a group each rank takes the same number of layers, in their order, the last ranks maybe fewer or none. Only it
+    has their drafted keys and values; what was read exactly is on every rank.
 
     Args:
         layered ([`LayeredModel`]): The draft model.
@@ -32,7 +32,8 @@ class DistributedBackend(SequentialBackend):
         self.ranks, num_layers = ranks, len(layered.layers)
         if ranks.num > num_layers:
             raise OptionError(
-                f"There must be no more ranks than layers, but {ranks.num} ranks are to draft with a model of {num_layers} layers. Start "
+                f"There must be no more ranks than layers, but {ranks.num} ranks are to draft with a model of "
+                f"{num_layers} layers. Start "
                 'fewer processes, or set `drafter.config.backend = "fused"` on all of them.'
             )
 

@@ -1,7 +1,7 @@
 """Which language models can draft layer-parallel, and how their layers are put together from their own modules.
 
-Attention of a layer must be a module of its own that reads a norm of the layer's input, and what it gives must be added to the
-input; then its input can be replaced by an older one.
+Attention of a layer must be a module of its own that reads a norm of the layer's input, and what it gives must be
+added to the input; then its input can be replaced by an older one.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Family:
         cache (`str`): What layers call the cache.
         final_norm (`str`): The norm before the head.
         gain_offset (`float`): What norms add to their weight.
-        mlp_reads_input_norm (`bool`): The MLP stands beside attention and reads the same norm.
+        mlp_reads_input_norm (`bool`): The MLP runs in parallel to attention and reads the same norm.
     """
 
     attention: str = "self_attn"
@@ -55,14 +55,14 @@ def check_family(config: PreTrainedConfig) -> None:
     """
     if config.model_type not in FAMILIES:
         raise OptionError(
-            f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, but this one is a `{config.model_type}`: {_why_not(config)}. "
-            "Stock assisted generation takes it as it is."
+            f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, but this one is a `{config.model_type}`: "
+            f"{_why_not(config)}. Stock assisted generation takes it as it is."
         )
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in _MOVING_ROPES:
         raise OptionError(
-            f"The rotary positions of a draft model must not change with the length of the text, but its `rope_type` is {rope!r}: "
-            "what it has read would have to be read again. Take a model with another one."
+            "The rotary positions of a draft model must not change with the length of the text, but its `rope_type` "
+            f"is {rope!r}: what it has read would have to be read again. Take a model with another one."
         )
 
 
@@ -143,7 +143,7 @@ class LayeredModel:
         return attended
 
     def finish(self, index: int, states: Tensor, attended: Tensor) -> Tensor:
-        """The rest of a layer: `attended` joins the text's states, which its MLP then reads as the model's own layer would."""
+        """The rest of a layer: `attended` is added to the states, which the MLP then reads as in the model itself."""
         layer = self.layers[index]
         if self.family.mlp_reads_input_norm:
             return states + attended + layer.mlp(layer.input_layernorm(states))

@@ -1,7 +1,8 @@
-"""Drafting with EasySpec: new text is read exactly in one pass, then a tree is drafted a depth a pass, its groups computed at once.
+"""Drafting with EasySpec: one exact pass over new text, then a tree, one depth a pass, with layers in groups.
 
-The exact pass is the first of every step, which has to read the newest token anyway, and the paper's calibration: it also reads what
-was kept of the draft, whose rough keys and values are dropped with all others when the draft is complete (section 4.3).
+The exact pass is the first of every step, which has to read the newest token anyway, and the paper's calibration: it
+also reads what was kept of the draft, whose rough keys and values are dropped with all others when the draft is
+complete (section 4.3).
 """
 
 from dataclasses import replace
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class LayerParallelCandidateGenerator(GrownTreeGenerator):
-    """One call's drafting with a [`LayerParallelDrafter`]; all rows in the same passes, each with its own past and its own tree.
+    """Drafting with a [`LayerParallelDrafter`] during one call; all rows share the passes, each has its own tree.
 
-    What other generators do with pairs it does with tokens: the features beside them have no width.
+    What other generators do with pairs it does with tokens: their features have no width.
     """
 
     drafter: "LayerParallelDrafter"
@@ -48,7 +49,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         super().commit(replace(committed, num_new=num_new, features=nothing))
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """A tree within the budget; None while no row has new tokens or the text has reached the end of the draft model's context."""
+        """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
         num_new = self.num_unread
         max_depths = [
             min(depth, self._context - read - new) * (new > 0)
@@ -63,7 +64,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         return self.draft([max(depth, 0) for depth in max_depths], budget, states[:, None])
 
     def _read(self, ids: Tensor, num_new: list[int]) -> Tensor:
-        """Read new tokens, exactly unless told otherwise, each row's newest one last; the states `[rows, 1, hidden]` after those."""
+        """Read new tokens, each row's newest one last; the states `[rows, 1, hidden]` after those."""
         is_exact = self.drafter.config.calibrate or not len(self.slots)
         positions, allowed = self.assign_slots(ids, num_new)
         slot_positions = self.slots.positions

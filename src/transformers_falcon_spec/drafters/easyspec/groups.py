@@ -10,20 +10,21 @@ SHALLOW_SIZE, DEFAULT_SIZE = 2, 4
 
 
 def default_size(num_layers: int) -> int:
-    """Layers of a group unless told otherwise, as in the paper: 2 in models of up to 16 layers, else 4."""
+    """Default number of layers in a group, as in the paper: 2 in models of up to 16 layers, else 4."""
     return SHALLOW_SIZE if num_layers <= SHALLOW else DEFAULT_SIZE
 
 
 def build_groups(num_layers: int, group_size: int | None = None) -> list[list[int]]:
     """Groups of `group_size` layers; the first and the last layer stand alone.
 
-    Where the layers between those two make whole groups, these follow each other from layer 1 on, as in the paper's model of 16
-    layers; else groups end before multiples of `group_size`, as in its models of 28 and 32.
+    Where the layers between those two make whole groups, these follow each other from layer 1 on, as in the paper's
+    model of 16 layers; else groups end before multiples of `group_size`, as in its models of 28 and 32.
 
     Args:
         num_layers (`int`): Layers of the model.
         group_size (`int`, *optional*):
-            Most layers of a group; 1 drafts as the model itself does. Left out it is 2 for models of up to 16 layers, else 4.
+            Most layers of a group; 1 drafts as the model itself does. Left out it is 2 for models of up to 16 layers,
+            else 4.
 
     Raises:
         [`OptionError`]: a number below 1.
@@ -69,11 +70,12 @@ def check_groups(groups: Sequence[Sequence[int]], num_layers: int) -> None:
             )
     if flat != sorted(flat) or not all(groups):
         raise OptionError(
-            f"`layer_groups` must hold the layers in ascending order, without empty groups, but they are {list(groups)}. {remedy}"
+            "`layer_groups` must hold the layers in ascending order, without empty groups, but they are "
+            f"{list(groups)}. {remedy}"
         )
     ends = [group for group in groups if len(group) > 1 and (0 in group or num_layers - 1 in group)]
     if ends:
         raise OptionError(
-            f"The first and the last layer, 0 and {num_layers - 1}, must each be a group of its own, for drafts suffer most from "
-            f"errors there, but `layer_groups` holds {ends[0]}. {remedy}"
+            f"The first and the last layer, 0 and {num_layers - 1}, must each be a group of its own, for drafts "
+            f"suffer most from errors there, but `layer_groups` holds {ends[0]}. {remedy}"
         )

@@ -1,6 +1,7 @@
-"""The EasySpec drafter: a language model whose middle layers attend in groups, all layers of a group to the same input.
+"""The EasySpec drafter: a language model whose middle layers compute attention in groups, from the same input.
 
-Only attention reads the older input; MLPs stay in order and read what came before them. Source: arXiv 2502.02493, section 4.
+Only attention reads the older input; MLPs stay in order and read what came before them. Source: arXiv 2502.02493,
+section 4.
 """
 
 from typing import Any
@@ -22,10 +23,10 @@ from .generator import LayerParallelCandidateGenerator
 
 
 class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
-    """Drafts with a small language model of the target's family, the attention of several of its layers computed at once.
+    """A drafter that is a small language model of the target's family, several layers of which attend at once.
 
-    What a step drafts is computed roughly, what became text exactly: the first pass of every step reads the new text layer after
-    layer, as the model itself would, and nothing rough outlives the step.
+    What a step drafts is computed roughly, what became text exactly: the first pass of every step reads the new text
+    layer after layer, as the model itself would, and nothing rough outlives the step.
 
     Example:
 
@@ -84,9 +85,11 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A causal language model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            group_size (`int`, *optional*): Most layers of a group, 2 in models of up to 16 layers and 4 in others unless told otherwise; not beside `layer_groups`.
+            group_size (`int`, *optional*): Most layers of a group, 2 in models of up to 16 layers and 4 in others
+                unless told otherwise; not beside `layer_groups`.
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-                That of `model`, to compare tokens. Without both of them only vocabularies of one size are taken for the same.
+                That of `model`, to compare tokens. Without both of them only vocabularies of one size are taken for
+                the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
             options: Fields of [`LayerParallelConfig`].
 
@@ -101,7 +104,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         return cls(config, model).eval()
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
-        """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts without padding, all of it read the same way.
+        """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts without padding.
 
         Args:
             input_ids (`torch.Tensor` of shape `(rows, tokens)`): Texts.
@@ -125,10 +128,12 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """What the head reads of tokens, `[rows, tokens, hidden]`.
 
         Args:
-            token_ids (`torch.Tensor` of shape `(rows, tokens)`): The target's ids; one that the model lacks is read as id 0.
+            token_ids (`torch.Tensor` of shape `(rows, tokens)`): The target's ids; one that the model lacks is read as
+                id 0.
             allowed (`torch.Tensor` of shape `(rows, tokens, slots)`): Which slots each token may see, windows apart.
             positions (`torch.Tensor` of shape `(rows, tokens)`): Where the tokens stand in the text.
-            slot_positions (`torch.Tensor` of shape `(rows, slots)`): Where the tokens of all slots stand, these tokens' last.
+            slot_positions (`torch.Tensor` of shape `(rows, slots)`): Where the tokens of all slots stand, these
+                tokens' last.
             cache ([`~transformers.Cache`]): Keys and values of earlier tokens; those of these tokens are added.
             backend ([`SequentialBackend`]): Computes groups.
             is_exact (`bool`): Every layer reads what the one before it gave.
@@ -161,7 +166,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         return self.layered.logits(states)[..., : self.config.draft_vocab_size]
 
     def backend(self) -> SequentialBackend:
-        """What computes groups, as the configuration names it; the fused weights are made anew if the model's have changed.
+        """The backend that computes groups; fused weights are made anew if the model's have changed.
 
         Raises:
             [`OptionError`]: the configuration names none, its groups are none, or the model's weights cannot be fused.
@@ -181,7 +186,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         return self._fused[1]
 
     def join(self) -> Processes:
-        """The ranks on which it computes, which count what they exchange; this process alone unless `backend` is `"distributed"`.
+        """The processes on which it computes; this one alone unless `backend` is `"distributed"`.
 
         Raises:
             [`OptionError`]: `torch.distributed` does not run, or with more ranks than the model has layers.

@@ -21,13 +21,16 @@ class FalconSpecConfig(PairConfig):
         block_position_embedding (`bool`, *optional*, defaults to `True`):
             A learned vector tells each row its position in its block; the published drafters have none.
         shortcut (`bool`, *optional*, defaults to `False`):
-            A linear map of the row is added to the LSTM's output, so that features need not pass through its gates; the
+            A linear map of the row is added to the LSTM's output, so that features need not pass through its gates;
+            the
             published drafters have none.
         newest_row (`bool`, *optional*, defaults to `False`):
-            A linear map of the block's newest row, one for each position of the block, is added to each row's queries and
+            A linear map of the block's newest row, one for each position of the block, is added to each row's queries
+            and
             output, so that attention need not find that row first.
         transition_rank (`int`, *optional*):
-            Rank of a table of scores by which each token changes the logits of the next. Without it the tokens of a block are
+            Rank of a table of scores by which each token changes the logits of the next. Without it the tokens of a
+            block are
             predicted independently; published drafters have none.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.

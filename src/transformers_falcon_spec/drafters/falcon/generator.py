@@ -1,7 +1,7 @@
 """Drafting with Falcon: reads committed pairs, then grows a tree or drafts a static one, block by block.
 
-State between steps follows `docs/how_it_works.md`: keys and values of committed rows, the LSTM's state after the last of them and
-its outputs for the last k - 1. All draft state is dropped after every proposal.
+State between steps follows `docs/how_it_works.md`: keys and values of committed rows, the LSTM's state after the last
+of them and its outputs for the last k - 1. All draft state is dropped after every proposal.
 """
 
 from typing import TYPE_CHECKING
@@ -33,9 +33,9 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * drafter.is_tree_dynamic)
         if max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
-                f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it has "
-                f"nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block size, but "
-                f"it reaches depth {max_depth}."
+                f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it "
+                f"has nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block "
+                f"size, but it reaches depth {max_depth}."
             )
         self._tails: list[Tensor] = []  # of each row [up to k - 1, hidden] LSTM outputs of its newest pairs
         self._state: RecurrentState | None = None  # after the committed pairs
@@ -62,7 +62,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return self.draft(depths, budget, features)
 
     def _read_pending(self) -> Tensor:
-        """Read the new pairs, re-running old ones where fewer than k came; `[rows, 1, k, hidden]` of each row's last block."""
+        """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block."""
         ids, features, num_new = self.take_pending()
         fused, self._state = self.drafter.recur(self._rows(ids, features), self._state, num_new)
         self._tails = self._tails or [fused.new_empty(0)] * len(num_new)
@@ -80,7 +80,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return outputs[:, None, -self.block_size :]
 
     def _attend_newest(self, rows: Tensor, num_tokens: list[int]) -> Tensor:
-        """The attention blocks over the newest rows of each text, right-aligned, in blocks that end at the newest one."""
+        """The attention blocks over each text's newest rows, right-aligned; blocks end at the newest row."""
         num_read = torch.tensor(self.num_read, device=rows.device)
         positions = num_read[:, None] + torch.arange(-rows.shape[1], 0, device=rows.device)
         if min(num_tokens) < rows.shape[1]:
@@ -93,15 +93,15 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return self.drafter.attend(rows, mask, positions.clamp(min=0), block_positions, self.slots.cache)
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
-        """All blocks of a pass in one forward: features `[rows, blocks, k, hidden]`; keeps the LSTM's state after each block."""
+        """Features `[rows, blocks, k, hidden]` of all blocks of a pass; keeps the LSTM's state after each block."""
         num_rows, blocks, size = token_ids.shape
         fed = features.gather(1, parents[..., None, None].expand(-1, -1, *features.shape[2:]))
         inputs = self._rows(token_ids, fed).flatten(0, 1)
         state = self._block_state
         if state is not None:  # each block goes on from its parent's state
             by_row = (part.reshape(len(part), num_rows, -1, part.shape[-1]) for part in state)
-            places = parents[None, ..., None]
-            taken = (part.gather(2, places.expand(len(part), -1, -1, part.shape[-1])) for part in by_row)
+            indices = parents[None, ..., None]
+            taken = (part.gather(2, indices.expand(len(part), -1, -1, part.shape[-1])) for part in by_row)
             hidden, cell = (part.flatten(1, 2).contiguous() for part in taken)
             state = (hidden, cell)
         fused, self._block_state = self.drafter.recur(inputs, state)
@@ -125,5 +125,5 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return lists + self.drafter.transition(token_ids, self.to_drafter(seen)).to(lists)
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
-        """Input rows: embedding beside feature, in the drafter's type and device."""
+        """Input rows: embedding and feature, in the drafter's type and device."""
         return torch.cat([self.embed(token_ids), self.to_drafter(features)], dim=-1)

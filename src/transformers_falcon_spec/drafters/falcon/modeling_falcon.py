@@ -53,7 +53,7 @@ class _WithQueriesOf:
 
 
 class BlockAttention(LlamaAttention):
-    """Attention that also tells each row its place in its block, and with `newest_row` what the newest row of the block holds.
+    """Attention that adds to each row a vector for its block position, and with `newest_row` one of the newest row.
 
     With `newest_row` queries know both. Keys and values stay free of them: they outlive the block.
     """
@@ -67,27 +67,28 @@ class BlockAttention(LlamaAttention):
     def forward(  # type: ignore[override]  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """What attention read, and what the row is told."""
-        told, attention = self.block_position(block_positions), self
+        """The output of attention plus the vectors of position and newest row."""
+        added, attention = self.block_position(block_positions), self
         if self.newest is not None:
-            told = told + self._newest(hidden_states, block_positions)
-            attention = cast(Any, _WithQueriesOf(self, hidden_states + told))
+            added = added + self._newest(hidden_states, block_positions)
+            attention = cast(Any, _WithQueriesOf(self, hidden_states + added))
         outputs, weights = LlamaAttention.forward(attention, hidden_states, *args, **kwargs)
-        return outputs + told, weights
+        return outputs + added, weights
 
     def _newest(self, states: Tensor, block_positions: Tensor) -> Tensor:
-        """The map of each row's place, of the last row of its block; of a block cut short, of the last one there is."""
+        """The map, for each row's block position, of the last row of its block, or of the last one there is."""
         assert self.newest is not None  # the caller asked
-        rows, places = torch.arange(states.shape[1], device=states.device), block_positions.expand(len(states), -1)
-        last = (rows + self.config.block_size - 1 - places).clamp(max=len(rows) - 1)
+        rows = torch.arange(states.shape[1], device=states.device)
+        positions = block_positions.expand(len(states), -1)
+        last = (rows + self.config.block_size - 1 - positions).clamp(max=len(rows) - 1)
         maps = self.newest(states).unflatten(-1, (self.config.block_size, -1))
-        return maps[torch.arange(len(states), device=states.device)[:, None], last, places]
+        return maps[torch.arange(len(states), device=states.device)[:, None], last, positions]
 
 
 class Transition(nn.Module):
-    """What a token says of the one after it: scores of a low-rank table, weighed by what the drafter expects there.
+    """A low-rank table of scores by which a token changes those of the next, weighed by the feature expected there.
 
-    A block is drafted at once, blind to what stands in it. This is what its later places can still learn of the earlier ones.
+    The tokens of a block are predicted at once; through this table later ones depend on earlier ones.
     """
 
     def __init__(self, config: FalconSpecConfig) -> None:
@@ -108,8 +109,8 @@ class Transition(nn.Module):
 class FalconSpecDrafter(DrafterModel):
     """Drafts `block_size` tokens a pass from the target's own features.
 
-    Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is the feature
-    expected at token p + k, so the last k rows draft the next k tokens at once.
+    Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is the
+    feature expected at token p + k, so the last k rows draft the next k tokens at once.
 
     Example:
 
@@ -169,10 +170,10 @@ class FalconSpecDrafter(DrafterModel):
 
     @torch.no_grad()
     def _aim_attention(self) -> None:
-        """Give fresh attention, where it has biases, a place to look: head h starts out at the row h mod k ahead.
+        """Start attention that has biases so that head h looks at the row h mod k ahead.
 
-        A row must read the rows that follow it in its block and know its own place there. Attention that starts out even over
-        the whole text takes long to find them; see `LOG.md` for the measurement.
+        A row must read the rows that follow it in its block and know its own position there. Attention that starts out
+        even over the whole text takes long to find them; see `LOG.md` for the measurement.
         """
         config = self.config
         assert config.num_key_value_heads is not None  # the configuration fills in both
@@ -201,9 +202,11 @@ class FalconSpecDrafter(DrafterModel):
         Args:
             token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
             features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
-            phases (`torch.Tensor` of shape `(texts,)`): Where blocks of each text start: at positions p with p = phase modulo k.
+            phases (`torch.Tensor` of shape `(texts,)`): Where blocks of each text start: at positions p with p = phase
+                modulo k.
             is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must end a text.
-            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text, where a row
+            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text,
+                where a row
                 holds several; see `core/packing.py`. State, attention and blocks end with a text.
 
         Returns:
@@ -227,7 +230,7 @@ class FalconSpecDrafter(DrafterModel):
         state: RecurrentState | None,
         num_tokens: Sequence[int] | None = None,
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
-        """Rows fused by the LSTM, from `state` on, and the state after the last one, or after `num_tokens` of each row."""
+        """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row."""
         outputs, state = self._recur(rows, state, num_tokens)
         return (outputs + self.shortcut(rows), state) if self.config.shortcut else (outputs, state)
 
@@ -248,7 +251,7 @@ class FalconSpecDrafter(DrafterModel):
         return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], after
 
     def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
-        """The LSTM from a zero state at every token. Recurrent weights and forget gate have nothing to act on: matrix products do."""
+        """The LSTM from a zero state at tokens, as matrix products; recurrent weights and forget gate do nothing."""
         lstm = self.recurrence
         for layer in range(lstm.num_layers):
             weight, *biases = (getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "bias_ih", "bias_hh"))
@@ -269,9 +272,9 @@ class FalconSpecDrafter(DrafterModel):
         """The attention blocks over the LSTM's outputs; keys and values go to `cache`, where one is given."""
         bias = additive(mask, rows.dtype)
         rotary = self.rotary_emb(rows, positions)
-        places = {"block_positions": block_positions} if self.config.block_position_embedding else {}
+        block_inputs = {"block_positions": block_positions} if self.config.block_position_embedding else {}
         for layer in self.layers:
-            rows = layer(rows, attention_mask=bias, past_key_values=cache, position_embeddings=rotary, **places)
+            rows = layer(rows, attention_mask=bias, past_key_values=cache, position_embeddings=rotary, **block_inputs)
         return rows
 
     @property

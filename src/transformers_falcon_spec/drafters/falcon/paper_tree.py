@@ -1,8 +1,9 @@
-"""The static tree that the Falcon paper draws for Llama targets and two tokens a pass, node by node (arXiv 2412.12639, figure 6).
+"""The static tree that the Falcon paper draws for Llama targets and two tokens a pass (arXiv 2412.12639, figure 6).
 
-The figure draws how many children each node has, and the text says that m children are the m most likely tokens. The list of the
-authors' repository for this tree (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) has the same 118 nodes with one exception:
-the eight children of the second token after the first have the ranks 0 and 3 to 9 there, which the text contradicts; here they are 0 to 7.
+The figure draws how many children each node has, and the text says that m children are the m most likely tokens. The
+list of the authors' repository for this tree (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) has
+the same 118 nodes with one exception: the eight children of the second token after the first have the ranks 0 and 3 to
+9 there, which the text contradicts; here they are 0 to 7.
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ _CHAINS = ((1, 0), (2, 0), (0, 1, 0), (0, 2), (0, 3), (0, 0, 0, 1))
 def paper_tree(block_size: int = 2) -> DraftTree:
     """The tree of figure 6; its first nodes are the likeliest ones, so that a part of it is a good tree, too.
 
-    The paper draws none for blocks of 3 and 4 tokens, but says that they reach depths of 6 and 8: for blocks of more than two tokens
-    this is figure 6 as deep as whole blocks reach.
+    The paper draws none for blocks of 3 and 4 tokens, but says that they reach depths of 6 and 8: for blocks of more
+    than two tokens this is figure 6 as deep as whole blocks reach.
 
     Example:
 

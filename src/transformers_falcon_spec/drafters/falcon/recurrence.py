@@ -9,8 +9,8 @@ from torch import nn
 class Recurrence(nn.LSTM):
     """An LSTM with the weights and results of `nn.LSTM`, and on CPUs out of autocast's reach.
 
-    Under bfloat16 autocast oneDNN would be asked for an LSTM in bfloat16, which it refuses on processors without such instructions
-    (AVX512-BF16, AMX).
+    Under bfloat16 autocast oneDNN would be asked for an LSTM in bfloat16, which it refuses on processors without such
+    instructions (AVX512-BF16, AMX).
     """
 
     def forward(self, rows: Any, state: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The configuration of a Lookahead drafter: the Jacobi window, the n-grams, and how many of them are kept and guessed."""
+"""The configuration of a Lookahead drafter: the Jacobi window, the n-grams, and how many are kept and guessed."""
 
 from typing import Any
 
@@ -15,14 +15,16 @@ SMALLEST = {"window_size": 1, "ngram_len": 2, "num_guesses": 1, "pool_size": 1}
 class LookaheadConfig(PreTrainedConfig):
     """Configuration of [`LookaheadDrafter`]; the defaults are what the paper takes for a target of 7B parameters.
 
-    A step reads `(ngram_len - 1) * window_size - 1` guests beside at most `num_guesses * (ngram_len - 1)` guessed tokens.
+    A step reads `(ngram_len - 1) * window_size - 1` lookahead nodes and up to `num_guesses * (ngram_len - 1)` guessed
+    tokens.
 
     Args:
         window_size (`int`, *optional*, defaults to 15): Columns of the Jacobi window; W in the paper.
         ngram_len (`int`, *optional*, defaults to 5):
             Tokens of an n-gram, the one it is found by included; N in the paper. Drafts are one token shorter.
         num_guesses (`int`, *optional*, defaults to 15): n-grams guessed in a step, the newest ones; G in the paper.
-        pool_size (`int`, *optional*, defaults to 16384): n-grams kept for each row; the one unseen for longest goes first.
+        pool_size (`int`, *optional*, defaults to 16384): n-grams kept for each row; the one unseen for longest goes
+            first.
         vocab_size (`int`, *optional*): Size of the target's vocabulary.
         target_name_or_path (`str`, *optional*): The target that the sizes were taken from; any other of them will do.
 
@@ -61,7 +63,7 @@ class LookaheadConfig(PreTrainedConfig):
 
     @property
     def num_nodes(self) -> int:
-        """Most nodes of a draft, root and guests included."""
+        """Most nodes of a draft, root and lookahead nodes included."""
         return 1 + self.num_guesses * (self.ngram_len - 1) + self.num_lookahead_nodes
 
     @classmethod

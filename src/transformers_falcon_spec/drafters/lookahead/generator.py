@@ -1,6 +1,7 @@
-"""Drafting with Lookahead: n-grams that begin with the root are guessed, and the Jacobi window is read beside them as guests.
+"""Drafting with Lookahead: n-grams that begin with the root are guessed; lookahead nodes find new ones.
 
-What the target puts after the guests moves the window and yields new n-grams. No pass of any model is spent on a draft.
+What the target puts after the lookahead nodes moves the window and yields new n-grams. No pass of any model is spent
+on a draft.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         self._rows: list[_Row] = []
 
     def commit(self, committed: Committed) -> None:
-        """Keep it for the next proposal: what follows the newest draft, and the newest text, which holds all before."""
+        """Keep the target's choices after the newest draft, and the newest text, for the next proposal."""
         self._pending = [*self._pending[:1], committed]
 
     def propose(self, budget: DraftBudget) -> Draft | None:
@@ -61,14 +62,14 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
 
 @dataclass(frozen=True)
 class _Tree:
-    """One row's draft: the root, the guessed tokens, then the guests."""
+    """One row's draft: the root, the guessed tokens, then the lookahead nodes."""
 
     token_ids: list[int]
     parents: list[int]
     num_lookahead_nodes: int
 
     def padded(self, num_nodes: int) -> tuple[list[int], list[int], list[int]]:
-        """Tokens, parents, and 1 for guests, with nodes that belong to nobody behind them."""
+        """Tokens, parents, and 1 for lookahead nodes, with nodes that belong to nobody behind them."""
         num_candidates, num_missing = len(self.parents) - self.num_lookahead_nodes, num_nodes - len(self.parents)
         is_lookahead = [0] * num_candidates + [1] * self.num_lookahead_nodes + [0] * num_missing
         return self.token_ids + [0] * num_missing, self.parents + [-1] * num_missing, is_lookahead
@@ -104,18 +105,18 @@ class _Row:
         self.tips = []
 
     def tree(self, max_depth: int, budget: DraftBudget) -> _Tree:
-        """The draft within the limits. The window is read whole or not at all, and only beside branches."""
+        """The draft within the limits. The window is read whole or not at all, and only where trees may branch."""
         assert self._window is not None  # text came first
         root, config = self._newest[-1], self.config
-        guests = self._window
+        window = self._window
         depth = num_first_tokens(config.window_size, config.ngram_len)
-        has_window = not budget.is_chain and depth <= max_depth and len(guests.tokens) < budget.num_nodes
-        num_lookahead_nodes = len(guests.tokens) if has_window else 0
+        has_window = not budget.is_chain and depth <= max_depth and len(window.tokens) < budget.num_nodes
+        num_lookahead_nodes = len(window.tokens) if has_window else 0
         guesses = self.pool.continuations(root, 1 if budget.is_chain else config.num_guesses)
         parents, tokens = prefix_tree(guesses, max_depth, budget.num_nodes - 1 - num_lookahead_nodes)
         if not has_window:
             return _Tree([root, *tokens], [-1, *parents], 0)
         num_before = len(parents)
-        self.tips = [tip and tip + num_before for tip in guests.tips]
-        below = [parent and parent + num_before for parent in guests.parents]
-        return _Tree([root, *tokens, *guests.tokens], [-1, *parents, *below], num_lookahead_nodes)
+        self.tips = [tip and tip + num_before for tip in window.tips]
+        below = [parent and parent + num_before for parent in window.parents]
+        return _Tree([root, *tokens, *window.tokens], [-1, *parents, *below], num_lookahead_nodes)

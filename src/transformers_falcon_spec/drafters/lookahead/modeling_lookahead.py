@@ -14,9 +14,10 @@ from .generator import LookaheadCandidateGenerator
 
 
 class LookaheadDrafter(TextDrafter):
-    """Guesses n-grams seen before, in the text or in a Jacobi window that the target reads beside them.
+    """A drafter of n-grams that were seen in the text or in a Jacobi window, which the target reads with the draft.
 
-    There is nothing to train and nothing to load but options, so one made for a vocabulary serves every target with it.
+    There is nothing to train and nothing to load but options, so one made for a vocabulary serves every target with
+    it.
 
     Example:
 
@@ -35,22 +36,24 @@ class LookaheadDrafter(TextDrafter):
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__(config)
-        self.register_buffer("place", torch.empty(0), persistent=False)  # knows device and type, as weights would
+        self.register_buffer(
+            "device_marker", torch.empty(0), persistent=False
+        )  # knows device and type, as weights would
         self.post_init()
 
     @property
     def device(self) -> torch.device:
         """Where drafts are made."""
-        return self.get_buffer("place").device
+        return self.get_buffer("device_marker").device
 
     @property
     def dtype(self) -> torch.dtype:
         """As set; nothing is computed in it."""
-        return self.get_buffer("place").dtype
+        return self.get_buffer("device_marker").dtype
 
     @property
     def num_nodes(self) -> int:
-        """Most nodes of a draft, root and guests included."""
+        """Most nodes of a draft, root and lookahead nodes included."""
         return self.config.num_nodes
 
     @property
@@ -87,7 +90,7 @@ class LookaheadDrafter(TextDrafter):
 
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Without weights: stock loading, told that it has them all."""
+        """Load options alone, by stock loading with an empty set of weights."""
         config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
         if config is None:
             config, kwargs = LookaheadConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)

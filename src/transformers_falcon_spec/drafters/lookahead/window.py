@@ -1,8 +1,9 @@
-"""The Jacobi window: tokens guessed for coming positions, read again in every step, each reading one row of guesses better.
+"""The Jacobi window: guesses for coming positions, which the target reads again in every step.
 
-Its tokens form a comb below the root: the oldest guesses are the spine, and below each node of the spine hang the later
-guesses for the positions after it. Ancestors are all that a node sees, and in this comb they are what the paper's mask shows.
-Source: arXiv 2402.02057, section 3 and figure 2; start and movement as in the code published with it.
+Its tokens form a comb below the root: the oldest guesses are the spine, and below each node of the spine hang the
+later guesses for the positions after it. Ancestors are all that a node sees, and in this comb they are what the
+paper's mask shows. Source: arXiv 2402.02057, section 3 and figure 2; start and movement as in the code published with
+it.
 """
 
 from collections.abc import Sequence

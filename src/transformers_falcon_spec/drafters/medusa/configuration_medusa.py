@@ -1,4 +1,4 @@
-"""The configuration of a Medusa drafter: how many heads, of how many layers, with whose LM head, and the draft tree."""
+"""The configuration of a Medusa drafter: number and size of its heads, and the draft tree."""
 
 from typing import Any
 
@@ -23,10 +23,12 @@ class MedusaConfig(PreTrainedConfig):
             Whether each head ends in an LM head of its own, as Medusa-1 does, or in the target's, as v2 heads do.
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
         draft_tree (`dict`, *optional*):
-            `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads whose every rank is right half as
+            `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads whose every rank is right
+                half as
             often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
+        target_contract (`dict`, *optional*): What that target was; see
+            [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Drafting with Medusa: all heads read each row's newest feature once, and the nodes of a depth take from one head's list."""
+"""Drafting with Medusa: all heads read the newest feature, and nodes of one depth take the tokens of one head."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,8 +28,8 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         num_ranks = int(self._tree.ranks.max()) + 1
         if num_ranks > target.vocab_size:
             raise OptionError(
-                f"`draft_tree` asks for the {num_ranks} best tokens of a position, but the drafter knows {target.vocab_size}. Take a "
-                "narrower tree."
+                f"`draft_tree` asks for the {num_ranks} best tokens of a position, but the drafter knows "
+                f"{target.vocab_size}. Take a narrower tree."
             )
         self._roots: list[Tensor] = []  # of each row [1] its newest token
         self._features: list[Tensor | None] = []  # of each row [hidden], that from which its newest token follows
@@ -91,9 +91,11 @@ class _Plan:
         heads (`torch.Tensor` of shape `(nodes - 1,)`): The head of each node below the root.
         ranks (`torch.Tensor` of shape `(nodes - 1,)`): Which of that head's best tokens it takes.
         heads_of_parents (`torch.Tensor` of shape `(parents,)`): For each node with children the head that drafts them.
-        siblings (`torch.Tensor` of shape `(2, nodes - 1)`): The index of each node's parent among those, and its own among its
+        siblings (`torch.Tensor` of shape `(2, nodes - 1)`): The index of each node's parent among those, and its own
+            among its
             siblings.
-        dist_index (`torch.Tensor` of shape `(1, nodes)`): The head that drafts a node's children; -1 where it has none.
+        dist_index (`torch.Tensor` of shape `(1, nodes)`): The head that drafts a node's children; -1 where it has
+            none.
     """
 
     num_heads: int
@@ -118,7 +120,7 @@ def _node_probs(plan: _Plan, logits: Tensor, token_ids: Tensor, budget: DraftBud
 
 @lru_cache(maxsize=256)
 def _plan(tree: DraftTree, device: torch.device) -> _Plan:
-    """The plan of a one-row tree; trees are told apart by identity."""
+    """The plan of a one-row tree; trees are distinguished by identity."""
     parent_of, depths, ranks = (values[0].tolist() for values in (tree.parents, tree.depths, tree.ranks))
     parents = sorted(set(parent_of[1:]))
     indices = [parent_of[1:node].count(parent_of[node]) for node in range(1, len(tree))]

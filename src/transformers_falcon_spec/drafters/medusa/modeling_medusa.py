@@ -1,8 +1,8 @@
 """The Medusa drafter: heads that all read the target's newest feature, each to draft one token further ahead.
 
-Source: arXiv 2401.10774, section 2.1.1. Weights stand one to one as in the published files, `{head}.{block}.linear` and
-`{head}.{num_layers}` behind the prefix `heads.`. Typical acceptance (section 2.3.1) changes what is written, so it is not offered:
-drafts are judged by the same verifiers as those of every other drafter.
+Source: arXiv 2401.10774, section 2.1.1. Weights stand one to one as in the published files, `{head}.{block}.linear`
+and `{head}.{num_layers}` behind the prefix `heads.`. Typical acceptance (section 2.3.1) changes what is written, so it
+is not offered: drafts are judged by the same verifiers as those of every other drafter.
 """
 
 from typing import Any
@@ -38,10 +38,10 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaDrafter(DrafterModel):
-    """Drafts `num_heads` tokens in one pass over one feature: head i drafts the token i + 2 positions after the feature's own.
+    """A drafter of `num_heads` tokens in one pass: head i drafts the token i + 2 positions after the feature's own.
 
-    The token right after it is known by then, for the target's own head chose it. Heads see nothing of one another, so all
-    nodes of a depth share one list of candidates.
+    The token right after it is known by then, for the target's own head chose it. Heads see nothing of one another, so
+    all nodes of a depth share one list of candidates.
 
     Example:
 
@@ -90,11 +90,13 @@ class MedusaDrafter(DrafterModel):
         """What each head makes of its feature.
 
         Args:
-            features (`torch.Tensor` of shape `(..., heads, hidden)`): The feature that each head reads; fewer than all heads
+            features (`torch.Tensor` of shape `(..., heads, hidden)`): The feature that each head reads; fewer than all
+                heads
                 will do, the first ones.
 
         Returns:
-            `torch.Tensor` of shape `(..., heads, vocab)` or `(..., heads, hidden)`: logits where the heads have LM heads of
+            `torch.Tensor` of shape `(..., heads, vocab)` or `(..., heads, hidden)`: logits where the heads have LM
+                heads of
             their own, else what the target's head reads.
         """
         parts = features.to(self.dtype).unbind(-2)
@@ -113,7 +115,7 @@ class MedusaDrafter(DrafterModel):
 
     @property
     def draft_tree(self) -> DraftTree:
-        """The tree to draft: that of `generation_config`, else of the config, else one for heads nobody has measured."""
+        """The tree to draft: that of `generation_config`, else of the config, else a default one."""
         return tree_from_json(self.stored_tree or _default_tree(self.config.num_heads).to_json())
 
     @property
@@ -127,7 +129,7 @@ class MedusaDrafter(DrafterModel):
         return len(self.draft_tree)
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """By name each size that the drafter was made for, beside that of a target; embeddings are not read."""
+        """By name each size that the drafter was made for, and that of a target; embeddings are not read."""
         return {
             "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
             "features": (self.feature_size, feature_width(model, self.feature_layers)),
@@ -138,8 +140,8 @@ class MedusaDrafter(DrafterModel):
         depth, num_heads = int(self.draft_tree.depths.max()), self.config.num_heads
         if depth > num_heads:
             raise OptionError(
-                f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, but it "
-                f"reaches depth {depth}."
+                f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, "
+                f"but it reaches depth {depth}."
             )
 
 
@@ -150,7 +152,7 @@ def _head(config: MedusaConfig) -> nn.Sequential:
 
 
 def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
-    """The matrix of the target's head, scaling included, by asking for each unit vector: weights may be packed or elsewhere."""
+    """The matrix of the target's head, found by applying it to unit vectors: weights may be packed or offloaded."""
     units = torch.eye(width, device=target.device, dtype=target.dtype)
     return (apply_head(target, units) - apply_head(target, torch.zeros_like(units[:1]))).T
 

@@ -1,4 +1,4 @@
-"""What configurations of drafters share that read pairs of token and feature: sizes of the target, and the draft tree."""
+"""The base of configurations of drafters that read pairs: sizes taken from the target, and the draft tree."""
 
 from typing import Any
 
@@ -26,12 +26,15 @@ class PairConfig(LlamaConfig):
         embedding_size (`int`, *optional*): Width of the target's token embeddings.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         confidence_temperatures (`dict`, *optional*):
-            How far trees that grow trust the drafter's probabilities: `{"greedy": [...], "sampled": [...]}`, for each depth
-            what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes take those of
+            How far trees that grow trust the drafter's probabilities: `{"greedy": [...], "sampled": [...]}`, for each
+            depth
+            what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes take
+            those of
             the last block. None trusts the drafter as it is.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
         target_contract (`dict`, *optional*):
-            What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
+            What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes
+            alone.
     """
 
     num_hidden_layers: int = 1

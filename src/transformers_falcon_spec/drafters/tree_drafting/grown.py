@@ -1,8 +1,8 @@
 """Drafting trees that grow: in every pass the likeliest blocks are fed, and of all nodes the likeliest are kept.
 
-A walk follows the target's own tokens, so any tree will do for it. Where a rule judges what was drawn, the tree is a static one: such
-rules hold for shapes that were settled before the draws, and choosing nodes by what was drawn would bias the text. Source:
-arXiv 2406.16858, section 4, there with blocks of one token.
+A walk follows the target's own tokens, so any tree will do for it. Where a rule judges what was drawn, the tree is a
+static one: such rules hold for shapes that were settled before the draws, and choosing nodes by what was drawn would
+bias the text. Source: arXiv 2406.16858, section 4, there with blocks of one token.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ class GrownTreeGenerator(StaticTreeGenerator):
         num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
         if num_ranks > self.num_draft_tokens:
             raise OptionError(
-                f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a position, but the drafter knows "
-                f"{self.num_draft_tokens}. Take a narrower tree."
+                f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a position, but the drafter "
+                f"knows {self.num_draft_tokens}. Take a narrower tree."
             )
 
     @property
@@ -65,7 +65,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         return self.target.vocab_size
 
     def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
-        """A tree within the budget and `depths` of each row; `features` `[rows, 1, k, hidden]` are those of the first pass."""
+        """A tree within the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
         is_judged = budget.temperature is not None and budget.noise is None
         if self.drafter.is_tree_dynamic and budget.allows_grown_trees and not is_judged:
             return self._grow(depths, budget, features)
@@ -110,7 +110,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def _feed(
         self, growth: TreeGrowth, ends: Tensor, features: Tensor, blocks: Tensor, seen: Tensor, number: int
     ) -> tuple[Tensor, Tensor]:
-        """Pass `number`, over the tokens that end at the nodes `ends` of the blocks before: its features, and what its blocks see."""
+        """Run pass `number` on the tokens that end at the nodes `ends`: its features, and what its blocks see."""
         size = self.block_size
         own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)
         above = seen.gather(1, blocks[..., None].expand(-1, -1, seen.shape[-1]))
@@ -120,7 +120,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         return self.draft_blocks(fed, features, blocks, slots, number), seen
 
     def _deepest(self, budget: DraftBudget) -> int:
-        """How deep trees may grow: as told, and as far as passes pay where that is all that limits them."""
+        """How deep trees may grow: as the options say, or as far as passes pay where no option limits them."""
         options, depth = self.drafter.generation_config, self.drafter.tree_depth
         if budget.prices and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
@@ -129,7 +129,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def children_of(
         self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
     ) -> Children:
-        """What follows nodes at each offset of blocks that start below `depth`, as [`TreeGrowth.expand_blocks`] asks for it."""
+        """The candidates at each offset of blocks that start below `depth`, for [`TreeGrowth.expand_blocks`]."""
         logits = self.draft_logits(features)
         if self.predicts_independently:  # what stands before an offset changes nothing there
             best = self.log_node_probs(logits, budget, depth).topk(width, dim=-1)
@@ -148,11 +148,11 @@ class GrownTreeGenerator(StaticTreeGenerator):
         return children
 
     def log_node_probs(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
-        """How likely the target is to take each token, of logits `[rows, lists, offsets, tokens]` of nodes below `depth` and deeper.
+        """Log probability that the target takes each token, of logits `[rows, lists, offsets, tokens]` below `depth`.
 
-        It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread, the chance of
-        a token is the softmax of the drafter's scores at that spread as temperature: as `confidence_temperatures` of the config
-        have it, else 1 or the temperature of the draws.
+        It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread,
+        the probability of a token is the softmax of the drafter's scores at that spread as temperature: as
+        `confidence_temperatures` of the config have it, else 1 or the temperature of the draws.
         """
         stored = self.drafter.config.confidence_temperatures
         offset = depth % self.block_size
@@ -162,7 +162,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         return (scores / scores.new_tensor(temperatures)[:, None]).log_softmax(dim=-1)
 
     def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
-        """What the target takes the best of, if its logits are the drafter's: these, or less the temperature times log noise."""
+        """Scores of which the target would take the best if its logits were these, less scaled log noise."""
         if budget.noise is None:
             return logits
         rows, _blocks, size, _tokens = logits.shape

@@ -1,4 +1,4 @@
-"""What generators share that read pairs of feature and token: the pairs not read yet, and the slots of the drafter's cache."""
+"""The base of generators that read pairs of feature and token: unread pairs, and the slots of the cache."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ class PairGenerator(TreeCandidateGenerator):
         return [sum(map(len, pending.token_ids)) for pending in self.pending]
 
     def take_pending(self, padding_side: str = "right") -> tuple[Tensor, Tensor, list[int]]:
-        """Ids `[rows, pairs]` and features `[rows, pairs, feature]` of all pairs not read yet, and how many each row has."""
+        """Ids `[rows, pairs]` and features `[rows, pairs, feature]` of all unread pairs, and each row's number."""
         rows = zip(*(pending.take() for pending in self.pending), strict=True)
         ids, features = (pad_sequence(list(part), batch_first=True, padding_side=padding_side) for part in rows)
         num_new = [pending.num_taken for pending in self.pending]
@@ -104,7 +104,7 @@ class PairGenerator(TreeCandidateGenerator):
         return ids, features, num_new
 
     def assign_slots(self, ids: Tensor, num_new: list[int]) -> tuple[Tensor, Tensor]:
-        """Give new pairs, each row's newest one last, their slots: positions `[rows, pairs]`, and which slots each sees `[rows, pairs, slots]`."""
+        """Assign slots to new pairs, each row's newest one last: positions `[rows, pairs]` and the mask over slots."""
         self.slots.tidy()
         num_read = torch.tensor(self.num_read, device=ids.device)
         positions = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)

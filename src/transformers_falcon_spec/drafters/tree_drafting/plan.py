@@ -23,12 +23,16 @@ class DraftPass:
         sources (`torch.Tensor` of shape `(3, drafted)`): For each its block, row in the block, and rank.
         num_ranks (`int`): Best tokens needed of a row.
         parents (`torch.Tensor` of shape `(parents,)`): Nodes whose children this pass drafts.
-        lists (`torch.Tensor` of shape `(2, parents)`): For each of them the block and the row that its children come from.
-        siblings (`torch.Tensor` of shape `(2, drafted)`): For each drafted node the index of its parent among `parents`, and
+        lists (`torch.Tensor` of shape `(2, parents)`): For each of them the block and the row that its children come
+            from.
+        siblings (`torch.Tensor` of shape `(2, drafted)`): For each drafted node the index of its parent among
+            `parents`, and
             its own among its siblings.
-        fed_nodes (`torch.Tensor` of shape `(blocks, k)`): Nodes whose tokens each block holds; empty in the first pass.
+        fed_nodes (`torch.Tensor` of shape `(blocks, k)`): Nodes whose tokens each block holds; empty in the first
+            pass.
         parent_blocks (`torch.Tensor` of shape `(blocks,)`): The block of the previous pass that each one continues.
-        tail_mask (`torch.Tensor` of shape `(blocks * k, draft rows)`): Which draft rows, of this and earlier passes, are seen.
+        tail_mask (`torch.Tensor` of shape `(blocks * k, draft rows)`): Which draft rows, of this and earlier passes,
+            are seen.
     """
 
     nodes: Tensor
@@ -65,7 +69,7 @@ class DraftPass:
 
 @lru_cache(maxsize=256)
 def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tuple[DraftPass, ...]:
-    """The passes that draft a one-row `tree` with blocks of `block_size`; trees are told apart by identity."""
+    """The passes that draft a one-row `tree` with blocks of `block_size`; trees are distinguished by identity."""
     depths, ranks = tree.depths[0].tolist(), tree.ranks[0].tolist()
     passes: list[DraftPass] = []
     paths: list[tuple[int, ...]] = [()]  # what each block of this pass holds, root excluded

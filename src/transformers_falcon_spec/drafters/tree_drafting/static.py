@@ -1,4 +1,4 @@
-"""Drafting a static tree pass by pass: every node takes the best tokens, or tokens drawn from a distribution that is kept."""
+"""Drafting of a static tree, pass by pass: nodes take the best tokens, or tokens drawn for rejection sampling."""
 
 import json
 from abc import abstractmethod
@@ -28,10 +28,13 @@ class StaticTreeGenerator(PairGenerator):
         Keys and values of the blocks stay in the cache until the draft is complete.
 
         Args:
-            token_ids (`torch.Tensor` of shape `(rows, blocks, k)`): Drafted tokens, those of a block each other's path.
+            token_ids (`torch.Tensor` of shape `(rows, blocks, k)`): Drafted tokens, those of a block each other's
+                path.
             features (`torch.Tensor` of shape `(rows, blocks before, k, hidden)`): Those of the pass before.
-            parents (`torch.Tensor` of shape `(rows, blocks)`): The block of the pass before that each one goes on from.
-            seen (`torch.Tensor` of shape `(rows, blocks * k, draft slots)`): Which drafted tokens each one sees, of this pass and
+            parents (`torch.Tensor` of shape `(rows, blocks)`): The block of the pass before that each one goes on
+                from.
+            seen (`torch.Tensor` of shape `(rows, blocks * k, draft slots)`): Which drafted tokens each one sees, of
+                this pass and
                 of earlier ones.
             number (`int`): The pass.
         """
@@ -42,7 +45,7 @@ class StaticTreeGenerator(PairGenerator):
         return True
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """Logits `[rows, nodes, tokens]` of what follows nodes at one offset of their blocks; for generators that do not predict independently.
+        """Logits `[rows, nodes, tokens]` after nodes at one offset of their blocks, given the tokens before.
 
         Args:
             token_ids (`torch.Tensor` of shape `(rows, nodes)`): The nodes' tokens.
@@ -65,7 +68,7 @@ class StaticTreeGenerator(PairGenerator):
         return probs
 
     def draft_static(self, tree: DraftTree, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
-        """`tree` cut to the budget and to `depths` of each row; `features` `[rows, 1, k, hidden]` are those of the first pass."""
+        """`tree` cut to the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
         max_depth = min(max(depths), int(tree.depths.max()))
         if budget.num_passes is not None:
             max_depth = min(max_depth, budget.num_passes * self.block_size)
@@ -105,7 +108,7 @@ class StaticTreeGenerator(PairGenerator):
         return Draft(token_ids, by_row, num_passes=len(passes), node_probs=node_probs, **drawn)
 
     def _lists(self, part: DraftPass, offset: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits `[rows, parents, tokens]` of the parents' children; at `offset` of their blocks unless it predicts independently."""
+        """Logits `[rows, parents, tokens]` of the parents' children, which stand at `offset` in their blocks."""
         blocks, offsets = part.lists
         if self.predicts_independently:
             return logits[:, blocks, offsets]
@@ -143,7 +146,7 @@ class StaticTreeGenerator(PairGenerator):
 
 
 def tree_from_json(value: dict[str, Any]) -> DraftTree:
-    """A stored tree; the same object for the same tree, so that what is planned for it is planned once and not for every call."""
+    """A stored tree; equal trees are one object, so that passes are planned once and not for every call."""
     return _tree(json.dumps(value))
 
 
@@ -170,10 +173,10 @@ def parents_by_row(tree: DraftTree, depths: Sequence[int]) -> Tensor:
 def draw_children(
     probs: Tensor, depths: list[int], num_children: int, budget: DraftBudget, rng: torch.Generator
 ) -> Tensor:
-    """Distinct tokens `[rows, parents, num_children]`, drawn one after the other from `probs` `[rows, parents, vocab]`.
+    """Distinct tokens `[rows, parents, num_children]`, drawn in turn from `probs` `[rows, parents, vocab]`.
 
-    Each parent draws anew, unless the budget brings noise: then that of `depths`, where the children of each parent stand.
-    Where fewer tokens than children have probability, the last children have none.
+    Each parent draws anew, unless the budget brings noise: then that of `depths`, where the children of each parent
+    stand. Where fewer tokens than children have probability, the last children have none.
     """
     noise = _coming_noise(probs, depths, budget)
     if noise is None:  # in float64 no quotient becomes 0, so that draws are from `probs` however small a part of it is
@@ -184,9 +187,10 @@ def draw_children(
 
 
 def probs_of_nodes(probs: Tensor, found: Tensor, parents: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
-    """Probability that the target takes each of the tokens `found` `[rows, nodes]`, by the drafter's `probs` `[rows, parents, vocab]`.
+    """Probability that the target takes each token of `found` `[rows, nodes]`, by `probs` `[rows, parents, vocab]`.
 
-    `parents` `[nodes]` are indices into `probs`. Where the budget brings noise it is taken into account as grown trees do.
+    `parents` `[nodes]` are indices into `probs`. Where the budget brings noise it is taken into account as grown trees
+    do.
     """
     noise = _coming_noise(probs, depths, budget)
     weights = probs if noise is None else probs / noise

@@ -1,4 +1,4 @@
-"""How far a drafter's probabilities may be trusted: temperatures by position, measured by `falcon-spec calibrate`, in its config."""
+"""Temperatures by position at which a drafter's probabilities come true; `falcon-spec calibrate` fits them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,8 @@ def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
         return
     if set(values) != set(PARTS) or not all(_are_numbers(values[part]) for part in PARTS):
         raise OptionError(
-            'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite numbers, those of '
+            'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite '
+            "numbers, those of "
             f"greedy above 0 and the others at least 0, but it is {values!r:.120}. Fit them: `falcon-spec calibrate`."
         )
     if any(value == 0 for value in values["greedy"]):
@@ -27,8 +28,8 @@ def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
     lengths = [len(values[part]) for part in PARTS]
     if lengths[0] != lengths[1] or not lengths[0] or lengths[0] % block_size:
         raise OptionError(
-            f"Both lists of `confidence_temperatures` must hold one for each position of whole blocks of {block_size}, but they "
-            f"hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
+            "Both lists of `confidence_temperatures` must hold one for each position of whole blocks of "
+            f"{block_size}, but they hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
         )
 
 
@@ -42,9 +43,9 @@ def _are_numbers(values: Any) -> bool:
 def confidence_temperature(greedy: float, sampled: float, temperature: float | None) -> float:
     """At which temperature the softmax of a drafter's scores tells how likely the target takes a token.
 
-    Scores are logits, less the temperature of the draws times the log of their noise. The target's scores spread about them: by
-    `greedy` when it takes the best, and the more the hotter it draws, for hotter text is harder to foresee. The two add up as
-    independent errors do; `docs/calibration.md` shows how well that fits.
+    Scores are logits, less the temperature of the draws times the log of their noise. The target's scores spread about
+    them: by `greedy` when it takes the best, and the more the hotter it draws, for hotter text is harder to foresee.
+    The two add up as independent errors do; `docs/calibration.md` shows how well that fits.
 
     Example:
 
