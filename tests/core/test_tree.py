@@ -1,7 +1,6 @@
 """Trees: masks, depths and paths against walking up, builders against brute force, refusals by their text."""
 
 import json
-import math
 import re
 from collections.abc import Callable
 
@@ -222,28 +221,6 @@ def test_the_expected_length_is_the_sum_of_the_chances_of_all_paths(parents: lis
     assert length == pytest.approx(best_trees.length(acceptance, frozenset(places)))
 
 
-@few
-@given(acceptances, st.data())
-def test_a_tree_of_widths_takes_the_likeliest_of_each_depth(
-    acceptance: list[list[float]], data: st.DataObject
-) -> None:
-    level, widths, expected = [()], [], [()]
-    for depth, rates in enumerate(acceptance):
-        places = [(*path, rank) for path in level for rank in range(len(rates))]
-        widths.append(data.draw(st.integers(1, len(places))))
-        chances = {path: math.prod(acceptance[place][rank] for place, rank in enumerate(path)) for path in places}
-        level = sorted(sorted(places, key=lambda path: -chances[path])[: widths[depth]])
-        expected += level
-
-    tree = DraftTree.of_widths(torch.tensor(acceptance, dtype=torch.float64), widths)
-
-    ranks = tree.ranks[0].tolist()
-    paths = [tuple(ranks[above] for above in tree.path_to(node)[1:]) for node in range(len(tree))]
-    assert [sum(len(path) == depth for path in paths) for depth in range(1, len(widths) + 1)] == widths
-    if len({math.prod(acceptance[place][rank] for place, rank in enumerate(path)) for path in paths}) == len(paths):
-        assert paths == expected  # without ties there is one answer
-
-
 RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
 
 
@@ -259,13 +236,6 @@ RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
         (lambda: DraftTree.best_first(2.5 * RATES, 3), r"from 0 to 1 .* but it is \[\[1\.25, 0\.625\]"),
         (lambda: DraftTree.best_first(-RATES, 3), r"`acceptance` must hold probabilities from 0 to 1"),
         (lambda: DraftTree.best_first(RATES / 0 * 0, 3), r"`acceptance` must hold probabilities from 0 to 1"),
-        (
-            lambda: DraftTree.of_widths(RATES, [2, 0]),
-            r"at depth 2 it is 0 and 4 fit\. Take fewer nodes there, or more",
-        ),
-        (lambda: DraftTree.of_widths(RATES, [3]), r"at depth 1 it is 3 and 2 fit\."),
-        (lambda: DraftTree.of_widths(RATES, [1, 1, 1]), r"at depth 3 it is 1 and 0 fit\."),
-        (lambda: DraftTree.of_widths(RATES + 1, [1]), r"`acceptance` must hold probabilities from 0 to 1"),
         (
             lambda: DraftTree.chain(3).expected_length(RATES),
             r"of depth 3 and 1 ranks, but it has 2 depths and 2 ranks",

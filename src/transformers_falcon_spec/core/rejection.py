@@ -24,16 +24,10 @@ class DrawnTree(TokenTree):
 
     Siblings stand in the order of their draws. Where fewer tokens than siblings have probability, the last siblings
     were not drawn: they and all nodes below them are never accepted.
-
-    Args:
-        parents (`Sequence[int]`): The parent of each node; -1 at the root, a parent before its children.
-        token_ids (`Sequence[int]`): The token at each node; siblings differ.
-        draft_probs (`torch.Tensor` of shape `(dists, vocab)`): The distributions that were drawn from.
-        dist_index (`Sequence[int]`): For each node the distribution of its first child; not read at leaves.
     """
 
-    draft_probs: Float[Tensor, "dists vocab"]
-    dist_index: Sequence[int]
+    draft_probs: Float[Tensor, "dists vocab"]  # the distributions that were drawn from
+    dist_index: Sequence[int]  # for each node the distribution of its first child; not read at leaves
 
     def children(self, node: int) -> list[int]:
         """The children of `node` in the order of their draws."""

@@ -53,14 +53,9 @@ class GenerationStats:
     def record(
         self, *, num_nodes: int, max_depth: int, num_accepted: int, row: int = 0, coverage: Sequence[float] = ()
     ) -> None:
-        """Count one step of a row.
+        """Count one step of a row, whose tree had `num_nodes`, root included, and depth `max_depth`.
 
-        Args:
-            num_nodes (`int`): Nodes of its tree, root included.
-            max_depth (`int`): How deep the tree reached.
-            num_accepted (`int`): How deep it was kept.
-            row (`int`): Which row of the batch.
-            coverage (`Sequence[float]`): The target's probability of the children of each kept node, root first.
+        `coverage` is the target's probability of the children of each kept node, root first.
         """
         if self.rows:
             self.rows[row].record(

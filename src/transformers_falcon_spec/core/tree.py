@@ -121,31 +121,6 @@ class DraftTree:
             depths.append(depths[parent] + 1)
         return cls.from_lists(parents, ranks)
 
-    @classmethod
-    def of_widths(cls, acceptance: Float[Tensor, "depths ranks"], widths: Sequence[int]) -> "DraftTree":
-        """At each depth `d + 1` the likeliest `widths[d]` nodes below those kept one depth higher, in order of depth.
-
-        Raises:
-            [`DraftTreeError`]: a width that the nodes above do not allow, or something in `acceptance` that is no
-                probability.
-        """
-        _check_acceptance(acceptance)
-        parents, ranks = [-1], [-1]
-        level = [(0, 1.0)]  # nodes of the last depth and their probabilities
-        for depth, width in enumerate(widths, start=1):
-            rates = acceptance[depth - 1].tolist() if depth <= len(acceptance) else []
-            candidates = [(parent, rank, prob * rate) for parent, prob in level for rank, rate in enumerate(rates)]
-            if not 1 <= width <= len(candidates):
-                raise DraftTreeError(
-                    f"`widths` must lie between 1 and what fits below the nodes above, but at depth {depth} it is "
-                    f"{width} and {len(candidates)} fit. Take fewer nodes there, or more above."
-                )
-            kept = sorted(sorted(candidates, key=lambda node: -node[2])[:width])
-            level = [(len(parents) + number, prob) for number, (_, _, prob) in enumerate(kept)]
-            parents += [parent for parent, _, _ in kept]
-            ranks += [rank for _, rank, _ in kept]
-        return cls.from_lists(parents, ranks)
-
     def expected_length(self, acceptance: Float[Tensor, "depths ranks"]) -> float:
         """The mean tokens of a step, the bonus token included: the sum of the probabilities of a one-row tree's nodes.
 

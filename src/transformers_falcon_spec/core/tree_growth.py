@@ -132,11 +132,8 @@ class TreeGrowth:
     ) -> None:
         """Give nodes of each row children, best first; they become the newest nodes.
 
-        Args:
-            parents (`torch.Tensor` of shape `(rows, parents)`): Some of the newest nodes.
-            token_ids (`torch.Tensor` of shape `(rows, parents, children)`): The children's tokens; siblings differ.
-            log_probs (`torch.Tensor` of shape `(rows, parents, children)`): What the drafter gives them after their
-                parent.
+        `parents` are some of the newest nodes so far, siblings differ in `token_ids`, and `log_probs` are the
+        drafter's.
         """
         newest, depth = self._levels[-1], len(self._levels)
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
@@ -160,16 +157,9 @@ class TreeGrowth:
 
         At each offset the likeliest nodes get children, as many as each has.
 
-        Args:
-            ends (`torch.Tensor` of shape `(rows, blocks)`): The node that each block follows.
-            block_size (`int`): Tokens of a block.
-            children (`Callable`): Given an offset, nodes `[rows, nodes]` and the block of each, token ids and
-                log-probabilities
-                `[rows, nodes, children]` of what follows them there, best first.
-            num_kept (`int`): How many nodes of the last offset are wanted.
-
-        Returns:
-            The likeliest `num_kept` nodes of the last offset, and the block of each.
+        `ends` are the nodes that the blocks follow. Given an offset, nodes and the block of each, `children` returns
+        token ids and log-probabilities `[rows, nodes, children]` of what follows them there, best first. Returns the
+        likeliest `num_kept` nodes of the last offset, and the block of each.
         """
         nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
         for offset in range(block_size):
@@ -198,10 +188,8 @@ class TreeGrowth:
     def best_tree_size(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
         """The number of likeliest nodes that brings most in every row, and the tokens that it brings above its price.
 
-        Args:
-            prices (`torch.Tensor` of shape `(nodes,)`): Price of the first n + 1 nodes, in tokens.
-            weights (`torch.Tensor` of shape `(depths,)`): Factor of node probabilities, by depth; deeper nodes take
-                the last one.
+        `prices[n]` is that of the first n + 1 nodes, in tokens, and `weights` are factors of node probabilities by
+        depth.
         """
         order = self._order[:, : len(prices)]
         gains = self.log_node_probs.gather(1, order).exp()

@@ -11,15 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AcceptedPath:
-    """The nodes of a row's tree that are accepted in one step, and the tokens that become text.
+    """The nodes of a row's tree that are accepted in one step, and the tokens that become text."""
 
-    Args:
-        path (`tuple[int, ...]`): Accepted nodes, the root first; empty for a row that takes no step.
-        token_ids (`tuple[int, ...]`): One new token after each node of the path. The last one is the bonus token.
-    """
-
-    path: tuple[int, ...] = ()
-    token_ids: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()  # accepted nodes, the root first; empty for a row that takes no step
+    token_ids: tuple[int, ...] = ()  # one new token after each node of the path; the last one is the bonus token
 
     @property
     def num_accepted(self) -> int:
@@ -42,15 +37,10 @@ class AcceptedPath:
 
 @dataclass(frozen=True)
 class TokenTree:
-    """The draft of one row as plain lists.
+    """The draft of one row as plain lists."""
 
-    Args:
-        parents (`Sequence[int]`): The parent of each node; -1 at the root and at nodes that must not become text.
-        token_ids (`Sequence[int]`): The token at each node; siblings differ.
-    """
-
-    parents: Sequence[int]
-    token_ids: Sequence[int]
+    parents: Sequence[int]  # -1 at the root and at nodes that must not become text; else a node before the child
+    token_ids: Sequence[int]  # siblings differ
 
     @property
     def is_root_alone(self) -> bool:
@@ -88,16 +78,8 @@ def match_tokens(
     """Follow the target through the tree: take its token after a node, go to the child that holds it, and repeat.
 
     The target is asked about nodes of the path only, in their order. So its answers can be those of decoding without a
-    drafter, draw by draw, and then the text is the same for the same seed, whatever the tree.
-
-    Args:
-        tree ([`TokenTree`]): The draft of one row.
-        target_token (`Callable`): Given a node, the token that the target writes after it.
-        start (`int`): The node after which the first token is written.
-        max_tokens (`int`, *optional*): Stop after this many tokens.
-
-    Returns:
-        [`AcceptedPath`]: the accepted nodes and the new tokens.
+    drafter, draw by draw, and then the text is the same for the same seed, whatever the tree. The walk begins at the
+    node `start` and ends after `max_tokens`.
 
     Example:
 

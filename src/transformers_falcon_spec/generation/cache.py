@@ -23,8 +23,7 @@ def new_cache(config: PreTrainedConfig) -> DynamicCache:
 def prepared(cache: Cache) -> Any:
     """Prepare a cache for dropping tokens again, and return it; sliding layers keep all slots until the next crop.
 
-    Raises:
-        [`GenerationError`]: slots of this kind of cache cannot be dropped.
+    A kind of cache whose slots cannot be dropped raises an error.
     """
     if cache.is_compileable or not isinstance(cache, DynamicCache):
         raise GenerationError(
@@ -98,9 +97,8 @@ class RowSlots:
     in positions. A row that keeps fewer tokens than another gets holes, which no mask lets through, until rows are
     realigned.
 
-    Args:
-        cache ([`~transformers.Cache`]): One row of any kind, or several rows whose layers keep every slot.
-        positions (`torch.Tensor` of shape `(rows, slots)`): The position of each slot's token, ascending; -1 at holes.
+    `positions` `[rows, slots]` ascend in each row and are -1 at holes. In several rows every layer of `cache` keeps
+    all slots.
     """
 
     def __init__(self, cache: Any, positions: Tensor) -> None:

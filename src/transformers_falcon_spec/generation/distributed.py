@@ -91,13 +91,8 @@ class AgreedPrices(Prices):
 class ProcessGroup(Processes):
     """The processes of `torch.distributed` that make a call together; each of them must create this object.
 
-    Args:
-        timeout_seconds (`float`, *optional*): How long a process waits for the others; None is as long as
-            `torch.distributed` does.
-        members (`Sequence[int]`, *optional*): Their ranks among all processes; None is all of them.
-
-    Raises:
-        [`OptionError`]: `torch.distributed` does not run.
+    `members` are their ranks among all processes, None for all of them. Without `timeout_seconds` a process waits for
+    the others as long as `torch.distributed` does.
     """
 
     def __init__(self, timeout_seconds: float | None = None, members: Sequence[int] | None = None) -> None:
@@ -192,11 +187,7 @@ _OF_TARGETS: WeakKeyDictionary[PreTrainedModel, ProcessGroup] = WeakKeyDictionar
 
 
 def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
-    """The processes that share the drafter, or else the target; this process alone if neither is shared.
-
-    Raises:
-        [`DistributedError`]: the processes have other drafters or options, or one of them did not come.
-    """
+    """The processes that share the drafter, or else the target; this process alone if neither is shared."""
     processes = drafter.join() if isinstance(drafter, JoiningDrafter) else SINGLE_PROCESS
     members = _holders(target) if processes.num == 1 else []
     if len(members) <= 1:

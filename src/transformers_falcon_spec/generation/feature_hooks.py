@@ -17,14 +17,7 @@ _NUM_DIMS = 3  # rows, tokens, width
 class FeatureHooks:
     """Keeps the outputs of chosen layers, named by their index in Transformers' `hidden_states`.
 
-    Args:
-        decoder (`torch.nn.Module`): The decoder without its head; its output is what the head reads (index -1).
-        num_layers (`int`): Decoder layers of the model.
-        feature_layers (`Sequence[int]`): Indices to catch; 0 the embeddings, i the output of layer i, -1 the
-            decoder's.
-
-    Raises:
-        [`TargetError`]: the decoder has no list of `num_layers` layers, or an index is out of range.
+    Index 0 is the embeddings, i the output of layer i, and -1 that of `decoder`, which the head reads.
     """
 
     def __init__(self, decoder: nn.Module, num_layers: int, feature_layers: Sequence[int]) -> None:

@@ -33,14 +33,8 @@ MAX_NODES = 512  # per row; more would cost any target more than it can bring
 class SpeculativeDecoding:
     """One call of `generate` with a drafter; `run` returns what `generate` returns.
 
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The target.
-        drafter (`Drafter`): The drafter.
-        batch ([`SequenceBatch`]): The texts, with processors, criteria and streamer.
-        config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
-        model_kwargs (`dict`): As `generate` prepared them, cache and mask included.
-        clock (`Callable[[], float]`, *optional*): Where all seconds of the call come from, those that the tuner learns
-            from included.
+    `generate` has resolved `config` and prepared `model_kwargs`, cache and mask included. All seconds of the call are
+    those of `clock`.
     """
 
     def __init__(
@@ -281,8 +275,8 @@ class SpeculativeDecoding:
             sequences=self.batch.sequences,  # type: ignore[arg-type]  # `LongTensor` there means any ids
             scores=self.batch.outputs("scores"),  # type: ignore[arg-type]  # `tuple[X]` there means any number of them
             logits=self.batch.outputs("logits"),  # type: ignore[arg-type]
-            hidden_states=self.states.hidden_states,  # type: ignore[arg-type]
-            attentions=self.states.attentions,  # type: ignore[arg-type]
+            hidden_states=self.states.outputs("hidden_states"),  # type: ignore[arg-type]
+            attentions=self.states.outputs("attentions"),  # type: ignore[arg-type]
             past_key_values=self.target.cache,
             speculation=self.stats,
         )

@@ -47,16 +47,6 @@ class LayerStates:
         self._rows: list[dict[str, list[Layers]]] = [{name: [] for name in self._wanted} for _ in range(num_rows)]
         self._windows = windows  # of each layer; None where it sees everything
 
-    @property
-    def hidden_states(self) -> tuple[Layers, ...] | None:
-        """For each token the hidden states of all layers; None unless the call asks for them."""
-        return self._steps("hidden_states")
-
-    @property
-    def attentions(self) -> tuple[Layers, ...] | None:
-        """For each token the attention weights of all layers; None unless the call asks for them."""
-        return self._steps("attentions")
-
     def add_prompt(self, outputs: Any) -> None:
         """Keep the states of the prompt, which the prefill gave."""
         self._prompt = {name: getattr(outputs, name) for name in self._wanted}
@@ -77,7 +67,8 @@ class LayerStates:
                     )
                     self._rows[row]["attentions"].append(weights)
 
-    def _steps(self, name: str) -> tuple[Layers, ...] | None:
+    def outputs(self, name: str) -> tuple[Layers, ...] | None:
+        """For each token the `hidden_states` or `attentions` of all layers; None unless the call asks for them."""
         if name not in self._wanted:
             return None
         rows = [row[name] for row in self._rows]

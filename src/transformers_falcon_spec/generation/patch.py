@@ -121,8 +121,7 @@ def attached(model: PreTrainedModel) -> Iterator[None]:
 
 def _originals(owner: type) -> dict[str, Callable[..., Any]]:
     """Both functions of `owner` without our wrapping; checked before either is wrapped."""
-    functions = {name: _checked(owner, name) for name in (_LOOP, _CHECK)}
-    return {name: _unwrapped(function) for name, function in functions.items()}
+    return {name: _unwrapped(_checked(owner, name)) for name in (_LOOP, _CHECK)}
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,6 @@ class Capability:
     """The forms in which a target reads drafts rightly. Errors are the largest differences from plain logits."""
 
     can_tree: bool
-    can_chain: bool
     tree_error: float
     control_error: float  # the same reading with a wrong mask
     reason: str = ""
@@ -42,9 +41,7 @@ class Capability:
 def probe(model: PreTrainedModel) -> Capability:
     """The forms in which `model` can read drafts, found by comparing a small tree with plain forwards; kept per model.
 
-    Raises:
-        [`TargetError`]: not even a chain reads right, the model is recurrent, or its head cannot be reproduced.
-        [`GenerationError`]: it is in train mode, and that changes what it reads.
+    A model that does not even read chains rightly, is recurrent, or whose head cannot be reproduced raises an error.
     """
     key = (str(model.config._attn_implementation), str(model.dtype), str(model.device), str(_is_compiled(model)))
     known = _PROBED.setdefault(model, {})
@@ -89,7 +86,7 @@ def _probe(model: PreTrainedModel) -> Capability:
     else:
         reason = f"a tree's logits are off by {tree_error:.2g}, those of a wrong mask by {control_error:.2g}"
     if tree_error <= _TOLERANCE * control_error:
-        return Capability(True, True, tree_error, control_error, has_hooks=has_hooks)
+        return Capability(True, tree_error, control_error, has_hooks=has_hooks)
     try:
         chain_error = _chain_error(model, prompt, path_ids, plain)
     except _FAILURES as error:
@@ -101,7 +98,7 @@ def _probe(model: PreTrainedModel) -> Capability:
         can_paths = _tree_error(model, prompt, nodes, tree, plain, "paths") <= allowed
     except _FAILURES:
         can_paths = False  # the chain remains
-    return Capability(False, True, tree_error, control_error, reason, has_hooks, can_paths)
+    return Capability(False, tree_error, control_error, reason, has_hooks, can_paths)
 
 
 def _is_compiled(model: PreTrainedModel) -> bool:

@@ -24,15 +24,8 @@ class SequenceBatch:
     Where the caller's processors or criteria may tell rows apart by their index, rows grow in step: token by token,
     with calls that show all rows together.
 
-    Args:
-        input_ids (`torch.Tensor` of shape `(rows, prompt)`): The prompts.
-        mask (`torch.Tensor` of shape `(rows, prompt)`, *optional*): 0 at padding.
-        processors ([`~transformers.LogitsProcessorList`]): Those of the call, which are split by row.
-        criteria ([`~transformers.StoppingCriteriaList`]): Called for each row with its own text, or in step for all of
-            them.
-        config ([`~transformers.GenerationConfig`]): As `generate` resolved it.
-        is_coupled (`bool`): Draws that a drafter can foresee.
-        streamer (`BaseStreamer`, *optional*): Gets each token of all rows once the last of them has it.
+    `input_ids` `[rows, prompt]` are the prompts, and `mask` is 0 at padding. With `is_coupled`, draws come from a
+    stream that a drafter can foresee. The streamer gets a token of all rows once the last of them has it.
     """
 
     def __init__(

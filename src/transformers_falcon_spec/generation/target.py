@@ -166,14 +166,9 @@ class Target:
     ) -> TargetOutput:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
-        Args:
-            token_ids (`torch.Tensor` of shape `(rows, nodes)`): The token at each node.
-            tree ([`DraftTree`]): The shape.
-            form (`str`):
-                `"tree"`: with a tree mask. `"chain"`: as plain decoding reads, where every row is a chain. `"paths"`:
-                    likewise, with
-                each path of a single row as a row of its own.
-            is_open (`Sequence[bool]`): False for rows that have ended; empty where none has.
+        `form` is how: `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain,
+        `"paths"` likewise, with each path of a single row as a row of its own. `is_open` is False for rows that have
+        ended, and empty if none has.
         """
         self.feature_hooks.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self.switches:

@@ -27,12 +27,7 @@ LEAD = 1.03  # how many times faster another one must be to take over
 
 
 class Tuner:
-    """Chooses the budget of every step of one call.
-
-    Args:
-        cost_models (`Sequence[CostModel]`): What is known of each drafter, added to; without any nothing is tuned.
-        device (`torch.device`): Where work is waited for, so that seconds are counted where they are spent.
-    """
+    """Chooses the budget of every step of one call by the cost model of each drafter; without any nothing is tuned."""
 
     def __init__(self, cost_models: Sequence[CostModel], device: torch.device) -> None:
         self.cost_models, self.device = cost_models, device
