@@ -66,11 +66,7 @@ class DrafterPool(LoopOnly, nn.Module):
         self.generation_config = SpeculationConfig(**self._common_options())
 
     def _common_options(self) -> dict[str, Any]:
-        """Options that hold for all of them.
-
-        Raises:
-            [`OptionError`]: they differ.
-        """
+        """Options that hold for all of them."""
         found = {name: [getattr(drafter.generation_config, name) for drafter in self.members] for name in COMMON}
         for name, values in found.items():
             if len(set(values)) > 1:

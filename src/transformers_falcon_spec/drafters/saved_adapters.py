@@ -17,10 +17,6 @@ _OF_ADAPTER_ALONE = ("revision", "subfolder")  # of where to look; the drafter l
 def base_of_adapter(name_or_path: Any, **hub: Any) -> str | None:
     """The model that an adapter was made for; None if this is no adapter, or a whole model that comes with one.
 
-    Args:
-        name_or_path (`str` or `Path`): Folder or Hub name.
-        hub: Where to look, as `from_pretrained` takes it.
-
     Raises:
         [`CheckpointError`]: an adapter that does not say what it was made for.
     """

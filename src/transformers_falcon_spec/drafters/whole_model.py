@@ -19,12 +19,7 @@ from .config_fields import own_fields
 
 
 class WholeModelDrafter(TextDrafter):
-    """Base of the drafters that wrap a model of Transformers, which their configuration holds as `draft_config`.
-
-    Args:
-        config (`PreTrainedConfig`): The drafter's configuration.
-        model ([`~transformers.PreTrainedModel`], *optional*): The model that drafts; None makes an untrained one.
-    """
+    """Base of the drafters that wrap a model of Transformers, which their configuration holds as `draft_config`."""
 
     wrapped_kind: ClassVar[str] = "language model"  # as messages call what is wrapped
     wrapping_options: ClassVar[tuple[str, ...]] = (

@@ -79,12 +79,6 @@ class WholeModelConfig(PreTrainedConfig):
     ) -> Self:
         """A configuration with which `model` drafts for `target`.
 
-        Args:
-            model ([`~transformers.PreTrainedModel`]): The model that drafts.
-            target ([`~transformers.PreTrainedModel`]): The target.
-            num_shared (`int`): Ids, from 0 on, that are the same tokens to both.
-            options (`dict`): Other fields.
-
         Raises:
             [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that
                 takes

@@ -139,11 +139,7 @@ class DiffusionConfig(WholeModelConfig):
         return self.attention != "full" or self.cache_rounds > 1
 
     def check(self) -> None:
-        """Refuse options out of range or at odds with one another.
-
-        Raises:
-            [`OptionError`]: an option is one of those.
-        """
+        """Refuse options out of range or at odds with one another."""
         super().check()
         choices = {"attention": ATTENTION, "auto_class": AUTO_CLASSES, "logits_shift": (0, 1)}
         choices |= {"search": SEARCHES, "draft_length": DRAFT_LENGTHS}

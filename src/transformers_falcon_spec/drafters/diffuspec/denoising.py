@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class DenoisedRow:
-    """The diffusion model's side of one row.
-
-    Args:
-        drafter ([`DiffusionDrafter`]): Model and options; neither is written.
-    """
+    """The diffusion model's side of one row."""
 
     def __init__(self, drafter: "DiffusionDrafter") -> None:
         self.drafter, self.config = drafter, drafter.config

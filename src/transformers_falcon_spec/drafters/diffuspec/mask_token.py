@@ -44,12 +44,6 @@ def check_mask(
 ) -> None:
     """Refuse a mask that is a word of the target.
 
-    Args:
-        mask_token_id (`int`): The mask.
-        num_shared (`int`): Ids, from 0 on, that both models share.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): That of the diffusion model.
-        target_tokenizer (`PreTrainedTokenizerBase`, *optional*): That of the target.
-
     Raises:
         [`DrafterMismatchError`]: it is one, or nobody can say.
     """

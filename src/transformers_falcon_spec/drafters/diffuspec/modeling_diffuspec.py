@@ -19,8 +19,7 @@ from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD
 from ..whole_model import WholeModelDrafter, shared_vocabulary
-from .attention_check import check_attention
-from .calls import ModelCall, check_forward
+from .calls import ModelCall, check_attention, check_forward
 from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
 from .generator import DiffusionCandidateGenerator
 from .mask_token import check_mask, mask_id

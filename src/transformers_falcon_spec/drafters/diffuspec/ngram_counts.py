@@ -51,13 +51,7 @@ class Followers:
 
 @dataclass(frozen=True)
 class NgramCounts:
-    """All n-grams of one length that ever came, in rising order of their keys, and how often.
-
-    Args:
-        keys (`array`): 64 bits each.
-        counts (`array`): 32 bits each.
-        vocab_size (`int`): The base of the keys.
-    """
+    """All n-grams of one length that ever came, in rising order of their keys, and how often."""
 
     keys: "array[int]"
     counts: "array[int]"

@@ -96,12 +96,6 @@ def mixed_scores(
 def search_path(lattice: Lattice, scores: PathScores, beam_width: int = 3) -> Tensor:
     """The tokens `[length]` of the best path that a beam finds, up to and including one that ends the text.
 
-    Args:
-        lattice (`Lattice`): Of one row, on the CPU.
-        scores (`PathScores`): Of that lattice.
-        beam_width (`int`): Paths kept at each position, 1 for the best next token each time; the paper finds 3 or 4
-            best.
-
     Raises:
         [`OptionError`]: the width is below 1.
 
@@ -185,12 +179,6 @@ def tree_over(lattice: Lattice, scores: PathScores, root: int, num_nodes: int) -
     The score of a path never rises with its length, so the best nodes of all hold their ancestors. By the drafter's
     scores alone this is [`DraftTree.best_first`] of the marginals; with a proxy the children of a node depend on the
     path to it.
-
-    Args:
-        lattice (`Lattice`): Of one row, on the CPU.
-        scores (`PathScores`): Of that lattice.
-        root (`int`): The newest token of the text.
-        num_nodes (`int`): Most nodes, root included.
 
     Raises:
         [`OptionError`]: `num_nodes` leaves out the root.

@@ -72,11 +72,7 @@ class EagleConfig(PairConfig):
         return self.num_draft_tokens != self.vocab_size
 
     def check(self) -> None:
-        """Refuse options out of range or at odds with one another.
-
-        Raises:
-            [`OptionError`]: an option is one of those.
-        """
+        """Refuse options out of range or at odds with one another."""
         if self.version not in VERSIONS:
             raise OptionError(
                 f"`version` must be one of {VERSIONS}, but it is {self.version}. Eagle-2 has the weights of version 1."

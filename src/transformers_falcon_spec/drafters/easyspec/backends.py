@@ -16,12 +16,7 @@ from .families import Inputs, LayeredModel
 
 
 class SequentialBackend:
-    """One layer after another, each with its own index in the cache: the reference.
-
-    Args:
-        layered ([`LayeredModel`]): The draft model.
-        groups (`Sequence[Sequence[int]]`): Layers that attend at once.
-    """
+    """One layer after another, each with its own index in the cache: the reference."""
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         self.layered, self.groups = layered, groups
@@ -62,10 +57,6 @@ class FusedAttention:
 
     Norms of the same input differ in their gains alone, and those go into the projections: W (g * x + b) = (W diag g)
     x + W b.
-
-    Args:
-        layered ([`LayeredModel`]): The draft model.
-        group (`Sequence[int]`): Its layers.
     """
 
     def __init__(self, layered: LayeredModel, group: Sequence[int]) -> None:
@@ -159,11 +150,7 @@ def _projections(attention: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _plain(linear: nn.Module) -> nn.Linear:
-    """Refuse what is not a matrix and a bias.
-
-    Raises:
-        [`OptionError`]: it is none.
-    """
+    """Refuse what is not a matrix and a bias."""
     if type(linear) is not nn.Linear:
         raise OptionError(
             '`backend="fused"` needs projections that are plain matrices, but the draft model has a '

@@ -79,11 +79,7 @@ class LayerParallelConfig(WholeModelConfig):
             self.layer_groups = build_groups(draft_config.num_hidden_layers)
 
     def check(self) -> None:
-        """Refuse options out of range or at odds with one another.
-
-        Raises:
-            [`OptionError`]: an option is one of those.
-        """
+        """Refuse options out of range or at odds with one another."""
         super().check()
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
         assert self.layer_groups is not None

@@ -18,11 +18,6 @@ class DistributedBackend(SequentialBackend):
     Of a group each rank takes the same number of layers, in their order, the last ranks maybe fewer or none. Only it
     has their drafted keys and values; what was read exactly is on every rank.
 
-    Args:
-        layered ([`LayeredModel`]): The draft model.
-        groups (`Sequence[Sequence[int]]`): Layers that attend at once.
-        ranks ([`Processes`]): The processes.
-
     Raises:
         [`OptionError`]: more ranks than layers.
     """

@@ -101,11 +101,7 @@ class Inputs:
 
 
 class LayeredModel:
-    """A causal language model taken apart. Holds no weights of its own: all that computes are the model's modules.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): A model of one of the families.
-    """
+    """A causal language model taken apart. Holds no weights of its own: all that computes are the model's modules."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.family = model, FAMILIES[model.config.model_type]

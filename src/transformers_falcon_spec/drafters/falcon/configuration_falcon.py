@@ -57,11 +57,7 @@ class FalconSpecConfig(PairConfig):
     recurrent_dropout: float = 0.1
 
     def check(self) -> None:
-        """Refuse options out of range or at odds with one another.
-
-        Raises:
-            [`OptionError`]: an option is one of those.
-        """
+        """Refuse options out of range or at odds with one another."""
         for name in ("block_size", "num_hidden_layers", "num_recurrent_layers", "transition_rank"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")

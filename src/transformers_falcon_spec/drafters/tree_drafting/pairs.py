@@ -46,14 +46,7 @@ class PendingPairs:
 
 
 class PairGenerator(TreeCandidateGenerator):
-    """A generator whose drafter keeps keys and values of committed pairs, each row its own.
-
-    Args:
-        drafter (`Any`): The drafter model.
-        target ([`TargetView`]): What embeds tokens and makes logits of features.
-        max_length (`int`): Tokens of the longest text.
-        rng (`torch.Generator`): Where draws come from.
-    """
+    """A generator whose drafter keeps keys and values of committed pairs, each row its own."""
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
