@@ -116,7 +116,9 @@ def test_a_verifier_for_drawn_drafts_is_refused() -> None:
     drafter = LookaheadDrafter.from_target(target, **OPTIONS)
     drafter.generation_config = SpeculationConfig(verifier="traversal")
 
-    with pytest.raises(OptionError, match="needs a draft that was drawn, with its distributions and without lookahead nodes"):
+    with pytest.raises(
+        OptionError, match="needs a draft that was drawn, with its distributions and without lookahead nodes"
+    ):
         runs.drafted(target, drafter, do_sample=True)
 
 
