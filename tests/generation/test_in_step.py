@@ -153,27 +153,25 @@ def test_sampled_rows_are_those_of_a_batch_without_such_a_criterion(verifier: st
     assert out.speculation.acceptance_length > 1.05
 
 
-def test_what_is_streamed_has_not_yet_been_shown() -> None:
-    target, streamer = make_target().double(), ListStreamer()
-    put: list[int] = []
+def test_criteria_are_asked_before_the_streamer_gets_the_tokens_as_in_plain_decoding() -> None:
+    target, prompts, heard = make_target().double(), Prompts.of(), []
 
-    class Counting(Watching):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> Any:
-            put.append(len(streamer.chunks))
-            return super().__call__(input_ids, scores, **options)
+    for write in (
+        runs.plain,
+        lambda target, *args, **options: runs.drafted(target, RandomDrafter(), *args, **options),
+    ):
+        streamer, put = ListStreamer(), list[int]()
 
-    prompts = Prompts.of()
-    criteria = StoppingCriteriaList([Counting()])
-    runs.drafted(
-        target,
-        RandomDrafter(),
-        prompts.ids,
-        attention_mask=prompts.mask,
-        stopping_criteria=criteria,
-        streamer=streamer,
-    )
+        class Counting(Watching):
+            def __call__(self, *args: Any, put: list[int] = put, streamer: Any = streamer, **options: Any) -> Any:
+                put.append(len(streamer.chunks))
+                return super().__call__(*args, **options)
 
-    assert put == list(range(2, 26))  # the prompts, too
+        criteria = StoppingCriteriaList([Counting()])
+        write(target, prompts.ids, attention_mask=prompts.mask, stopping_criteria=criteria, streamer=streamer)
+        heard.append(put)
+
+    assert heard[0] == heard[1] == list(range(1, 25))  # the prompts, too
 
 
 def test_one_row_is_shown_alone() -> None:

@@ -122,3 +122,23 @@ def test_criteria_are_asked_once_for_each_token_with_the_scores_so_far(
     assert num_new == (last_length or 52) - 12
     assert seen[:num_new] == seen[num_new:]
     assert [num_scores for _, num_scores in seen[:num_new]] == list(range(1, num_new + 1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_criteria_are_asked_before_the_streamer_gets_a_token_as_in_plain_decoding(target: Any, mode: str) -> None:
+    heard: list[str] = []
+
+    class Listener(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            heard.append(f"asked at {input_ids.shape[1]}")
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    def make() -> dict[str, Any]:
+        streamer = SimpleNamespace(put=lambda ids: heard.append("put"), end=lambda: heard.append("end"))
+        return {"streamer": streamer, "stopping_criteria": StoppingCriteriaList([Listener()])}
+
+    both(target, mode, make)
+
+    half = len(heard) // 2
+    assert heard[:half] == heard[half:]
+    assert heard[half - 1] == "end"

@@ -157,10 +157,9 @@ class SequenceBatch:
         return decision.paths
 
     def _emit_tokens(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence[NodeScores]) -> None:
-        """Append a token to some rows, each given with the node before it; then call streamer and criteria."""
+        """Append a token to some rows, each given with the node before it; then ask the criteria and feed the streamer."""
         for row, (node, token_id) in tokens.items():
             self.rows[row].append(token_id, scores[row].after(node))
-        self._stream()
         if self.is_in_step:
             is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
             for sequence, is_complete in zip(self.rows, is_done.tolist(), strict=True):
@@ -168,6 +167,7 @@ class SequenceBatch:
         else:
             for row in tokens:
                 self.rows[row].check_criteria()
+        self._stream()
 
     @property
     def is_complete(self) -> bool:
