@@ -6,8 +6,8 @@ from torch import Tensor
 
 
 def block_ends(
-    positions: Int[Tensor, "... rows"], block_size: int, phase: Int[Tensor, "..."]
-) -> Int[Tensor, "... rows"]:
+    positions: Int[Tensor, "... queries"], block_size: int, phase: Int[Tensor, "..."]
+) -> Int[Tensor, "... queries"]:
     """The last position of the block that each position is in, where the first block starts at `phase`."""
     return positions + (phase[..., None] - 1 - positions) % block_size
 
@@ -15,7 +15,7 @@ def block_ends(
 def block_causal_mask(
     ends: Int[Tensor, "... queries"], key_positions: Int[Tensor, "... keys"]
 ) -> Bool[Tensor, "... queries keys"]:
-    """Falcon's relaxed causal mask: a row sees everything up to the end of its own block, so both ways inside it."""
+    """Falcon's relaxed causal mask: a query sees everything up to the end of its own block, so both ways inside it."""
     return key_positions[..., None, :] <= ends[..., :, None]
 
 
@@ -26,16 +26,18 @@ def tree_mask(
     is_cached: Bool[Tensor, "rows cached"] | None = None,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
-) -> Bool[Tensor, "rows nodes slots"]:
+) -> Bool[Tensor, "rows nodes keys"]:
     """The tree mask: each node sees the text in the cache, its ancestors and itself, within its window and chunk.
 
     Args:
         ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): The tree, as [`DraftTree.ancestor_mask`] gives
             it.
-        node_positions (`torch.Tensor` of shape `(rows, nodes)`): The position of each node in the text.
+        node_positions (`torch.Tensor` of shape `(rows, nodes)`): The position of each node in the text. Windows ask for
+            differences of positions alone; chunks count from position 0, the row's first real token.
         cached_positions (`torch.Tensor` of shape `(rows, cached)`): The position of the token in each slot of the
             cache.
-        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at slots that hold no token.
+        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at holes: padding, and tokens that were not
+            accepted.
         sliding_window (`int`, *optional*): A node sees this many positions, its own included.
         chunk_size (`int`, *optional*): A node sees its own chunk of this many positions.
     """

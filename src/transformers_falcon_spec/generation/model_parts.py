@@ -101,13 +101,17 @@ class LayerKind:
     """One kind of attention and what it may see."""
 
     name: str
-    layer_index: int  # a layer of this kind that holds slots
+    layer_index: int  # the first layer of this kind; layers that share another's cache come later
     sliding_window: int | None = None
     chunk_size: int | None = None
 
 
 def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
-    """The kinds of attention in a model, by the rule of `masking_utils.create_masks_for_generate`."""
+    """The kinds of attention in a model, as Transformers' `create_masks_for_generate` tells them apart.
+
+    With `layer_types` in the config there is one kind for each name in it, and only sliding and chunked attention are
+    limited. Without, all layers share the sliding window, or else the chunk.
+    """
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     names = getattr(config, "layer_types", None)
     if names is None:
@@ -117,7 +121,7 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
 
 
 def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """The masks in the form that the model takes: one for each kind of attention, or the only one."""
+    """The masks in the form that the model takes: all of them if its forward picks one by `layer_types`, or the only one."""
     return masks if getattr(config, "layer_types", None) is not None else next(iter(masks.values()))
 
 

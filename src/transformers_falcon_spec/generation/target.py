@@ -49,8 +49,9 @@ class TargetOutput:
 class Target:
     """The target during one call of `generate`. The drafter gets it as its `TargetView`.
 
-    Four numbers differ and are kept apart: the slots of the cache, the next token's position if no slot had been
-    dropped, its position id (taken once after the prefill), and the tokens of the text (the loop's).
+    Four counts of a row are kept apart. After a prompt of 5 columns, 2 of them padding: its slots in the cache (5,
+    holes included), the next token's position (5, as if nothing had been dropped), its position id (3, which the model
+    gets), and the tokens of the text (3, which the loop counts).
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
@@ -70,7 +71,7 @@ class Target:
         self._inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
         self._position_ids = self._inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
         self._farthest: list[int] = []  # of each row the largest of its next positions
-        self._padding: Tensor | None = None  # [rows, 1] padding on the left, which moves chunks as in Transformers
+        self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
         self.switches = switch_lengths(self.config)
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # what the cache has read; kept where frequencies switch
         self._read_ids = self._text_ids  # the nodes read last
@@ -271,6 +272,11 @@ class Target:
         return (torch.cat([self.slots.positions, positions], dim=-1) != cache_file.HOLE).long()
 
     def _mask(self, tree: DraftTree, positions: Tensor, kind: LayerKind) -> Tensor:
+        """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree.
+
+        With one row a sliding layer holds the newest slots only. Left padding is subtracted because chunks count from
+        the first real token; windows do not notice.
+        """
         held = self.slots.positions[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
         is_held = held != cache_file.HOLE if self.slots.has_holes else None
         if self._padding is not None:
