@@ -113,7 +113,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     @property
     def draft_settings(self) -> dict[str, Any] | None:
-        """What decides its drafts besides weights; kept with measurements."""
+        """Settings besides weights that decide its drafts; they are kept with measurements."""
         options, names = self.generation_config, ("num_tree_nodes", "tree_top_k")
         grown = {name: getattr(options, name) for name in names} | {"tree_depth": self.tree_depth}
         return {"draft_tree": self.stored_tree, **(grown if self.is_tree_dynamic else {})}
@@ -268,12 +268,12 @@ class TextDrafter(DrafterModel):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """None: text alone is read."""
+        """No hidden states: text alone is read."""
         return ()
 
     @property
     def feature_size(self) -> int:
-        """Nothing of the target is read."""
+        """0, for nothing of the target is read."""
         return 0
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:

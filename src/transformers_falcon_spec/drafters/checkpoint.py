@@ -18,7 +18,7 @@ from .saved_adapters import base_of_adapter, options_of_base
 
 
 def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments of `from_pretrained` that say where to look."""
+    """The arguments of `from_pretrained` that say where to look."""
     names = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
     return {name: kwargs[name] for name in names if name in kwargs}
 

@@ -16,7 +16,7 @@ _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def target_fields(target: PreTrainedModel) -> dict[str, Any]:
-    """What a drafter's config copies from its target, so that both fit and stock code finds the special ids."""
+    """Fields that a drafter's config copies from its target: vocabulary, special ids and name."""
     config = target.config.get_text_config(decoder=True)
     fields = {name: getattr(config, name, None) for name in _SPECIAL_IDS}
     fields["vocab_size"] = config.vocab_size
@@ -25,7 +25,7 @@ def target_fields(target: PreTrainedModel) -> dict[str, Any]:
 
 
 def trained_target_fields(target: PreTrainedModel) -> dict[str, Any]:
-    """The same with the contract, for drafters that learn from one target."""
+    """The copied fields and the target's fingerprint, for drafters that are trained for one target."""
     return {**target_fields(target), FIELD: TargetFingerprint.of_target(target).to_json()}
 
 

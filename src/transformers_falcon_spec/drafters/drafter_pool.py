@@ -84,14 +84,14 @@ class DrafterPool(LoopOnly, nn.Module):
         """
         if any(isinstance(drafter, JoiningDrafter) and drafter.join().num > 1 for drafter in self.members):
             raise OptionError(
-                "A drafter that computes on several processes must draft alone, for a pool chooses by the clock, and each "
-                "process has its own. Pass it to `generate` itself."
+                "A drafter that computes on several processes must draft alone, for a pool chooses by the clock, and "
+                "each process has its own. Pass it to `generate` itself."
             )
         return SINGLE_PROCESS
 
     @property
     def device(self) -> torch.device:
-        """That of its first drafter; the target's, where they can be used together."""
+        """The device of its first drafter."""
         device: torch.device = self.members[0].device
         return device
 
@@ -163,5 +163,5 @@ class PoolGenerator(TreeCandidateGenerator):
             )
 
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """What the drafter of the budget drafts."""
+        """The draft of the drafter that the budget names."""
         return self.generators[budget.drafter].propose(budget)

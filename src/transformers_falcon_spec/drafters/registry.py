@@ -51,7 +51,7 @@ class DraftingMethod:
 
     @property
     def model_type(self) -> str:
-        """What `config.json` of its drafters says, and by which `AutoModel` finds their class."""
+        """The `model_type` in `config.json` of its drafters, by which `AutoModel` finds their class."""
         return self.config_class.model_type
 
 

@@ -90,7 +90,7 @@ def test_a_searched_draft_is_what_the_search_finds(target: Any, has_proxy: bool)
     draft = draft_of(drafter, target)
 
     proxy = NgramProxy.fit([*trained, TEXTS[0]], 3, 97) if has_proxy else None  # it reads the text as well
-    lattice = prune(naive_scores(drafter, TEXTS[0], 5)[None], 0.9, 8, (), [2])
+    lattice = prune(naive_scores(drafter, TEXTS[0], 5)[None], 0.9, 8, [2])
     path = search_path(lattice, mixed_scores(lattice, proxy, TEXTS[0][-2:], 0.3), 2)
     assert draft is not None
     assert paths(draft) == [[5, *path.tolist()]]
@@ -103,7 +103,7 @@ def test_a_tree_is_that_over_the_lattice(target: Any) -> None:
 
     draft = draft_of(drafter, target)
 
-    lattice = prune(naive_scores(drafter, TEXTS[0], 5)[None], 0.8, 15, (), [2])
+    lattice = prune(naive_scores(drafter, TEXTS[0], 5)[None], 0.8, 15, [2])
     scores = mixed_scores(lattice, NgramProxy.fit([list(range(3, 97)), TEXTS[0]], 2, 97), TEXTS[0][-2:], 0.5)
     tree = tree_over(lattice, scores, root=5, num_nodes=9)
     assert draft is not None

@@ -36,7 +36,7 @@ ROUNDING_NEAR_ZERO = 2**-24  # ... or as much as float16 leaves of small values
 
 @dataclass(frozen=True)
 class WeightFingerprint:
-    """What is kept of the weights of one part of a target.
+    """A digest and a sample of the weights of one part of a target.
 
     Args:
         digest (`str`): Of the values as float32, 16 hexadecimal digits.
@@ -83,7 +83,7 @@ class WeightFingerprint:
 
 @dataclass(frozen=True)
 class TargetFingerprint:
-    """What a drafter's config stores of its target besides name and vocabulary, which are fields of their own.
+    """The facts of a target that a drafter's config stores besides name and vocabulary.
 
     Args:
         shape (`dict`): Kind, depth and widths.
@@ -234,7 +234,7 @@ def _layer_weights(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _spread(weights: list[Tensor]) -> list[Tensor | None]:
-    """Some of them, evenly from the first to the last."""
+    """Some of the weights, evenly spread from the first to the last."""
     num = min(len(weights), NUM_WEIGHTS)
     return [weights[index * (len(weights) - 1) // max(num - 1, 1)] for index in range(num)]
 

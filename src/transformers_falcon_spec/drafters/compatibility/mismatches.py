@@ -77,7 +77,7 @@ _LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies 
 
 
 def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
-    """What differs for this drafter; with an adapter, which fits it to another target, only what is refused.
+    """Differences that matter to this drafter; with an adapter, which fits it to another target, only fatal ones.
 
     Raises:
         [`CheckpointError`]: the stored fingerprint cannot be read.

@@ -39,7 +39,7 @@ class ModelCall:
     num_rows: int
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
-        """What a forward in this type is given: its mask is 0 where a token sees, and the lowest number elsewhere."""
+        """Arguments of the forward in this type; its mask is 0 where a token sees, and the lowest number elsewhere."""
         return {
             "input_ids": self.token_ids,
             "attention_mask": additive(self.allowed, dtype),

@@ -125,7 +125,7 @@ class DiffusionConfig(WholeModelConfig):
             self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
 
     def validate_token_ids(self) -> None:
-        """Nothing here: stock code would look for the mask among the target's tokens, where it must not be."""
+        """Skip the stock check, which looks for the mask among the target's tokens, where it must not be."""
 
     @property
     def most_draft_tokens(self) -> int:

@@ -41,7 +41,7 @@ class DenoisedRow:
         return max(most, 0)
 
     def scores(self, text: Tensor, num_tokens: int, num_steps: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the model says of `num_tokens` masks behind `text` `[tokens]`: `[num_tokens, vocab]`.
+        """Scores `[num_tokens, vocab]` that the model gives to `num_tokens` masks behind `text` `[tokens]`.
 
         With several passes every position keeps the scores of the last pass in which it was masked; between passes the
         surest of those that are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which
@@ -49,7 +49,7 @@ class DenoisedRow:
 
         Args:
             text (`torch.Tensor` of shape `(tokens,)`): All committed tokens.
-            num_tokens (`int`): Places to be filled in, at least 1.
+            num_tokens (`int`): Positions to fill in, at least 1.
             num_steps (`int`): Passes, at least 1.
             scored (`Callable`): Makes scores `[num_tokens, vocab]` over the target's ids of logits.
         """

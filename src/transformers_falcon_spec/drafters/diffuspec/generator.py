@@ -6,6 +6,7 @@ marginals are handed over with their distributions (arXiv 2510.02358, equation 6
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:
-        """A path or a tree behind each text, within the budget; None where no row may have one."""
+        """A path or a tree for each row within the budget; None where no row may have one."""
         num_steps = (
             self.config.num_steps if budget.num_passes is None else min(self.config.num_steps, budget.num_passes)
         )
@@ -71,14 +72,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         if self._is_drawn(budget):
             return self._drawn(logits, budget, num_steps)
         found = [self._searched(row, part, budget) for row, part in zip(self._rows, logits, strict=True)]
-        token_ids, parents = _padded(found)
-        return Draft(
-            token_ids.to(self.drafter.device),
-            parents.to(self.drafter.device),
-            num_passes=num_steps,
-            node_probs=_node_probs(found, logits, budget),
-            search_seconds=self._search_seconds,
-        )
+        return self._draft(found, logits, budget, num_steps)
 
     def draws_tree(self, budget: DraftBudget) -> bool:
         """Whether the draft is a tree and no path."""
@@ -117,7 +111,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return lattice.row(0, row.length.kept_length(lattice.confidences[0]))
 
     def _searched(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> "LatticeTree":
-        """What is drafted for one row, root included."""
+        """The draft of one row, root included."""
         root = int(row.text[-1])
         if not len(scores):
             return LatticeTree.path(root)
@@ -148,13 +142,15 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             LatticeTree.path(int(row.text[-1]), drawn[:num])
             for row, drawn, num in zip(self._rows, tokens, nums, strict=True)
         ]
-        token_ids, parents = (part.to(tokens.device) for part in _padded(found))
-        index = torch.arange(token_ids.shape[1], device=tokens.device)
+        draft = self._draft(found, logits, budget, num_steps)
+        index = torch.arange(draft.token_ids.shape[1], device=probs.device)
+        return replace(draft, draft_probs=probs, dist_index=index.where(index < len(index) - 1, -1)[None])
+
+    def _draft(self, found: list[LatticeTree], logits: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
+        """The draft of all rows; shorter rows end in nodes that belong to nobody."""
         return Draft(
-            token_ids,
-            parents,
-            draft_probs=probs,
-            dist_index=index.where(index < token_ids.shape[1] - 1, -1)[None],
+            pad_sequence([tree.token_ids for tree in found], True).to(self.drafter.device),
+            pad_sequence([tree.parents for tree in found], True, -1).to(self.drafter.device),
             num_passes=num_steps,
             node_probs=_node_probs(found, logits, budget),
             search_seconds=self._search_seconds,
@@ -162,7 +158,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     @contextmanager
     def _searching(self) -> Iterator[None]:
-        """What happens inside is searching."""
+        """Count the time inside as seconds of searching."""
         start = self.clock()
         try:
             yield
@@ -171,7 +167,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
 
 class _Row:
-    """What a call knows of one row."""
+    """The state of one row during a call: its text, proxy and draft length."""
 
     def __init__(self, drafter: "DiffusionDrafter") -> None:
         self.reader, self.length = DenoisedRow(drafter), _length_of(drafter.config)
@@ -181,7 +177,7 @@ class _Row:
         self._num_counted = 0
 
     def num_positions(self, depth: int, budget: DraftBudget, is_tree: bool) -> int:
-        """Places to be filled in."""
+        """Positions to fill in."""
         most = min(depth, self.length.next_length(), self.reader.max_draft_tokens(len(self.text)))
         return most if is_tree else min(most, budget.num_nodes - 1)
 
@@ -191,12 +187,6 @@ class _Row:
             self._proxy.update(self.text[self._num_counted :].tolist())
             self._num_counted = len(self.text)
         return self._proxy
-
-
-def _padded(drafts: list[LatticeTree]) -> tuple[Tensor, Tensor]:
-    """Tokens and parents `[rows, nodes]`; shorter rows end in nodes that belong to nobody."""
-    token_ids = pad_sequence([draft.token_ids for draft in drafts], True)
-    return token_ids, pad_sequence([draft.parents for draft in drafts], True, -1)
 
 
 def _node_probs(drafts: list[LatticeTree], logits: list[Tensor], budget: DraftBudget) -> Tensor | None:

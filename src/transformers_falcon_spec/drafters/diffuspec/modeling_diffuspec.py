@@ -186,7 +186,7 @@ class DiffusionDrafter(WholeModelDrafter):
 
     @property
     def draft_settings(self) -> dict[str, Any]:
-        """What decides its drafts besides weights."""
+        """Settings besides weights that decide its drafts."""
         left_out = {
             "draft_config",
             "auto_class",

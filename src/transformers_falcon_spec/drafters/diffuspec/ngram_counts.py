@@ -17,7 +17,7 @@ from ...errors import OptionError
 
 @dataclass(slots=True)
 class Followers:
-    """What came after one context.
+    """Counts of the tokens that followed one context.
 
     Args:
         total (`int`): How often it was followed by anything.
@@ -32,7 +32,7 @@ class Followers:
     own_counts: dict[int, int] = field(default_factory=dict)
 
     def count(self, token: int) -> None:
-        """It was followed by `token` once more."""
+        """Count `token` as a follower once more."""
         self.total += 1
         self.num_kinds += token not in self.counts and token not in self.own_counts
         self.own_counts[token] = self.own_counts.get(token, 0) + 1
@@ -82,7 +82,7 @@ class NgramCounts:
         return NgramCounts.of_tensors(found, counts, vocab_size)
 
     def followers(self, context: Sequence[int]) -> Followers:
-        """What came after a context one token shorter than the n-grams."""
+        """Counts of the tokens that followed a context, which is one token shorter than the n-grams."""
         key = 0
         for token in context:
             key = key * self.vocab_size + token

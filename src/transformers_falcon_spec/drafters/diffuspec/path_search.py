@@ -27,7 +27,7 @@ from .proxy import Context, NgramProxy
 
 
 class PathScores:
-    """What each candidate of a lattice of one row adds to the score of a path; the proxy is read where somebody asks.
+    """Scores that each candidate of a one-row lattice adds to a path; the proxy is read where a score is asked for.
 
     Args:
         token_ids (`list[list[int]]`): The candidates of each position, as far as drafts reach.

@@ -123,7 +123,7 @@ class NgramProxy:
         return self._probs(context, token_ids, {} if known is None else known)
 
     def followers(self, context: Context) -> Followers:
-        """What came after a context of at most `order - 1` tokens."""
+        """Counts of the tokens that followed a context of at most `order - 1` tokens."""
         found = self._opened.get(context)
         if found is None:
             if len(self._opened) >= MOST_OPENED:
@@ -165,7 +165,7 @@ class ContextProxy(NgramProxy):
         self._newest: Context = ()  # what n-grams of coming tokens may begin with
 
     def followers(self, context: Context) -> Followers:
-        """What came after a context, in this text as well."""
+        """Counts of the tokens that followed a context, this text included."""
         return self._own.get(context) or self._shared.followers(context)
 
     def update(self, token_ids: Sequence[int]) -> None:
@@ -181,7 +181,7 @@ class ContextProxy(NgramProxy):
             self._newest = newest[max(len(newest) - self.order + 1, 0) :]
 
     def save(self, folder: str | Path) -> None:
-        """Nothing: what one text has added is not for keeping.
+        """Refuse to save: the counts of one text are not kept.
 
         Raises:
             [`OptionError`]: always.

@@ -26,7 +26,7 @@ from .generator import EagleCandidateGenerator
 
 @dataclass
 class EagleOutput(ModelOutput):
-    """What [`EagleDrafter`] says of whole sequences.
+    """The output of [`EagleDrafter`] for whole sequences.
 
     Args:
         states (`torch.Tensor` of shape `(rows, steps, tokens, hidden)`):
@@ -211,7 +211,7 @@ class EagleDrafter(GrowingDrafter):
         return self.layer(states, token_embeds, **inputs)
 
     def fed_back(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:
-        """What the next row of a chain reads in position of a feature."""
+        """The state that the next row of a chain reads instead of a feature."""
         return self.norm(states) if self.config.norm_output else states
 
     def draft_logits(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:

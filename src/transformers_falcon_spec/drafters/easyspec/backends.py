@@ -26,7 +26,7 @@ class SequentialBackend:
         return cache
 
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
-        """What each layer of a group reads, `[rows, tokens, hidden]` each, all of them from the same `states`."""
+        """Attention outputs `[rows, tokens, hidden]` of a group's layers, all over the same `states`."""
         return [self.layered.attend(index, states, inputs) for index in self.groups[number]]
 
 
@@ -48,7 +48,7 @@ class FusedBackend(SequentialBackend):
         return GroupSlice(cache, number, self.groups[number])
 
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
-        """The same as one layer after another, up to rounding."""
+        """Attention outputs of a group's layers, as layer after layer gives them up to rounding."""
         return self._fused[number](states, inputs).unbind()
 
 
@@ -126,7 +126,7 @@ class _HeadNorm:
 
     @classmethod
     def of(cls, attentions: Sequence[Any], names: Sequence[str]) -> "_HeadNorm | None":
-        """None where there is no norm of these names."""
+        """The norms of these names; None where there is none."""
         found = [getattr(attention, name, None) for attention in attentions for name in names]
         norms = [norm for norm in found if norm is not None]
         return cls(norms) if norms else None
@@ -160,7 +160,7 @@ def _plain(linear: nn.Module) -> nn.Linear:
 
 
 def _bias_of(linear: nn.Linear) -> Tensor:
-    """Zeros where there is none."""
+    """The bias of a projection, zeros where it has none."""
     return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
 
 
@@ -198,7 +198,7 @@ def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tu
 
 
 def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
-    """What changes when a weight is replaced or written to.
+    """A state that changes when a weight is replaced or written to.
 
     In `inference_mode` nobody keeps count of writes, nor of those to `weight.data`, by which PEFT merges; one value of
     each weight tells of most of these.

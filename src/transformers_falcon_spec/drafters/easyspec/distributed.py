@@ -43,7 +43,7 @@ class DistributedBackend(SequentialBackend):
         return self.ranks
 
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
-        """The same as one layer after another, each of them on one rank."""
+        """The attention of a group's layers, each computed by one process."""
         group = self.groups[number]
         num_own = layers_of_rank(len(group), self.ranks.num)
         part = states.new_zeros(num_own, *states.shape)

@@ -67,7 +67,7 @@ def check_family(config: PreTrainedConfig) -> None:
 
 
 def _why_not(config: PreTrainedConfig) -> str:
-    """What about its layers is in the way."""
+    """The reason why its layers cannot be run apart."""
     if config.is_encoder_decoder:
         return "it is an encoder and a decoder"
     try:
@@ -79,7 +79,7 @@ def _why_not(config: PreTrainedConfig) -> str:
 
 
 def _what_differs(decoder: nn.Module) -> str:
-    """What tells its layers from those of a Llama."""
+    """The difference between its layers and those of a Llama."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         return "it keeps its layers elsewhere than in `layers`"
@@ -92,7 +92,7 @@ def _what_differs(decoder: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What all layers are given in one forward."""
+    """The inputs that all layers share in one forward."""
 
     masks: dict[str, Tensor]  # additive [rows, 1, tokens, slots], by kind of attention
     positions: Tensor  # [rows, tokens]
@@ -133,7 +133,7 @@ class LayeredModel:
         return outputs
 
     def attend(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
-        """What the attention of a layer reads of a group's input."""
+        """The output of a layer's attention over a group's input."""
         normed = self.layers[index].input_layernorm(states)
         attended: Tensor = self.attention(index)(hidden_states=normed, **self._arguments(index, inputs))[0]
         return attended
@@ -149,7 +149,7 @@ class LayeredModel:
         return states + layer.mlp(layer.post_attention_layernorm(states))
 
     def normed(self, states: Tensor) -> Tensor:
-        """What the head reads."""
+        """States after the final norm, which the head reads."""
         outputs: Tensor = self._final_norm(states)
         return outputs
 

@@ -125,7 +125,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         backend: SequentialBackend,
         is_exact: bool,
     ) -> Tensor:
-        """What the head reads of tokens, `[rows, tokens, hidden]`.
+        """States `[rows, tokens, hidden]` of tokens, after the final norm.
 
         Args:
             token_ids (`torch.Tensor` of shape `(rows, tokens)`): The target's ids; one that the model lacks is read as
@@ -200,6 +200,6 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
 
     @property
     def draft_settings(self) -> dict[str, Any]:
-        """What decides its drafts besides weights."""
+        """Settings besides weights that decide its drafts."""
         names = ("layer_groups", "backend", "draft_vocab_size", "calibrate", "whole_layers")
         return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}

@@ -102,7 +102,7 @@ class Transition(nn.Module):
     def forward(
         self, token_ids: Int[Tensor, "..."], features: Float[Tensor, "... hidden"]
     ) -> Float[Tensor, "... vocab"]:
-        """What to add to the logits of `features` after the tokens `token_ids`."""
+        """Scores to add to the logits of `features` after the tokens `token_ids`."""
         return self.after(self.before(token_ids) * (1 + self.gate(features)))
 
 

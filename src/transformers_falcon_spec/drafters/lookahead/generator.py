@@ -76,7 +76,7 @@ class _Tree:
 
 
 class _Row:
-    """What one row has learnt."""
+    """The n-gram pool and the Jacobi window of one row."""
 
     def __init__(self, generator: LookaheadCandidateGenerator) -> None:
         self.config, self.rng = generator.config, generator.rng

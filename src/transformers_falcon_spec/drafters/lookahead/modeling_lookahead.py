@@ -48,7 +48,7 @@ class LookaheadDrafter(TextDrafter):
 
     @property
     def dtype(self) -> torch.dtype:
-        """As set; nothing is computed in it."""
+        """The type that was set; nothing is computed in it."""
         return self.get_buffer("device_marker").dtype
 
     @property
@@ -58,7 +58,7 @@ class LookaheadDrafter(TextDrafter):
 
     @property
     def draft_settings(self) -> dict[str, int]:
-        """What decides its drafts."""
+        """Settings that decide its drafts."""
         return {name: getattr(self.config, name) for name in SMALLEST}
 
     def check_target(self, model: PreTrainedModel) -> None:

@@ -47,7 +47,7 @@ class NgramPool:
             self.add(tuple(token_ids[start : start + ngram_len]))
 
     def continuations(self, first: int, num_guesses: int) -> list[Tokens]:
-        """What follows the token `first`, newest first."""
+        """The n-grams that begin with `first`, without that token, newest first."""
         return list(self._by_first.get(first, {}))[: -num_guesses - 1 : -1]
 
     def _forget(self, ngram: Tokens) -> None:

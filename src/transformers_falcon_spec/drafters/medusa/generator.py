@@ -75,7 +75,7 @@ class MedusaCandidateGenerator(TreeCandidateGenerator):
         return Draft(token_ids, parents, draft_probs=probs, dist_index=plan.dist_index, node_probs=node_probs)
 
     def _logits(self, features: Tensor, num_heads: int) -> Tensor:
-        """What the first heads say `[rows, heads, vocab]` of features `[rows, hidden]`."""
+        """Logits `[rows, heads, vocab]` of the first heads for features `[rows, hidden]`."""
         outputs = self.drafter(features[:, None].expand(-1, num_heads, -1))
         return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
 
@@ -109,7 +109,7 @@ class _Plan:
 
 
 def _node_probs(plan: _Plan, logits: Tensor, token_ids: Tensor, budget: DraftBudget) -> Tensor | None:
-    """How likely each node seems; None where nobody asks."""
+    """The heads' probability of each node; None where nobody asks."""
     if not budget.wants_node_probs:
         return None
     probs = torch.softmax(logits[:, plan.heads_of_parents] / (budget.temperature or 1.0), dim=-1)

@@ -87,7 +87,7 @@ class MedusaDrafter(DrafterModel):
     def forward(
         self, features: Float[Tensor, "*tokens heads hidden"], **_: Any
     ) -> Float[Tensor, "*tokens heads width"]:
-        """What each head makes of its feature.
+        """The output of each head for its feature.
 
         Args:
             features (`torch.Tensor` of shape `(..., heads, hidden)`): The feature that each head reads; fewer than all

@@ -33,7 +33,7 @@ class PendingPairs:
         self.root = root
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """All of them, in order."""
+        """All pairs that wait, in order; they no longer wait."""
         token_ids, features = torch.cat(self.token_ids), torch.cat(self.features)
         self.token_ids, self.features, self.num_taken, self.num_waiting = [], [], len(token_ids), 0
         return token_ids, features

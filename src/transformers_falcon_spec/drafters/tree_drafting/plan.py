@@ -16,7 +16,7 @@ from ...core.tree import DraftTree
 class DraftPass:
     """One pass of the drafter. The first reads the committed rows; the others the blocks of one level, side by side.
 
-    Or what one offset in its blocks drafts: `by_block_offset` divides a pass.
+    `by_block_offset` divides a pass into parts that hold the nodes of one offset.
 
     Args:
         nodes (`torch.Tensor` of shape `(drafted,)`): Nodes that get their token from this pass.
@@ -47,7 +47,7 @@ class DraftPass:
 
     @cached_property
     def by_block_offset(self) -> tuple["DraftPass", ...]:
-        """The same pass in parts, each with the nodes of one offset, first ones first."""
+        """The pass in parts, each with the nodes of one block offset, in ascending order."""
         parts = []
         for offset in self.sources[1].unique().tolist():
             chosen, parents = self.sources[1] == offset, self.lists[1] == offset
