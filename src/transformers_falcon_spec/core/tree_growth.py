@@ -147,11 +147,7 @@ class TreeGrowth:
         self._joined = {}
 
     def expand_blocks(
-        self,
-        ends: Int[Tensor, "rows blocks"],
-        block_size: int,
-        children: Children,
-        num_kept: int,
+        self, ends: Int[Tensor, "rows blocks"], block_size: int, children: Children, num_kept: int
     ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
         """Grow the tree by whole blocks, whose tokens were drafted at once.
 

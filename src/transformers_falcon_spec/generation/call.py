@@ -80,10 +80,7 @@ def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
 
 
 def _check_in_step(
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    verifier: Verifier,
+    processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig, verifier: Verifier
 ) -> None:
     """Raise an error if processors or criteria need all rows at one length, and this call cannot do that."""
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]

@@ -105,9 +105,8 @@ class Draft:
         None  # [rows, nodes] the drafter's probability of each node after its parent; if wanted
     )
     expected_by_depth: Tensor | None = None  # [depths] expected tokens, the root's first; where there are prices
-    marginal_gains: tuple[
-        tuple[float, float], ...
-    ] = ()  # by pass after the first: expected tokens before it, and added
+    # By pass after the first: the expected tokens of the nodes that it continues, and those that it added.
+    marginal_gains: tuple[tuple[float, float], ...] = ()
 
     @property
     def is_guest(self) -> Tensor | None:

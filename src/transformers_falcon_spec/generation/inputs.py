@@ -29,9 +29,7 @@ class StepInputs:
     position_ids: Tensor  # [rows, 1] or [axes, rows, 1], of the next token; one more at each step
     constant: dict[str, Any] = field(default_factory=dict)  # the same at every step
     by_token: dict[str, Tensor] = field(default_factory=dict)  # one entry for each new token, all alike
-    by_text: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # one for each token up to the next; later ones equal the last
+    by_text: dict[str, Tensor] = field(default_factory=dict)  # one for each token; later ones equal the last
     has_position_ids: bool = False  # whether the model prepares `position_ids`
     has_cache_position: bool = False  # whether it prepares `cache_position`
 

@@ -8,16 +8,7 @@ from ..core.tree import DraftTree
 from ..errors import OptionError
 from .verifier import TOKEN_MATCHING, verifier_named
 
-OWN = (
-    "draft_tree",
-    "dynamic_tree",
-    "num_tree_nodes",
-    "tree_depth",
-    "tree_top_k",
-    "tune",
-    "deterministic",
-    "verifier",
-)
+OWN = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k", "tune", "deterministic", "verifier")
 
 
 class SpeculationConfig(GenerationConfig):

@@ -85,10 +85,7 @@ class LayerStates:
 def _text_weights(attention: Tensor, path: Sequence[int], positions: Sequence[int], window: int | None) -> Tensor:
     """The last node's weights over the text, `[1, heads, 1, tokens]`, without holes and other branches."""
     num_nodes, num_slots = attention.shape[-2:]
-    positions, start = (
-        positions[len(positions) - num_slots :],
-        num_slots - num_nodes,
-    )  # a sliding layer has the newest slots
+    start, positions = num_slots - num_nodes, positions[-num_slots:]  # a sliding layer has the newest slots
     slots = [slot for slot in range(start) if positions[slot] >= 0] + [start + node for node in path]
     by_slot = attention[..., path[-1] : path[-1] + 1, :]
     weights = by_slot.new_zeros(*by_slot.shape[:-1], positions[slots[-1]] + 1)

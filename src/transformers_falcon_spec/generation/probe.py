@@ -74,9 +74,8 @@ def _probe(model: PreTrainedModel) -> Capability:
     tree = _on(_TREE, model.device)
     path_ids = nodes[:, list(_PATH)]
     text = torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1)
-    plain = model(input_ids=text, use_cache=False, return_dict=True).logits.float()[
-        :, 6:
-    ]  # of the path, then one more token
+    logits = model(input_ids=text, use_cache=False, return_dict=True).logits
+    plain = logits.float()[:, 6:]  # of the path, then one more token
     has_hooks = _check_head(model, prompt)
     try:
         tree_error = _tree_error(model, prompt, nodes, tree, plain)

@@ -117,13 +117,9 @@ def _no_repeat_of_prompt(processor: Any, row: int) -> Any:
     return mine
 
 
-def _synth_id(processor: Any, _row: int) -> Any:
-    return copy.deepcopy(processor)
-
-
 _MAKERS: dict[type, Callable[[Any, int], Any]] = {
     PrefixConstrainedLogitsProcessor: _prefix_constrained,
     UnbatchedClassifierFreeGuidanceLogitsProcessor: _guidance,
     EncoderNoRepeatNGramLogitsProcessor: _no_repeat_of_prompt,
-    SynthIDTextWatermarkLogitsProcessor: _synth_id,
+    SynthIDTextWatermarkLogitsProcessor: lambda processor, _row: copy.deepcopy(processor),
 }

@@ -81,9 +81,7 @@ class _Watch:
 
     def _before(self, _module: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
         cache, read = kwargs.get("past_key_values"), kwargs.get("input_ids")
-        self.num_read.append(
-            0 if read is None else read.shape[1]
-        )  # DFlash drafters read embeddings, which no count needs
+        self.num_read.append(0 if read is None else read.shape[1])  # DFlash drafters read embeddings
         self.num_cached.append(0 if cache is None else int(cache.get_seq_length()))
         synchronize()
         self.starts.append(time.perf_counter())
