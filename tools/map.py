@@ -16,6 +16,9 @@ Every module says in the first sentence of its docstring what it is for; this pa
 Inside the package a module imports modules of its own folder and of lower layers only. From the bottom up the layers are `errors.py` and
 `provenance.py`, `core/`, `generation/`, `drafters/`, `training/`, `evaluation/`, `convert/` and `hub/`, `commands/`, `cli.py`.
 The tests mirror these folders: `tests/core/` tests `core/`, and so on.
+
+To follow one token from `generate` to the text, read in `generation/`: `patch.py`, `call.py`, `loop.py`, `verifier.py`, `sequence_state.py` (processors and
+draws), `sequence_batch.py` (criteria and streamer), `target.py` and `cache.py` (where the cache is cut). Masks of trees are made in `Target._mask`.
 """
 
 
