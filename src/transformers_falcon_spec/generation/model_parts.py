@@ -121,7 +121,7 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
 
 
 def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """The masks in the form that the model takes: all of them if its forward picks one by `layer_types`, or the only one."""
+    """The masks in the form that the model takes: all if its forward picks one by `layer_types`, or the only one."""
     return masks if getattr(config, "layer_types", None) is not None else next(iter(masks.values()))
 
 

@@ -157,7 +157,7 @@ class SequenceBatch:
         return decision.paths
 
     def _emit_tokens(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence[NodeScores]) -> None:
-        """Append a token to each of some rows, given with the node before it; then ask criteria and call the streamer."""
+        """Append a token to some rows, each given with its node before; then ask criteria and call the streamer."""
         for row, (node, token_id) in tokens.items():
             self.rows[row].append(token_id, scores[row].after(node))
         if self.is_in_step:
