@@ -30,16 +30,12 @@ def tree_mask(
     """The tree mask: each node sees the text in the cache, its ancestors and itself, within its window and chunk.
 
     Args:
-        ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): The tree, as [`DraftTree.ancestor_mask`] gives
-            it.
-        node_positions (`torch.Tensor` of shape `(rows, nodes)`): The position of each node in the text. Windows ask
-            for
-            differences of positions alone; chunks count from position 0, the row's first real token.
-        cached_positions (`torch.Tensor` of shape `(rows, cached)`): The position of the token in each slot of the
-            cache.
-        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at holes: padding, and tokens that were
-            not
-            accepted.
+        ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): [`DraftTree.ancestor_mask`] of the tree.
+        node_positions (`torch.Tensor` of shape `(rows, nodes)`): The position of each node in the text. Windows
+            ask for differences of positions alone; chunks count from position 0, the row's first real token.
+        cached_positions (`torch.Tensor` of shape `(rows, cached)`): The position of the token in each slot.
+        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at holes: padding, and tokens
+            that were not accepted.
         sliding_window (`int`, *optional*): A node sees this many positions, its own included.
         chunk_size (`int`, *optional*): A node sees its own chunk of this many positions.
     """
