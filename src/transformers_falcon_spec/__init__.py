@@ -5,6 +5,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
+from .core.verification import AcceptedPath, match_tokens
 from .drafters.base import DrafterModel, TextDrafter
 from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from .drafters.drafter_pool import DrafterPool
@@ -43,6 +44,7 @@ from .hub import let_drafters_publish
 
 __version__ = "0.1.0"
 __all__ = [
+    "AcceptedPath",
     "BenchmarkError",
     "CheckpointError",
     "ConversationError",
@@ -86,6 +88,7 @@ __all__ = [
     "collect_speculation",
     "disable",
     "enable",
+    "match_tokens",
     "register_drafter",
     "register_verifier",
 ]

@@ -1,6 +1,7 @@
 """Verifiers through `generate`: the rule is the drafter's option, the text the target's, and a draft that does not suit is refused."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from transformers_falcon_spec.core.sampling import CoupledDraws, GeneratorDraws
 from transformers_falcon_spec.core.verification import match_tokens
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
+from transformers_falcon_spec.generation.sequence_state import NodeScores
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.generation.verifier import (
     TOKEN_MATCHING,
@@ -143,7 +145,7 @@ def test_a_draft_that_was_not_drawn_is_refused(verifier: str) -> None:
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"`verifier` must be one of .* but it is 'typical'"):
+    with pytest.raises(OptionError, match=r"`verifier` must be one of .* but it is 'typical'.* import the module"):
         SpeculationConfig(verifier="typical")
 
 
@@ -178,6 +180,49 @@ def test_a_rule_from_outside_writes_by_its_name(monkeypatch: pytest.MonkeyPatch)
     assert outputs.drafted.speculation.num_accepted == 0
     with pytest.raises(OptionError, match="must be new, but 'one_token' is taken"):
         register_verifier(rule)
+    again = replace(rule)
+    assert verifier_named(register_verifier(again, replace=True).name) is again
+
+
+def test_only_rules_that_run_to_the_end_of_token_matching_are_written_token_by_token() -> None:
+    assert {name for name, rule in VERIFIERS.items() if rule.is_token_matching} == {"token_matching", "gumbel"}
+    assert replace(TOKEN_MATCHING, name="my_name").is_token_matching
+
+
+def register_three_at_most(monkeypatch: pytest.MonkeyPatch, **flags: bool) -> None:
+    """Register a rule that matches tokens and stops after three of them."""
+    monkeypatch.setattr("transformers_falcon_spec.generation.verifier.VERIFIERS", dict(VERIFIERS))
+    rule = Verifier("three", lambda scores: match_tokens(scores.tree, scores.token_after, max_tokens=3), **flags)
+    register_verifier(rule)
+
+
+@pytest.mark.parametrize("is_on_accelerator", [False, True])
+def test_a_rule_that_runs_whole_leaves_the_draws_where_the_text_ends(
+    is_on_accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_three_at_most(monkeypatch, asks_in_order=True, keeps_seeded_text=True)
+    monkeypatch.setattr(NodeScores, "is_on_accelerator", is_on_accelerator)
+    target, prompt = make_target().double(), make_prompt(6)
+    drafter = RandomDrafter(tune=False)
+    drafter.generation_config.verifier = "three"
+    options = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 12}
+    num_accepted = 0
+
+    for seed in range(8):
+        torch.manual_seed(seed)
+        informed = InformedDrafter(drafter, target.generate(prompt, **options), hit_rate=1.0)  # goes on past the end
+        ends = {**options, "eos_token_id": list(range(0, 96, 3))}
+        torch.manual_seed(seed)
+        plain = [target.generate(prompt, **ends).tolist() for _ in range(2)]
+        torch.manual_seed(seed)
+        calls = [
+            target.generate(prompt, assistant_model=informed, return_dict_in_generate=True, **ends) for _ in range(2)
+        ]
+
+        assert [out.sequences.tolist() for out in calls] == plain
+        num_accepted += sum(out.speculation.num_accepted for out in calls)
+        assert all(max(out.speculation.acceptance_histogram, default=0) <= 2 for out in calls)
+    assert num_accepted > 0
 
 
 @functools.cache

@@ -86,7 +86,7 @@ def _check_in_step(
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
     if not shown:
         return
-    if not verifier.takes_target_tokens:
+    if not verifier.is_token_matching:
         raise OptionError(
             f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be judged token by token, "
             f"but `verifier={verifier.name!r}` judges each row by itself. Set `drafter.generation_config.verifier` to "

@@ -219,7 +219,7 @@ class SpeculativeDecoding:
         is_open = [row for row in nodes if not self.batch.is_closed(row)]
         children = {row: trees[row].child(paths[row].path[-1], paths[row].token_ids[-1]) for row in is_open}
         held = {row: child for row, child in children.items() if child is not None}
-        return held if self.verifier.takes_target_tokens and len(held) == len(children) else {}
+        return held if self.verifier.is_token_matching and len(held) == len(children) else {}
 
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
         """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""

@@ -127,7 +127,7 @@ class SequenceBatch:
         emitted = {}
         for row, path in accepted.items():
             for num_tokens, token in enumerate(zip(path.path, path.token_ids, strict=True), start=1):
-                scores[row].settle_draws(num_tokens)
+                scores[row].settle_draws(path.path[num_tokens - 1])
                 self._emit_tokens({row: token}, scores)
                 if self.is_closed(row):
                     break

@@ -84,7 +84,8 @@ class NodeScores:
         self._text_ids = sequence.input_ids
         self._scores: dict[int, TokenScores] = {}
         self._chosen: list[int] = []  # the target's token after every node, where all were chosen at once
-        self._draw_states: list[Any] = []  # of the draws after 1, 2, .. tokens of a path, where all were drawn at once
+        self._keeps_draw_states = False
+        self._draw_states: dict[int, Any] = {}  # by node: of the draws once the token after it is drawn
 
     @property
     def draws(self) -> ForeseeableDraws:
@@ -111,10 +112,16 @@ class NodeScores:
         self._scores[node] = scores
 
     def token_after(self, node: int) -> int:
-        """The target's own token after a node: the best one, or the next draw."""
+        """The target's own token after a node: the best one or, when sampling, the next draw.
+
+        When sampling each call draws: ask once for a node, the root first, and for accepted nodes only.
+        """
         if self._chosen:
             return self._chosen[node]
-        return int(choose(self.after(node).processed, self.sequence.do_sample, self.draws))
+        token = int(choose(self.after(node).processed, self.sequence.do_sample, self.draws))
+        if self._keeps_draw_states:
+            self._draw_states[node] = self.draws.get_state(self._text_ids.device)
+        return token
 
     def probs_after(self, node: int) -> Tensor:
         """The target's distribution `[vocab]` after a node."""
@@ -130,17 +137,22 @@ class NodeScores:
         if self.sequence.do_sample:
             assert isinstance(self.draws, GeneratorDraws)  # `can_choose_ahead` says so
             probs, depths = torch.softmax(scores, dim=-1), torch.tensor(self.tree.depths)
-            chosen, self._draw_states = self.draws.categorical_by_depth(probs, depths)
+            chosen, states = self.draws.categorical_by_depth(probs, depths)
+            self._draw_states = {node: states[depth] for node, depth in enumerate(self.tree.depths)}
         else:
             chosen = scores.argmax(dim=-1)
         self._chosen = chosen.tolist()  # waits for the device once
         pairs = zip(raw.split(1), scores.split(1), strict=True)
         self._scores = {node: TokenScores(*pair) for node, pair in enumerate(pairs)}
 
-    def settle_draws(self, num_tokens: int) -> None:
-        """Put the draws where they are after the first `num_tokens` tokens of the path, if more were drawn ahead."""
-        if self._draw_states:
-            self.draws.set_state(self._draw_states[num_tokens - 1], self._text_ids.device)
+    def keep_draw_states(self, is_kept: bool) -> None:
+        """Keep the state of the draws after each token, for a rule that draws more tokens than may become text."""
+        self._keeps_draw_states = is_kept and self.sequence.do_sample
+
+    def settle_draws(self, node: int) -> None:
+        """Put the draws where they are once the token after a node of the path is drawn, if more were drawn ahead."""
+        if node in self._draw_states:
+            self.draws.set_state(self._draw_states[node], self._text_ids.device)
 
     def _ids_to(self, node: int) -> Tensor:
         """The text `[1, tokens]` that ends with a node; the root is part of the text already."""

@@ -17,11 +17,12 @@ from .sequence_state import NodeScores
 
 @dataclass(frozen=True)
 class Verifier:
-    """One rule of verification, and what the decoding loop must know of it.
+    """One rule of verification, as a function and flags. Leave every flag out unless you are sure: nothing checks it.
 
-    A rule is a function of a row's tree and of the target's scores after its nodes: `accept(scores)` returns an
-    [`AcceptedPath`]. It asks `scores` for `token_after(node)` or `probs_after(node)`, draws from `scores.draws` alone,
-    and changes nothing else.
+    The function is given the [`NodeScores`] of one row and returns an [`AcceptedPath`]. It may use four things:
+    `scores.tree`, the draft; `scores.token_after(node)`, the target's own next token; `scores.probs_after(node)`, the
+    target's distribution; and `scores.draws`, the only source of chance. When sampling, each call of `token_after`
+    draws: make it once for a node, the root first, and for accepted nodes only. Change nothing else.
 
     Args:
         name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
@@ -29,23 +30,24 @@ class Verifier:
         needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions they were drawn
             from.
         allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
-        runs_on_device (`bool`): Where processors allow it, the target's tokens after all nodes may be chosen at once
-            on the device.
-        takes_target_tokens (`bool`):
-            It accepts exactly the target's own next tokens, so that a row can be written token by token, as processors
-            and criteria need
-            it that remember their calls or look at all rows of a batch.
-        asks_in_order (`bool`): It asks for scores of accepted nodes only, once each and in their order.
-        keeps_seeded_text (`bool`): With a seed it writes the text that the target alone writes with that seed.
+        asks_in_order (`bool`): It asks for scores of accepted nodes only, once each and in their order. This is needed
+            by processors that remember their calls (guidance, SynthID); without it such calls are refused.
+        keeps_seeded_text (`bool`): With a seed it writes the text that the target alone writes with that seed, as rules
+            do that draw through `token_after` alone. What is drafted then changes no text, so the tuner chooses it.
         couples_draws (`bool`): Draws come from a stream that drafters can foresee.
 
     Example:
 
     ```python
-    >>> from transformers_falcon_spec.core.verification import match_tokens
-    >>> rule = Verifier("first_token_only", lambda scores: match_tokens(scores.tree, scores.token_after, max_tokens=1))
-    >>> rule.needs_draft_probs
-    False
+    >>> from types import SimpleNamespace
+    >>> rule = Verifier("one_drafted_token", lambda scores: match_tokens(scores.tree, scores.token_after, max_tokens=2))
+
+    The draft is the chain 7, 9 after the text's newest token 5, and the target's own tokens are 7, 9, 4. The rule
+    accepts node 1, which holds the 7, and adds the 9 as the bonus token:
+
+    >>> draft = TokenTree([-1, 0, 1], [5, 7, 9])
+    >>> rule.accept(SimpleNamespace(tree=draft, token_after=[7, 9, 4].__getitem__))
+    AcceptedPath(path=(0, 1), token_ids=(7, 9))
 
     ```
     """
@@ -54,11 +56,17 @@ class Verifier:
     accept: Callable[[NodeScores], AcceptedPath]
     needs_draft_probs: bool = False
     allows_grown_trees: bool = True
-    runs_on_device: bool = False
-    takes_target_tokens: bool = False
     asks_in_order: bool = False
     keeps_seeded_text: bool = False
     couples_draws: bool = False
+
+    @property
+    def is_token_matching(self) -> bool:
+        """Whether the rule is token matching itself, to its end, so that a row can be written token by token.
+
+        Processors and criteria need that where they remember their calls or look at all rows of a batch.
+        """
+        return self.accept is TOKEN_MATCHING.accept
 
 
 @dataclass(frozen=True)
@@ -80,14 +88,19 @@ VERIFIERS: dict[str, Verifier] = {}
 _OLD_NAMES = {"lazy_walk": "token_matching"}  # in files of earlier versions
 
 
-def register_verifier(verifier: Verifier) -> Verifier:
+def register_verifier(verifier: Verifier, replace: bool = False) -> Verifier:
     """Make a rule known by its name, so that `SpeculationConfig(verifier=name)` takes it.
+
+    With `replace` it takes the place of the rule that has its name, as when the cell of a notebook runs again.
 
     Raises:
         [`OptionError`]: the name is taken.
     """
-    if verifier.name in {**VERIFIERS, **_OLD_NAMES}:
-        raise OptionError(f"The name of a verifier must be new, but {verifier.name!r} is taken. Choose another one.")
+    if verifier.name in _OLD_NAMES or (verifier.name in VERIFIERS and not replace):
+        raise OptionError(
+            f"The name of a verifier must be new, but {verifier.name!r} is taken. Choose another one, or pass "
+            "`replace=True` for a rule of your own."
+        )
     VERIFIERS[verifier.name] = verifier
     return verifier
 
@@ -96,7 +109,10 @@ def verifier_named(name: str) -> Verifier:
     """The rule of this name, old names included."""
     verifier = VERIFIERS.get(_OLD_NAMES.get(name, name))
     if verifier is None:
-        raise OptionError(f"`verifier` must be one of {tuple(VERIFIERS)}, but it is {name!r}.")
+        raise OptionError(
+            f"`verifier` must be one of {tuple(VERIFIERS)}, but it is {name!r}. If it is a rule of your own, import the "
+            "module that calls `register_verifier` first."
+        )
     return verifier
 
 
@@ -114,14 +130,11 @@ def _traversal(scores: NodeScores) -> AcceptedPath:
     return traversal_verification(scores.tree, scores.probs_after, scores.draws)
 
 
-_IN_ORDER: dict[str, Any] = {"takes_target_tokens": True, "asks_in_order": True}
 _DRAWN: dict[str, Any] = {"needs_draft_probs": True, "allows_grown_trees": False}
-TOKEN_MATCHING = register_verifier(
-    Verifier("token_matching", _match, runs_on_device=True, keeps_seeded_text=True, **_IN_ORDER)
-)
+TOKEN_MATCHING = register_verifier(Verifier("token_matching", _match, asks_in_order=True, keeps_seeded_text=True))
 register_verifier(Verifier("recursive_rejection", _recursive, asks_in_order=True, **_DRAWN))
 register_verifier(Verifier("traversal", _traversal, **_DRAWN))
-register_verifier(Verifier("gumbel", _match, couples_draws=True, **_IN_ORDER))
+register_verifier(Verifier("gumbel", _match, asks_in_order=True, couples_draws=True))
 
 
 def verifier_of(drafter: Any, config: GenerationConfig) -> Verifier:
@@ -164,13 +177,12 @@ def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_in_step:
     It is the whole path that the rule finds, or the next token alone: where that must be text before the one after it
     can be chosen, as for rows in step. Where nothing was drafted, the target's own token is taken under every rule.
     """
-    if not verifier.takes_target_tokens:
-        if not scores.tree.is_root_alone:
-            return verifier.accept(scores)
-        verifier = TOKEN_MATCHING
+    if not verifier.is_token_matching and not scores.tree.is_root_alone:
+        scores.keep_draw_states(verifier.keeps_seeded_text)
+        return verifier.accept(scores)
     can_choose_ahead = scores.sequence.can_choose_ahead and not is_in_step
-    if can_choose_ahead and verifier.runs_on_device and scores.is_on_accelerator:
+    if can_choose_ahead and scores.is_on_accelerator:
         scores.choose_all()
     elif not can_choose_ahead or scores.sequence.do_sample:
         return match_tokens(scores.tree, scores.token_after, node, max_tokens=1)
-    return verifier.accept(scores)
+    return match_tokens(scores.tree, scores.token_after)
