@@ -32,15 +32,17 @@ class Verifier:
         allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
         asks_in_order (`bool`): It asks for scores of accepted nodes only, once each and in their order. This is needed
             by processors that remember their calls (guidance, SynthID); without it such calls are refused.
-        keeps_seeded_text (`bool`): With a seed it writes the text that the target alone writes with that seed, as rules
-            do that draw through `token_after` alone. What is drafted then changes no text, so the tuner chooses it.
+        keeps_seeded_text (`bool`): With a seed it writes the text that the target alone writes with that seed, as do
+            rules that draw through `token_after` alone. What is drafted then changes no text, so the tuner chooses it.
         couples_draws (`bool`): Draws come from a stream that drafters can foresee.
 
     Example:
 
     ```python
     >>> from types import SimpleNamespace
-    >>> rule = Verifier("one_drafted_token", lambda scores: match_tokens(scores.tree, scores.token_after, max_tokens=2))
+    >>> def one_drafted_token(scores):
+    ...     return match_tokens(scores.tree, scores.token_after, max_tokens=2)
+    >>> rule = Verifier("one_drafted_token", one_drafted_token)
 
     The draft is the chain 7, 9 after the text's newest token 5, and the target's own tokens are 7, 9, 4. The rule
     accepts node 1, which holds the 7, and adds the 9 as the bonus token:
@@ -110,8 +112,8 @@ def verifier_named(name: str) -> Verifier:
     verifier = VERIFIERS.get(_OLD_NAMES.get(name, name))
     if verifier is None:
         raise OptionError(
-            f"`verifier` must be one of {tuple(VERIFIERS)}, but it is {name!r}. If it is a rule of your own, import the "
-            "module that calls `register_verifier` first."
+            f"`verifier` must be one of {tuple(VERIFIERS)}, but it is {name!r}. If it is a rule of your own, import "
+            "the module that calls `register_verifier` first."
         )
     return verifier
 
