@@ -128,7 +128,7 @@ def tables(result: Result, path: str) -> list[str]:
         "acceptance length": "{acceptance_length:.2f}",
         "identical rows": "{num_identical}/{num_rows}",
     }
-    rows = [{**row, **row[arm], "words": words[arm]} for row in result["rows"] for arm in ARMS[1:] if arm in row]
+    rows = [{**row, **row[arm], "words": words[arm]} for row in result["rows"] for arm in ARMS[1:]]
     lead = "Greedy, prompts of mixed length, all arms write the same batches in turn."
     return ["### Batches", lead, table(columns, rows), source_line(result, path)]
 
