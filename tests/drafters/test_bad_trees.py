@@ -26,7 +26,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     [
         (DraftTree.chain(40), r"end within the target's context of 40 tokens, but `draft_tree` has 41 nodes and reaches depth 40"),
         (DraftTree.from_lists([-1] + [0] * 520), r"at most 512 nodes .* but `draft_tree` has 521 nodes and reaches depth 1"),
-        (DraftTree.from_lists([-1, 0], [-1, 97]), r"the 98 best tokens of a place, but the drafter knows 97\. Take a narrower"),
+        (DraftTree.from_lists([-1, 0], [-1, 97]), r"the 98 best tokens of a position, but the drafter knows 97\. Take a narrower"),
     ],
     ids=["deep", "large", "wide"],
 )  # fmt: skip

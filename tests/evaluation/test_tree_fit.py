@@ -113,7 +113,7 @@ def test_a_present_tree_beyond_what_was_measured_is_not_compared() -> None:
         ),
         (
             {"num_ranks": 98, "width": 1},
-            r"`draft_tree` and `tree_top_k` ask for the 98 best tokens of a place, .* knows 97",
+            r"`draft_tree` and `tree_top_k` ask for the 98 best tokens of a position, .* knows 97",
         ),
         (
             {"num_passes": 30, "num_ranks": 2, "width": 1},

@@ -244,5 +244,5 @@ def test_drafting_a_chain_passes_through_the_states_that_training_has_there(
 def test_a_static_tree_wider_than_the_draft_vocabulary_is_refused(target: Any) -> None:
     tree = DraftTree.from_lists([-1, 0], [-1, 45]).to_json()
 
-    with pytest.raises(OptionError, match="ask for the 46 best tokens of a place, but the drafter knows 40"):
+    with pytest.raises(OptionError, match="ask for the 46 best tokens of a position, but the drafter knows 40"):
         start(growing(target, "eagle-3", draft_tree=tree), target)
