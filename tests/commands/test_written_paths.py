@@ -60,8 +60,8 @@ def test_results_hold_no_place(name: str, base: Path, monkeypatch: pytest.Monkey
     assert status == (1 if name == "bench" else 0)  # one of its methods is nowhere
     assert held(base, *(base.parent / "out").iterdir(), *base.glob("*.html")) == {}
     result = (base.parent / "out" / "result.json").read_text(encoding="utf-8")
-    assert ".../out/result.json" in json.loads(result)["provenance"]["command"]
-    assert ".../models/drafter" in result
+    assert "/out/result.json" in json.loads(result)["provenance"]["command"]
+    assert "/models/drafter" in result
 
 
 def test_a_converted_drafter_holds_no_place(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
