@@ -147,8 +147,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
             [`CheckpointError`]: the contract in its config cannot be read.
             [`GenerationError`]: the drafter is on another device than `model`.
             [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the
-                target's
-                context, or that have more nodes than the decoding loop reads.
+                target's context, or that have more nodes than the decoding loop reads.
         """
         self._check_tree(model)
         for what, (expected, given) in self.compared_sizes(model).items():
@@ -209,8 +208,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
         Raises:
             [`CheckpointError`]: a checkpoint of other software; files that cannot be read, or are not what the Hub
-                says; weights are
-                missing, left over, of another shape or not finite.
+                says; weights are missing, left over, of another shape or not finite.
         """
         with readable(pretrained_model_name_or_path):
             return cls._checked(pretrained_model_name_or_path, *args, **kwargs)

@@ -107,8 +107,7 @@ class DrafterPool(LoopOnly, nn.Module):
             [`DrafterMismatchError`]: it is of other sizes.
             [`GenerationError`]: it is on another device.
             [`OptionError`]: the options ask for what cannot be drafted; trees are asked of the pool and not of its
-                drafters; or
-                draws are judged whose drafter the clock would choose.
+                drafters; or draws are judged whose drafter the clock would choose.
         """
         options = self.generation_config
         asked = [name for name in TREES if getattr(options, name) != getattr(SpeculationConfig(), name)]

@@ -56,8 +56,7 @@ class WholeModelDrafter(TextDrafter):
 
         Raises:
             [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are
-                missing, left over,
-                of another shape or not finite.
+                missing, left over, of another shape or not finite.
             [`OptionError`]: options of `wrap` that do not fit, or for what is a drafter already.
             [`DrafterMismatchError`]: the model has other tokens than the target.
         """

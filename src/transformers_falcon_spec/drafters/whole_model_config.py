@@ -81,8 +81,7 @@ class WholeModelConfig(PreTrainedConfig):
 
         Raises:
             [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that
-                takes
-                no masks.
+                takes no masks.
         """
         check_fields(cls, options)
         attention = model.config._attn_implementation

@@ -19,9 +19,8 @@ class SpeculationConfig(GenerationConfig):
             `{"parents": [...], "ranks": [...]}`, the static tree to draft. None takes the one in the drafter's config.
         dynamic_tree (`bool`, *optional*):
             Grow a tree from the drafter's probabilities in every step instead of drafting a static one. None leaves it
-            to the kind
-            of drafter, and a `draft_tree` given here says no. Rules that judge drawn tokens always get the static
-            tree.
+            to the kind of drafter, and a `draft_tree` given here says no. Rules that judge drawn tokens always get the
+            static tree.
         num_tree_nodes (`int`, *optional*, defaults to 16):
             Nodes that are kept of a grown tree, root included, where nothing is tuned.
         tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter, and to the tuner.
@@ -29,15 +28,14 @@ class SpeculationConfig(GenerationConfig):
             least.
         tune (`bool`, *optional*, defaults to `True`):
             Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and
-            passes that
-            bring more than they cost, and where drafting costs more than it brings it pauses.
+            passes that bring more than they cost, and where drafting costs more than it brings it pauses.
         deterministic (`bool`, *optional*, defaults to `True`):
             Where what is drafted can change the text of a seed, as it can with rules that judge drawn tokens, nothing
             is tuned.
         verifier (`str`, *optional*, defaults to `"token_matching"`):
             What of a draft becomes text when sampling: `"token_matching"` gives the text of the target alone for the
-            same seed;
-            `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution; `"gumbel"`
+            same seed; `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution;
+            `"gumbel"`
                 gives one
             text for a seed whatever the drafter. Greedy decoding always matches
             tokens. `register_verifier` adds rules of your own.

@@ -95,8 +95,7 @@ class TargetFingerprint:
             training.
         weights (`dict[str, WeightFingerprint]`):
             By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT put some into the layers. Parts that
-            could not be
-            read are missing.
+            could not be read are missing.
         skipped (`dict[str, str]`): Why they are missing; not stored.
     """
 

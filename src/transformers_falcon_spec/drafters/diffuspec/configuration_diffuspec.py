@@ -26,23 +26,24 @@ _SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
 class DiffusionConfig(WholeModelConfig):
     """Configuration of [`DiffusionDrafter`]; it searches as the paper does (arXiv 2510.02358) at a fixed length.
 
+    It has the fields of [`~drafters.whole_model_config.WholeModelConfig`], too: `draft_config`, `vocab_size`,
+    `draft_vocab_size` and `target_name_or_path`.
+
     Args:
         auto_class (`str`, *optional*, defaults to `"AutoModelForCausalLM"`): Class of Transformers that loads it.
         mask_token_id (`int`): The diffusion model's id of a token to be filled in. It is never drafted.
         logits_shift (`int`, *optional*, defaults to 1):
             1: the row of a token speaks of the next one, as in models made of autoregressive ones; 0: a mask's row
-            speaks of the
-            mask. With 1 the newest token's own row drafts the first token, so that a draft of k takes k - 1 masks.
+            speaks of the mask. With 1 the newest token's own row drafts the first token, so that a draft of k
+            takes k - 1 masks.
         attention (`str`, *optional*, defaults to `"prefix_causal"`):
             Who sees whom. `"full"`: all see all. `"prefix_causal"`: text sees what stands before it, masks see text
-            and
-            all masks. `"block_causal"`: blocks of `block_size` on a fixed grid see themselves and earlier blocks.
+            and all masks. `"block_causal"`: blocks of `block_size` on a fixed grid see themselves and earlier blocks.
         block_size (`int`, *optional*): Tokens that the model was trained to fill in at once; None: no such limit.
         cache_rounds (`int`, *optional*, defaults to 1):
             Full attention alone: rounds for which the keys and values of the text are kept although the model would
-            see the
-            new tokens from them. 1 reads all of the text anew in every round, which is exact. The other kinds keep an
-            exact cache.
+            see the new tokens from them. 1 reads all of the text anew in every round, which is exact. The other kinds
+            keep an exact cache.
         num_steps (`int`, *optional*, defaults to 1):
             Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
         draft_length (`str`, *optional*, defaults to `"fixed"`):
@@ -68,7 +69,6 @@ class DiffusionConfig(WholeModelConfig):
             Weight of the diffusion model's score; the proxy has the rest. lambda in the paper.
         target_contract (`dict`, *optional*): What is known of the target that it was trained for; None for models that
             others trained.
-        kwargs: Fields of [`WholeModelConfig`].
 
     Raises:
         [`OptionError`]: an option out of range, or at odds with another.

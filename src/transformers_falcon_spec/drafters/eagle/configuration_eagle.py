@@ -16,11 +16,13 @@ MIN_LAYERS_AS_PUBLISHED = 7  # with fewer, two of the published three layers are
 class EagleConfig(PairConfig):
     """Configuration of [`EagleDrafter`]; fields of its one decoder layer are those of `LlamaConfig`.
 
+    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`], too: `feature_layers`, `feature_size`,
+    `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
+
     Args:
         version (`int`, *optional*, defaults to 1):
             1 predicts the target's next feature and takes the target's head, for Eagle-1 and Eagle-2, whose weights
-            are alike; 3
-            reads several layers of the target, feeds itself its own states, and has a head.
+            are alike; 3 reads several layers of the target, feeds itself its own states, and has a head.
         qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as in drafters for
             Qwen2.
         fc_bias (`bool`, *optional*): A bias on `fc`; None is True in version 1 and False in version 3.
@@ -32,7 +34,6 @@ class EagleConfig(PairConfig):
             (Eagle-3.1).
         norm_output (`bool`, *optional*, defaults to `False`): Version 3: the state fed back is the normed one
             (Eagle-3.1).
-        kwargs: Fields of [`PairConfig`], and of `LlamaConfig` for its decoder layer.
 
     Example:
 

@@ -157,8 +157,7 @@ class EagleDrafter(GrowingDrafter):
             is_counted (`torch.Tensor` of shape `(rows, steps, tokens)`, *optional*): Where logits are wanted; None:
                 everywhere.
             positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text,
-                where a row
-                holds several; see `core/packing.py`. A chain sees its own text alone.
+                where a row holds several; see `core/packing.py`. A chain sees its own text alone.
 
         Returns:
             [`EagleOutput`]: states, and logits where the drafter has a head.

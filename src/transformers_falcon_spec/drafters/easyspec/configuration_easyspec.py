@@ -19,16 +19,17 @@ BACKENDS = ("sequential", "fused", "distributed")
 class LayerParallelConfig(WholeModelConfig):
     """Configuration of [`LayerParallelDrafter`].
 
+    It has the fields of [`~drafters.whole_model_config.WholeModelConfig`], too: `draft_config`, `vocab_size`,
+    `draft_vocab_size` and `target_name_or_path`.
+
     Args:
         layer_groups (`list[list[int]]`, *optional*):
             Layers that attend at once, all layers in their order; the first and the last one each alone. None is what
             `build_groups` makes of groups of 2 in models of up to 16 layers, else of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
             `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same
-                results to
-            rounding, and keeps the attention weights of the groups a second time; `"distributed"` spreads them over
-            the processes
-            that `torchrun` started, all of which must make the same calls.
+            results to rounding, and keeps the attention weights of the groups a second time; `"distributed"` spreads
+            them over the processes that `torchrun` started, all of which must make the same calls.
         timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
             several.
         calibrate (`bool`, *optional*, defaults to `True`):
@@ -39,7 +40,6 @@ class LayerParallelConfig(WholeModelConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         confidence_temperatures (`dict`, *optional*): How far trees that grow trust its probabilities, by depth; see
             `PairConfig` of Falcon and Eagle.
-        kwargs: Fields of [`WholeModelConfig`].
 
     Raises:
         [`OptionError`]: an option out of range, groups that are no division of the layers, or a family that cannot be

@@ -12,6 +12,9 @@ RECURRENCES = ("sequence", "token")
 class FalconSpecConfig(PairConfig):
     """Configuration of [`FalconSpecDrafter`]; fields of its attention blocks are those of `LlamaConfig`.
 
+    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`], too: `feature_layers`, `feature_size`,
+    `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
+
     Args:
         block_size (`int`, *optional*, defaults to 2):
             Tokens drafted in one pass of the drafter; k in the paper. 1 drafts one token a pass, as Eagle does.
@@ -22,19 +25,15 @@ class FalconSpecConfig(PairConfig):
             A learned vector tells each row its position in its block; the published drafters have none.
         shortcut (`bool`, *optional*, defaults to `False`):
             A linear map of the row is added to the LSTM's output, so that features need not pass through its gates;
-            the
-            published drafters have none.
+            the published drafters have none.
         newest_row (`bool`, *optional*, defaults to `False`):
             A linear map of the block's newest row, one for each position of the block, is added to each row's queries
-            and
-            output, so that attention need not find that row first.
+            and output, so that attention need not find that row first.
         transition_rank (`int`, *optional*):
             Rank of a table of scores by which each token changes the logits of the next. Without it the tokens of a
-            block are
-            predicted independently; published drafters have none.
+            block are predicted independently; published drafters have none.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
-        kwargs: Fields of [`PairConfig`], and of `LlamaConfig` for its attention blocks.
 
     Example:
 

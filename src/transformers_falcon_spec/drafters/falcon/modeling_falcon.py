@@ -206,8 +206,7 @@ class FalconSpecDrafter(DrafterModel):
                 modulo k.
             is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must end a text.
             positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text,
-                where a row
-                holds several; see `core/packing.py`. State, attention and blocks end with a text.
+                where a row holds several; see `core/packing.py`. State, attention and blocks end with a text.
 
         Returns:
             `torch.Tensor` of shape `(rows, tokens, hidden)`: the feature expected at token p + k.

@@ -92,8 +92,7 @@ class _Plan:
         ranks (`torch.Tensor` of shape `(nodes - 1,)`): Which of that head's best tokens it takes.
         heads_of_parents (`torch.Tensor` of shape `(parents,)`): For each node with children the head that drafts them.
         siblings (`torch.Tensor` of shape `(2, nodes - 1)`): The index of each node's parent among those, and its own
-            among its
-            siblings.
+            among its siblings.
         dist_index (`torch.Tensor` of shape `(1, nodes)`): The head that drafts a node's children; -1 where it has
             none.
     """

@@ -91,8 +91,7 @@ class MedusaDrafter(DrafterModel):
 
         Args:
             features (`torch.Tensor` of shape `(..., heads, hidden)`): The feature that each head reads; fewer than all
-                heads
-                will do, the first ones.
+                heads will do, the first ones.
 
         Returns:
             `torch.Tensor` of shape `(..., heads, vocab)` or `(..., heads, hidden)`: logits where the heads have LM

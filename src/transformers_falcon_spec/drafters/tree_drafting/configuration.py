@@ -27,10 +27,8 @@ class PairConfig(LlamaConfig):
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         confidence_temperatures (`dict`, *optional*):
             How far trees that grow trust the drafter's probabilities: `{"greedy": [...], "sampled": [...]}`, for each
-            depth
-            what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes take
-            those of
-            the last block. None trusts the drafter as it is.
+            depth what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes
+            take those of the last block. None trusts the drafter as it is.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
         target_contract (`dict`, *optional*):
             What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes

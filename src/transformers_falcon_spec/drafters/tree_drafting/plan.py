@@ -26,8 +26,7 @@ class DraftPass:
         lists (`torch.Tensor` of shape `(2, parents)`): For each of them the block and the row that its children come
             from.
         siblings (`torch.Tensor` of shape `(2, drafted)`): For each drafted node the index of its parent among
-            `parents`, and
-            its own among its siblings.
+            `parents`, and its own among its siblings.
         fed_nodes (`torch.Tensor` of shape `(blocks, k)`): Nodes whose tokens each block holds; empty in the first
             pass.
         parent_blocks (`torch.Tensor` of shape `(blocks,)`): The block of the previous pass that each one continues.

@@ -34,8 +34,7 @@ class StaticTreeGenerator(PairGenerator):
             parents (`torch.Tensor` of shape `(rows, blocks)`): The block of the pass before that each one goes on
                 from.
             seen (`torch.Tensor` of shape `(rows, blocks * k, draft slots)`): Which drafted tokens each one sees, of
-                this pass and
-                of earlier ones.
+                this pass and of earlier ones.
             number (`int`): The pass.
         """
 
