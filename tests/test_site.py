@@ -9,6 +9,7 @@ import pytest
 
 import transformers_falcon_spec
 from transformers_falcon_spec import FalconSpecConfig, SpeculationConfig
+from transformers_falcon_spec.drafters.tree_drafting.configuration import PairConfig
 
 pytestmark = pytest.mark.site
 SITE = Path(__file__).parents[1] / "site"
@@ -49,7 +50,8 @@ def test_the_reference_has_a_place_for_every_public_name(reference: Page) -> Non
 
 def test_the_reference_lists_every_argument(reference: Page) -> None:
     names = [name for name in inspect.signature(SpeculationConfig).parameters if name != "kwargs"]
-    names += re.findall(r"^    (\w+) \(`", inspect.getdoc(FalconSpecConfig) or "", flags=re.MULTILINE)
+    for config in (FalconSpecConfig, PairConfig):
+        names += re.findall(r"^    (\w+) \(`", inspect.getdoc(config) or "", flags=re.MULTILINE)
 
     listed = re.findall(r"^(\w+)\n?\s*\(", re.sub(r"\n\s*", "\n", reference.text), flags=re.MULTILINE)
 
