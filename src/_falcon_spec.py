@@ -38,8 +38,13 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["--version"]:
         print(f"falcon-spec {version(PACKAGE)}")
         return 0
-    print(_usage())
-    return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    if argv[:1] in (["-h"], ["--help"]):
+        print(_usage())
+        return 0
+    print(_usage(), file=sys.stderr)
+    if argv:
+        print(f"\nfalcon-spec needs one of these commands, but it got `{' '.join(argv[:2])}`.", file=sys.stderr)
+    return 2
 
 
 def _usage() -> str:

@@ -34,8 +34,14 @@ def test_anything_but_a_command_shows_them_all(
 ) -> None:
     assert cli.main(argv) == status
 
-    shown = "".join(capsys.readouterr())
+    out, err = capsys.readouterr()
+    shown = err if status else out
     assert all(f"  {name} " in shown and summary in shown for name, summary in cli.COMMANDS.items())
+
+
+def test_an_unknown_command_ends_with_2_and_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trees", "climb", "--high"]) == 2
+    assert "needs one of these commands, but it got `trees climb`." in capsys.readouterr().err
 
 
 def test_an_unknown_option_ends_with_2_and_its_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,23 +154,26 @@ def test_sampled_rows_are_those_of_a_batch_without_such_a_criterion(verifier: st
 
 
 def test_criteria_are_asked_before_the_streamer_gets_the_tokens_as_in_plain_decoding() -> None:
-    target, prompts, heard = make_target().double(), Prompts.of(), []
+    target, prompts = make_target().double(), Prompts.of()
+    heard: tuple[list[int], list[int]] = ([], [])
 
-    for write in (
-        runs.plain,
-        lambda target, *args, **options: runs.drafted(target, RandomDrafter(), *args, **options),
-    ):
-        streamer, put = ListStreamer(), list[int]()
+    def listening(counts: list[int]) -> dict[str, Any]:
+        streamer = ListStreamer()
 
         class Counting(Watching):
-            def __call__(self, *args: Any, put: list[int] = put, streamer: Any = streamer, **options: Any) -> Any:
-                put.append(len(streamer.chunks))
+            def __call__(self, *args: Any, **options: Any) -> Any:
+                counts.append(len(streamer.chunks))
                 return super().__call__(*args, **options)
 
         criteria = StoppingCriteriaList([Counting()])
-        write(target, prompts.ids, attention_mask=prompts.mask, stopping_criteria=criteria, streamer=streamer)
-        heard.append(put)
+        return {"attention_mask": prompts.mask, "stopping_criteria": criteria, "streamer": streamer}
 
+    text = runs.plain(target, prompts.ids, **listening(heard[0])).sequences
+    drafter = InformedDrafter(RandomDrafter(), text, mask=prompts.mask)
+    out = runs.drafted(target, drafter, prompts.ids, **listening(heard[1]))
+
+    assert out.sequences.equal(text)
+    assert out.speculation.acceptance_length > 1
     assert heard[0] == heard[1] == list(range(1, 25))  # the prompts, too
 
 

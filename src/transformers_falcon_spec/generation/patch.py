@@ -1,6 +1,7 @@
-"""Wraps two functions of Transformers, so that `target.generate(..., assistant_model=drafter)` runs the decoding loop.
+"""Wraps two methods of `generate`, so that `target.generate(..., assistant_model=drafter)` runs the decoding loop.
 
-`enable` wraps them for every model, and the function with which pipelines load assistants; `disable` takes that back.
+`enable` wraps them for every model, and with them the function by which pipelines load assistants; `disable` takes
+that back.
 `attach` wraps them for one model, `attached` for one call of it. Assistants that are not drafters of this package go
 to the original functions.
 """
