@@ -1,14 +1,14 @@
 """The best draft tree for given acceptance, found in two ways that assume nothing: exact dynamic programme, and all trees there are.
 
-A tree is judged by its expected acceptance length, the sum of the chances of its nodes. Any ranks may be taken, also with gaps.
+A tree is judged by its expected acceptance length, the sum of the probabilities of its nodes. Any sibling ranks may be taken, also with gaps.
 """
 
 import math
 from collections.abc import Sequence
 from functools import cache
 
-Rates = Sequence[Sequence[float]]  # [depths][ranks]: chance of a rank at depth d + 1
-Places = frozenset[tuple[int, ...]]  # a tree as the ranks on the way to each node; the root is ()
+Rates = Sequence[Sequence[float]]  # [depths][ranks]: probability of a rank at depth d + 1
+Paths = frozenset[tuple[int, ...]]  # a tree as the ranks on the way to each node; the root is ()
 
 
 def best_length(acceptance: Rates, num_nodes: int) -> float:
@@ -17,7 +17,7 @@ def best_length(acceptance: Rates, num_nodes: int) -> float:
 
     @cache
     def below(depth: int, rank: int, budget: int) -> float:
-        """The best that children of ranks `rank` and more add to a node at `depth` whose own chance is 1."""
+        """The best that children of ranks `rank` and more add to a node at `depth` whose own probability is 1."""
         if depth == num_depths or rank == num_ranks or budget == 0:
             return 0.0
         without = below(depth, rank + 1, budget)
@@ -32,9 +32,9 @@ def best_length(acceptance: Rates, num_nodes: int) -> float:
     return 1 + below(0, 0, num_nodes - 1)
 
 
-def all_trees(num_depths: int, num_ranks: int, num_nodes: int) -> set[Places]:
+def all_trees(num_depths: int, num_ranks: int, num_nodes: int) -> set[Paths]:
     """Every tree of `num_nodes` nodes, or the fullest one where fewer fit."""
-    trees: set[Places] = {frozenset({()})}
+    trees: set[Paths] = {frozenset({()})}
     for _ in range(num_nodes - 1):
         grown = {
             tree | {(*path, rank)}
@@ -47,6 +47,6 @@ def all_trees(num_depths: int, num_ranks: int, num_nodes: int) -> set[Places]:
     return trees
 
 
-def length(acceptance: Rates, tree: Places) -> float:
+def length(acceptance: Rates, tree: Paths) -> float:
     """The expected length of a tree."""
     return sum(math.prod(acceptance[depth][rank] for depth, rank in enumerate(path)) for path in tree)

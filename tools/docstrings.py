@@ -47,9 +47,9 @@ def rewrite(text: str, package: str, public: frozenset[str], has_defaults: bool)
 def document_field(field: Attribute) -> None:
     """Give a field of a class its words, and of `field(...)` keep the default alone."""
     field.labels -= {"class-attribute", "instance-attribute"}
-    told = "" if field.docstring or field.lineno is None else field_words(field)
-    if told:
-        field.docstring = Docstring(f"{told[0].upper()}{told[1:].removesuffix('.')}.", parent=field)
+    words = "" if field.docstring or field.lineno is None else field_words(field)
+    if words:
+        field.docstring = Docstring(f"{words[0].upper()}{words[1:].removesuffix('.')}.", parent=field)
     if isinstance(field.value, ExprCall) and str(field.value.function) == "field":
         given = {part.name: part.value for part in field.value.arguments if isinstance(part, ExprKeyword)}
         field.value = given.get("default")

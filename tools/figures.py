@@ -15,7 +15,7 @@ from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 WORDS = ["cat", "sat", "ran", "down", "on", "away", "."]  # the tokens of the nodes, and the bonus token
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2])
-PLACES = [(165, 60), (95, 140), (240, 140), (50, 220), (140, 220), (240, 220)]  # the middle of each node
+MIDDLES = [(165, 60), (95, 140), (240, 140), (50, 220), (140, 220), (240, 220)]  # the middle of each node
 CHOICES = {0: 1, 1: 3, 3: 6}  # the target's next token after each node that it is asked at
 TEXT = ["once", "upon", "a", "time", "a", "cat", "sat"]
 DRAFT = ["on", "a", "mat"]
@@ -72,52 +72,52 @@ def tree_parts(fills: dict[int, str], thick: set[int]) -> list[str]:
     """The tree: `fills` colours nodes, edges to the nodes in `thick` are drawn bold."""
     parents = TREE.parents[0].tolist()
     edges = [
-        line(PLACES[parent], PLACES[node], INK if node in thick else GRID, 3 if node in thick else 1.5)
+        line(MIDDLES[parent], MIDDLES[node], INK if node in thick else GRID, 3 if node in thick else 1.5)
         for node, parent in enumerate(parents)
         if parent >= 0
     ]
     nodes = [
         part
-        for node, place in enumerate(PLACES)
-        for part in (box(place, (64, 30), fills.get(node, "#ffffff")), label(place, WORDS[node]))
+        for node, middle in enumerate(MIDDLES)
+        for part in (box(middle, (64, 30), fills.get(node, "#ffffff")), label(middle, WORDS[node]))
     ]
     return edges + nodes
 
 
 def walk() -> str:
     """One step: the tree, what the target chose on its way, and the text that it makes."""
-    verdict = match_tokens(TokenTree(TREE.parents[0].tolist(), range(len(PLACES))), CHOICES.__getitem__)
-    fills = {0: ROOT} | dict.fromkeys(verdict.path[1:], KEPT)
-    parts = [label((165, 22), "1. the drafter proposes a tree", PALE), *tree_parts(fills, set(verdict.path))]
+    accepted = match_tokens(TokenTree(TREE.parents[0].tolist(), range(len(MIDDLES))), CHOICES.__getitem__)
+    fills = {0: ROOT} | dict.fromkeys(accepted.path[1:], KEPT)
+    parts = [label((165, 22), "1. the drafter proposes a tree", PALE), *tree_parts(fills, set(accepted.path))]
     parts += [label((320, 22), "2. the target reads it in one forward: its own choices", PALE, "start")]
-    for row, (node, choice) in enumerate(zip(verdict.path, verdict.token_ids, strict=True)):
-        ending = "a child holds it: go on there" if choice in verdict.path else "no child holds it: the step ends"
+    for row, (node, choice) in enumerate(zip(accepted.path, verdict.token_ids, strict=True)):
+        ending = "a child holds it: go on there" if choice in accepted.path else "no child holds it: the step ends"
         y = 58 + 46 * row
         parts += [
             label((320, y), f"after “{WORDS[node]}”", anchor="start"),
             label((426, y), "→", PALE),
-            box((475, y), (64, 30), KEPT if choice in verdict.path else BONUS),
+            box((475, y), (64, 30), KEPT if choice in accepted.path else BONUS),
             label((475, y), WORDS[choice]),
             label((520, y), ending, PALE, "start", 13),
         ]
     strip = [("the", "#ffffff"), ("cat", ROOT)]
-    strip += [(WORDS[choice], KEPT if choice in verdict.path else BONUS) for choice in verdict.token_ids]
+    strip += [(WORDS[choice], KEPT if choice in accepted.path else BONUS) for choice in verdict.token_ids]
     parts.append(label((320, 202), "3. its choices are the text: three tokens in one step", PALE, "start"))
-    for place, (word, fill) in enumerate(strip):
-        parts += [box((352 + 70 * place, 236), (64, 30), fill), label((352 + 70 * place, 236), word)]
-    for place, (fill, words) in enumerate(
+    for index, (word, fill) in enumerate(strip):
+        parts += [box((352 + 70 * index, 236), (64, 30), fill), label((352 + 70 * index, 236), word)]
+    for index, (fill, words) in enumerate(
         [(ROOT, "newest token"), (KEPT, "guess that is kept"), (BONUS, "bonus token")]
     ):
         parts += [
-            box((40 + 160 * place, 270), (16, 16), fill),
-            label((56 + 160 * place, 270), words, PALE, "start", 13),
+            box((40 + 160 * index, 270), (16, 16), fill),
+            label((56 + 160 * index, 270), words, PALE, "start", 13),
         ]
     return figure(740, 290, "One step: propose, verify, and the text that it makes", parts)
 
 
 def tree_mask() -> str:
     """A tree beside the row in which it is laid out, and what each node sees."""
-    words, cell, x, y = WORDS[: len(PLACES)], 34, 500, 80
+    words, cell, x, y = WORDS[: len(MIDDLES)], 34, 500, 80
     fills = [[SEEN if seen else "" for seen in row] for row in TREE.ancestor_mask[0].tolist()]
     parts = [label((165, 22), "the tree", PALE), *tree_parts({0: ROOT}, set())]
     parts += [label((540, 22), "who sees whom", PALE)]
@@ -148,10 +148,10 @@ def block_mask(block_size: int, corner: tuple[float, float]) -> list[str]:
         parts += [label((x - 8, y + (row + 0.5) * cell), word, anchor="end", size=13)]
         parts += [label((x + (row + 0.5) * cell, y - 12), word, size=11)]
     right = x + len(TEXT) * cell
-    for place in range(block_size):
-        middle = y + (len(TEXT) - block_size + place + 0.5) * cell
+    for index in range(block_size):
+        middle = y + (len(TEXT) - block_size + index + 0.5) * cell
         parts += [label((right + 14, middle), "→", PALE)]
-        parts += [box((right + 54, middle), (50, 24), KEPT), label((right + 54, middle), DRAFT[place], size=13)]
+        parts += [box((right + 54, middle), (50, 24), KEPT), label((right + 54, middle), DRAFT[index], size=13)]
     return parts
 
 

@@ -17,11 +17,11 @@ class Call:
         dtype (`str`): Of the target and the drafter.
         drafter (`str`): A kind of `parts.DRAFTERS`.
         speculation (`dict`): Options of the drafter's `SpeculationConfig`.
-        hit_rate (`float`): How often a drafter is told the truth for a depth; 0 leaves it as it is.
+        hit_rate (`float`): How often a drafter is given the true token of a depth; 0 leaves it as it is.
         is_training (`bool`): Whether the drafter is in train mode.
         is_tuned (`bool`): Whether a tuner chooses how much to draft; its choices are drawn from the seed.
         lengths (`tuple`): Tokens of each prompt; shorter ones are padded.
-        padding (`str`): `"left"`, or `"holes"` for prompts that are masked in places.
+        padding (`str`): `"left"`, or `"holes"` for prompts that are masked in between, too.
         cache (`str`, *optional*): What is passed as `past_key_values`: `"empty"`, `"bare"` (made without a configuration), or one that
             holds the first `num_cached` tokens of every prompt, beside the `"whole"` prompts or the `"new"` tokens alone.
         decoding (`dict`): Options of `generate`.

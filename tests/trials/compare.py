@@ -1,4 +1,4 @@
-"""Differences between what was written without and with a drafter, in words; rounding is told from differences by bounds."""
+"""Differences between what was written without and with a drafter, in words; bounds tell rounding from differences."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.trials.arms import Written
 from tests.trials.call import Call
+from tests.trials.written import Written
 
 # How far scores may differ by rounding, for each unit of the largest: a tree is read by other kernels than a token, and norms and
 # rotary positions compute in float32 whatever the type.
@@ -56,9 +56,9 @@ def split(call: Call, plain: Written, ours: Written, row: int | None = None) -> 
     texts = list(zip(plain.text, ours.text if row is None else ours.text[row : row + 1], strict=True))
     for number, (one, other) in enumerate(texts):
         length = min(len(one), len(other))
-        places = (one[:length] != other[:length]).nonzero()
-        if len(places):
-            return number if row is None else row, int(places[0])
+        columns = (one[:length] != other[:length]).nonzero()
+        if len(columns):
+            return number if row is None else row, int(columns[0])
         rest = one[length:] if len(one) > length else other[length:]
         is_free = row is not None and len(other) > length and not _ends(call) and call.extras  # grows with the others
         is_padding = row is not None and _ends(call) and bool((rest == _pad(call)).all())
@@ -87,7 +87,7 @@ def num_slots(call: Call, ours: Written) -> int:
 
 
 def are_close(one: Tensor, other: Tensor, dtype: str, num_cut: int = 0) -> bool:
-    """Whether rounding explains the difference; all but `num_cut` infinities must stand in the same places, or be next to the limit."""
+    """Whether rounding explains the difference; all but `num_cut` infinities must stand at the same tokens, or be next to the limit."""
     if one.shape != other.shape:
         return False
     one, other = one.double(), other.double()
@@ -113,7 +113,7 @@ def _process(plain: Written, ours: Written) -> list[str]:
 
 
 def _heard(call: Call, plain: Written, ours: Written) -> Iterator[str]:
-    """What streamers and criteria were told."""
+    """What streamers and criteria were given."""
     yield from _streamed(call, ours)
     if plain.streamer and ours.streamer and plain.streamer.chunks != ours.streamer.chunks:
         yield f"the streamer got {ours.streamer.chunks}, not {plain.streamer.chunks}"
@@ -147,11 +147,11 @@ def _score_differences(call: Call, plain: Written, ours: Written, row: int | Non
 def _step_differences(call: Call, plain: Written, name: str, one: Any, other: Any, row: int | None) -> Iterator[str]:
     assert plain.text is not None
     for number, text in enumerate(plain.text):
-        place = number if row is None else row
+        mine = number if row is None else row
         for step in range(open_steps(call, text)):
-            if not are_close(one[step][number], other[step][place], call.dtype, CUT if name == "scores" else 0):
-                largest = (one[step][number].double() - other[step][place].double()).nan_to_num(0, 0, 0).abs().amax()
-                yield f"`{name}` of row {place} differ at step {step} by {float(largest):.2g}"
+            if not are_close(one[step][number], other[step][mine], call.dtype, CUT if name == "scores" else 0):
+                largest = (one[step][number].double() - other[step][mine].double()).nan_to_num(0, 0, 0).abs().amax()
+                yield f"`{name}` of row {mine} differ at step {step} by {float(largest):.2g}"
                 return
 
 

@@ -59,22 +59,22 @@ _ENDINGS: tuple[dict[str, Any], ...] = (
 
 def draw(seed: int) -> Call:
     """The call of a seed."""
-    chance = random.Random(seed)
-    is_likely = lambda share: chance.random() < share  # noqa: E731
-    dtype = chance.choices(["float32", "float64", "bfloat16"], [16, 3, 2])[0]
-    family = chance.choice(_DENSE if dtype == "bfloat16" else (*VERIFIED, *_TYPED))
-    drafter = chance.choice(list(DRAFTERS))
-    decoding = _decoding(chance)
-    speculation = _speculation(chance, drafter, bool(decoding.get("do_sample")))
+    rng = random.Random(seed)
+    is_likely = lambda share: rng.random() < share  # noqa: E731
+    dtype = rng.choices(["float32", "float64", "bfloat16"], [16, 3, 2])[0]
+    family = rng.choice(_DENSE if dtype == "bfloat16" else (*VERIFIED, *_TYPED))
+    drafter = rng.choice(list(DRAFTERS))
+    decoding = _decoding(rng)
+    speculation = _speculation(rng, drafter, bool(decoding.get("do_sample")))
     rule = verifier_named(speculation.get("verifier", "token_matching"))
-    lengths = _lengths(chance, is_likely)
+    lengths = _lengths(rng, is_likely)
     if family == "deepseek_v32_sparse" and is_likely(0.9):
         lengths = lengths[:1]  # batches are refused where the index must choose
     padding = "holes" if is_likely(0.05) and min(lengths) > 4 else "left"
     is_padded = padding == "holes" or len(set(lengths)) > 1
     attention = "eager" if family in _EAGER or (is_likely(0.3) and not (dtype == "float64" and is_padded)) else "sdpa"
-    cache, num_cached = _cache(chance, family, lengths)
-    extras = _extras(chance, family, cache, is_padded, speculation)
+    cache, num_cached = _cache(rng, family, lengths)
+    extras = _extras(rng, family, cache, is_padded, speculation)
     return Call(
         seed=seed,
         family=family,
@@ -82,7 +82,7 @@ def draw(seed: int) -> Call:
         dtype=dtype,
         drafter=drafter,
         speculation=speculation,
-        hit_rate=chance.choice([0.6, 0.8, 0.9, 1.0]) if not rule.needs_draft_probs and is_likely(0.9) else 0.0,
+        hit_rate=rng.choice([0.6, 0.8, 0.9, 1.0]) if not rule.needs_draft_probs and is_likely(0.9) else 0.0,
         is_training=is_likely(0.3),
         is_tuned=rule.keeps_seeded_text and is_likely(0.3),
         lengths=lengths,
@@ -91,76 +91,76 @@ def draw(seed: int) -> Call:
         num_cached=num_cached,
         decoding=decoding,
         extras=extras,
-        outputs=tuple(_outputs(chance, attention, extras, dtype)),
+        outputs=tuple(_outputs(rng, attention, extras, dtype)),
         has_dict=is_likely(0.75),
         streams=is_likely(0.25),
     )
 
 
-def _decoding(chance: random.Random) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_new_tokens": chance.choice([1, 3, 6, 9, 16, 16, 24, 24]), "do_sample": False}
-    if chance.random() < 0.5:
+def _decoding(rng: random.Random) -> dict[str, Any]:
+    options: dict[str, Any] = {"max_new_tokens": rng.choice([1, 3, 6, 9, 16, 16, 24, 24]), "do_sample": False}
+    if rng.random() < 0.5:
         options["do_sample"] = True
         for name, values in _WARPERS.items():
-            if chance.random() < (0.7 if name == "temperature" else 0.15):
-                options[name] = chance.choice(values)
-    for _ in range(chance.choice([0, 0, 0, 1, 1, 2])):
-        options.update(chance.choice(_OPTIONS))
-    if chance.random() < 0.35:
-        options["eos_token_id"] = chance.sample(range(3, 97), chance.choice([1, 6, 12, 20]))
-        options.update(chance.choice(_ENDINGS))
+            if rng.random() < (0.7 if name == "temperature" else 0.15):
+                options[name] = rng.choice(values)
+    for _ in range(rng.choice([0, 0, 0, 1, 1, 2])):
+        options.update(rng.choice(_OPTIONS))
+    if rng.random() < 0.35:
+        options["eos_token_id"] = rng.sample(range(3, 97), rng.choice([1, 6, 12, 20]))
+        options.update(rng.choice(_ENDINGS))
     return options
 
 
-def _speculation(chance: random.Random, drafter: str, is_sampled: bool) -> dict[str, Any]:
+def _speculation(rng: random.Random, drafter: str, is_sampled: bool) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if is_sampled and chance.random() < 0.3:
-        options["verifier"] = chance.choice(
+    if is_sampled and rng.random() < 0.3:
+        options["verifier"] = rng.choice(
             ("recursive_rejection", "traversal", "gumbel") if drafter in DRAWING else ("gumbel",)
         )
-    if drafter in GROWING and chance.random() < 0.5:
-        options |= {"dynamic_tree": True, "num_tree_nodes": chance.choice([4, 9, 24])}
-        options |= {"tree_depth": chance.choice([1, 3, 6]), "tree_top_k": chance.choice([2, 4, 7])}
+    if drafter in GROWING and rng.random() < 0.5:
+        options |= {"dynamic_tree": True, "num_tree_nodes": rng.choice([4, 9, 24])}
+        options |= {"tree_depth": rng.choice([1, 3, 6]), "tree_top_k": rng.choice([2, 4, 7])}
     return options
 
 
-def _lengths(chance: random.Random, is_likely: Any) -> tuple[int, ...]:
-    num_rows = chance.choice([1, 1, 1, 1, 2, 3, 4])
+def _lengths(rng: random.Random, is_likely: Any) -> tuple[int, ...]:
+    num_rows = rng.choice([1, 1, 1, 1, 2, 3, 4])
     if is_likely(0.35):
-        return (chance.choice([1, 2, 5, 9, 13]),) * num_rows
-    return tuple(chance.choice([1, 2, 3, 5, 7, 9, 12, 14]) for _ in range(num_rows))
+        return (rng.choice([1, 2, 5, 9, 13]),) * num_rows
+    return tuple(rng.choice([1, 2, 3, 5, 7, 9, 12, 14]) for _ in range(num_rows))
 
 
-def _cache(chance: random.Random, family: str, lengths: tuple[int, ...]) -> tuple[str | None, int]:
+def _cache(rng: random.Random, family: str, lengths: tuple[int, ...]) -> tuple[str | None, int]:
     """Every row has something in a filled cache, and something to read."""
     kinds = [None, "empty", "whole", "new"] + ["bare"] * (family not in _INDEXED)
-    kind = chance.choice(kinds + [None] * 9 + ["empty", "whole", "new"])
+    kind = rng.choice(kinds + [None] * 9 + ["empty", "whole", "new"])
     room = range(max(lengths) - min(lengths) + 1, max(lengths))
     if kind not in {"whole", "new"}:
         return kind, 0
-    return (kind, chance.choice(room)) if room else (None, 0)
+    return (kind, rng.choice(room)) if room else (None, 0)
 
 
 def _extras(
-    chance: random.Random, family: str, cache: str | None, is_padded: bool, speculation: dict[str, Any]
+    rng: random.Random, family: str, cache: str | None, is_padded: bool, speculation: dict[str, Any]
 ) -> tuple[str, ...]:
     judges_ahead = verifier_named(speculation.get("verifier", "token_matching")).needs_draft_probs
     names = []
-    if chance.random() < 0.25:
+    if rng.random() < 0.25:
         processors = [name for name in PROCESSORS if not (judges_ahead and name in MAY_REMEMBER)]
-        names.append(chance.choice(processors))
-    if chance.random() < 0.3:
-        names.append(chance.choice(list(CRITERIA)))
-    if chance.random() < 0.15:
+        names.append(rng.choice(processors))
+    if rng.random() < 0.3:
+        names.append(rng.choice(list(CRITERIA)))
+    if rng.random() < 0.15:
         names.append("tilt")
-    if family in _TYPED and cache in {None, "empty"} and chance.random() < 0.6:
-        names.append(chance.choice(["token types", "token types that differ"]))
-    if cache in {None, "empty"} and chance.random() < 0.1:
-        names.append(chance.choice(["positions by mask"] if is_padded else ["positions", "shared positions"]))
+    if family in _TYPED and cache in {None, "empty"} and rng.random() < 0.6:
+        names.append(rng.choice(["token types", "token types that differ"]))
+    if cache in {None, "empty"} and rng.random() < 0.1:
+        names.append(rng.choice(["positions by mask"] if is_padded else ["positions", "shared positions"]))
     return tuple(names)
 
 
-def _outputs(chance: random.Random, attention: str, extras: tuple[str, ...], dtype: str) -> list[str]:
+def _outputs(rng: random.Random, attention: str, extras: tuple[str, ...], dtype: str) -> list[str]:
     """Logits are raw with a drafter; without one a processor that writes in place writes into them, too.
 
     A watermark favours tokens by their order, which 16 bits may turn: scores then differ by the whole favour.
@@ -172,4 +172,4 @@ def _outputs(chance: random.Random, attention: str, extras: tuple[str, ...], dty
         "hidden_states": 0.12,
         "attentions": 0.12 if attention == "eager" else 0.0,
     }
-    return [name for name, share in shares.items() if chance.random() < share]
+    return [name for name, share in shares.items() if rng.random() < share]

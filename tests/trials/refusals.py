@@ -46,7 +46,7 @@ REFUSALS = (
         lambda call: call.family.startswith("gemma3n") and call.drafter in READING_INNER,
     ),
     Refusal(
-        "rows that are shown together are not judged by themselves",
+        "rows that are shown together are not accepted by themselves",
         "must be shown all rows at one length",
         lambda call: _shows_rows_together(call) and call.reference == "again",
     ),
@@ -56,7 +56,7 @@ REFUSALS = (
         lambda call: _shows_rows_together(call) and "scores" in call.outputs and "eos_token_id" in call.decoding,
     ),
     Refusal(
-        "rows that draft stand at slots of their own, which an index that must choose can tell",
+        "rows that draft stand at slots of their own, which an index that must choose can see",
         "tokens that this target's index keeps",
         lambda call: call.family == "deepseek_v32_sparse" and len(call.lengths) > 1,
     ),
@@ -66,7 +66,7 @@ REFUSALS = (
         lambda call: call.family == "longcat_flash" and call.drafter in READING_INNER,
     ),
     Refusal(
-        "the rule judges draws, and the drafter draws nothing",
+        "the rule needs draws, and the drafter draws nothing",
         "needs a draft that was drawn",
         lambda call: call.rule.needs_draft_probs and call.drafter not in DRAWING,
     ),

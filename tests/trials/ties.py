@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from tests.families import VOCAB_SIZE
-from tests.trials.arms import Written, drafted, plain
 from tests.trials.call import Call
 from tests.trials.compare import CUT, are_close, prompt_len, split
+from tests.trials.written import Written, drafted, plain
 from transformers_falcon_spec.core.sampling import CoupledDraws, row_seeds
 
 
@@ -19,8 +19,8 @@ def is_tie(call: Call, target: object, row: int | None, gold: Tensor | None) -> 
     one, other = plain(call, target, row, seed), drafted(call, target, gold)
     if one.error or other.error:
         return False
-    place = split(call, one, other, row)
-    return place is not None and _is_close_choice(call, one, other, place, None if row is None else 0)
+    where = split(call, one, other, row)
+    return where is not None and _is_close_choice(call, one, other, where, None if row is None else 0)
 
 
 def seeds_of(call: Call) -> list[int]:
@@ -29,8 +29,8 @@ def seeds_of(call: Call) -> list[int]:
     return row_seeds(len(call.lengths))
 
 
-def _is_close_choice(call: Call, one: Written, other: Written, place: tuple[int, int], plain_row: int | None) -> bool:
-    row, step = place[0], place[1] - prompt_len(call)
+def _is_close_choice(call: Call, one: Written, other: Written, where: tuple[int, int], plain_row: int | None) -> bool:
+    row, step = where[0], where[1] - prompt_len(call)
     mine = row if plain_row is None else plain_row
     if step >= min(len(one.output.scores), len(other.output.scores)):
         return False
@@ -40,7 +40,7 @@ def _is_close_choice(call: Call, one: Written, other: Written, place: tuple[int,
         return False
     assert one.text is not None
     assert other.text is not None
-    tokens = int(one.text[mine, place[1]]), int(other.text[row, place[1]])
+    tokens = int(one.text[mine, where[1]]), int(other.text[row, where[1]])
     has_moved = not torch.equal(left.isinf(), right.isinf())  # a token's score stands where the processors cut
     noise = _noise(call, one.seed, row, step) if call.is_sampled else 0.0
     lead = (left + noise)[tokens[0]] - (left + noise)[tokens[1]]

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.trials.arms import Written, drafted, plain, silent
 from tests.trials.call import Call
 from tests.trials.compare import batch_differences, differences, row_differences, split
 from tests.trials.parts import target_of
 from tests.trials.refusals import reason_of
 from tests.trials.ties import is_tie, seeds_of
+from tests.trials.written import Written, drafted, plain, silent
 from transformers_falcon_spec import GenerationStats
 
 

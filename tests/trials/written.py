@@ -66,7 +66,7 @@ def silent(call: Call, target: Any) -> Written:
 
 
 def drafted(call: Call, target: Any, gold: Tensor | None) -> Written:
-    """With the call's drafter, which is told a part of the text `gold`."""
+    """With the call's drafter, which is given a part of the text `gold`."""
     try:
         drafter = inner = drafter_of(call, target)
     except Exception as error:  # noqa: BLE001  a drafter that cannot be made is a finding, too
