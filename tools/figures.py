@@ -90,7 +90,7 @@ def walk() -> str:
     fills = {0: ROOT} | dict.fromkeys(accepted.path[1:], KEPT)
     parts = [label((165, 22), "1. the drafter proposes a tree", PALE), *tree_parts(fills, set(accepted.path))]
     parts += [label((320, 22), "2. the target reads it in one forward: its own choices", PALE, "start")]
-    for row, (node, choice) in enumerate(zip(accepted.path, verdict.token_ids, strict=True)):
+    for row, (node, choice) in enumerate(zip(accepted.path, accepted.token_ids, strict=True)):
         ending = "a child holds it: go on there" if choice in accepted.path else "no child holds it: the step ends"
         y = 58 + 46 * row
         parts += [
@@ -101,7 +101,7 @@ def walk() -> str:
             label((520, y), ending, PALE, "start", 13),
         ]
     strip = [("the", "#ffffff"), ("cat", ROOT)]
-    strip += [(WORDS[choice], KEPT if choice in accepted.path else BONUS) for choice in verdict.token_ids]
+    strip += [(WORDS[choice], KEPT if choice in accepted.path else BONUS) for choice in accepted.token_ids]
     parts.append(label((320, 202), "3. its choices are the text: three tokens in one step", PALE, "start"))
     for index, (word, fill) in enumerate(strip):
         parts += [box((352 + 70 * index, 236), (64, 30), fill), label((352 + 70 * index, 236), word)]
