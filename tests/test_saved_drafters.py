@@ -1,11 +1,12 @@
 """Drafters saved at commit 9c4ffdc load today, and draft what they drafted then. `tests/data/saved_9c4ffdc/README.md` says how they were made."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
 from tests.tiny import make_target
 from transformers_falcon_spec.commands.loading import load_drafter
@@ -32,6 +33,15 @@ def test_a_saved_drafter_of_each_kind_drafts_as_it_did(kind: str, target: Any) -
 
     assert out.sequences.tolist() == target.generate(prompt, **GREEDY).tolist()
     assert out.speculation.num_steps == NUM_STEPS[kind]
+
+
+@pytest.mark.parametrize("kind", ["diffuspec", "eagle1", "eagle3", "falcon", "medusa"])
+def test_the_fingerprint_of_a_saved_drafter_is_read_by_its_old_name(kind: str) -> None:
+    stored = json.loads((SAVED / kind / "config.json").read_text())
+
+    config = AutoConfig.from_pretrained(SAVED / kind)
+
+    assert config.to_dict()["target_fingerprint"] == stored["target_contract"]
 
 
 @pytest.mark.parametrize("kind", sorted(NUM_STEPS))

@@ -68,9 +68,9 @@ def write_card(output: Path, card: dict[str, Any]) -> None:
     )
 
 
-def name_target(config: Any, folder: Path, contract: dict[str, Any] | None) -> None:
+def name_target(config: Any, folder: Path, fingerprint: dict[str, Any] | None) -> None:
     """Tell the config of an inflated drafter its inflated target; draft models of their own have no such fields."""
-    for name, value in (("target_name_or_path", str(folder)), ("target_contract", contract)):
+    for name, value in (("target_name_or_path", str(folder)), ("target_fingerprint", fingerprint)):
         if hasattr(config, name):
             setattr(config, name, value)
 
@@ -95,16 +95,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise OptionError(f"Drafters must have names of their own, other than `target`, but they are {args.drafters}.")
     if args.output.exists() and any(args.output.iterdir()):
         raise OptionError(f"`{args.output}` must be empty or new, but it holds files. Choose another folder.")
-    counts, contract = {}, None
+    counts, fingerprint = {}, None
     for name, folder in folders.items():
         if name == "target":
             large = inflate(target, shape, dtype=DTYPES[args.dtype])
-            contract = TargetFingerprint.of_target(large, tokenizer).to_json()
+            fingerprint = TargetFingerprint.of_target(large, tokenizer).to_json()
             tokenizer.save_pretrained(args.output / name)
         else:
             drafter = load_small_drafter(folder, target)
             large = inflate_drafter(drafter, target, shape, dtype=DTYPES[args.dtype])
-            name_target(large.config, args.output / "target", contract)
+            name_target(large.config, args.output / "target", fingerprint)
         large.save_pretrained(args.output / name)
         counts[name] = large.num_parameters()
         del large  # one at a time in memory

@@ -108,7 +108,7 @@ def inflate_drafter(
     changes: dict[str, Any] = {}
     if isinstance(drafter, DrafterModel):
         depth = small.num_hidden_layers if shape.num_hidden_layers > small.num_hidden_layers else None
-        changes["target_contract"] = None  # that of the large target, which only the caller has
+        changes["target_fingerprint"] = None  # that of the large target, which only the caller has
         changes["feature_layers"] = [_feature_layer(layer, depth) for layer in drafter.feature_layers]
     own = small.of_drafter(config)
     layout = Layout(own, own.along(small, shape), config.pad_token_id or 0)
@@ -136,7 +136,7 @@ def _inflated_diffusion(
     for table in tables:  # one, where they are tied
         table[ends] = table[ends.flip(0)]
     sizes = dict.fromkeys(("vocab_size", "draft_vocab_size", "mask_token_id"), shape.vocab_size)
-    changes = {**sizes, "draft_config": model.config.to_dict(), "target_contract": None}
+    changes = {**sizes, "draft_config": model.config.to_dict(), "target_fingerprint": None}
     with no_init_weights():
         large = DiffusionDrafter(_config(config, changes), model)
     large.proxy = None if drafter.proxy is None else drafter.proxy.over(shape.vocab_size)

@@ -122,7 +122,7 @@ def test_the_metadata_agrees_with_the_files(name: str) -> None:
 
 def test_the_drafters_record_of_its_target_is_on_the_card() -> None:
     drafter = LookaheadDrafter.from_target(make_target())
-    drafter.config.target_contract = {"revision": "abc123", "dtype": "bfloat16", "template": "258015e0815376ab"}
+    drafter.config.target_fingerprint = {"revision": "abc123", "dtype": "bfloat16", "template": "258015e0815376ab"}
 
     card = render_card(drafter, "a/b", "a/target")
 

@@ -11,7 +11,7 @@ from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, example_batch, loss_curve, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
-from transformers_falcon_spec.drafters.compatibility.mismatches import mismatches
+from transformers_falcon_spec.drafters.compatibility.mismatches import mismatches_of
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.objectives import Outcome
@@ -282,14 +282,14 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
 def test_a_drafter_remembers_the_target_it_was_trained_for_last_and_its_template(tmp_path: Path) -> None:
     first, other = make_target(**SMALL), make_target(**SMALL, seed=5)
     drafter = make_drafter(first)
-    signed = drafter.config.target_contract
+    signed = drafter.config.target_fingerprint
 
     trainer = make_trainer(tmp_path, make=lambda _: drafter, make_target_of_run=lambda: other, max_steps=1)
-    assert drafter.config.target_contract == signed  # nothing was trained yet
+    assert drafter.config.target_fingerprint == signed  # nothing was trained yet
     trainer.train()
 
     found = {
-        name: [m.name for m in mismatches(drafter.config, target, make_tokenizer(template))]
+        name: [m.name for m in mismatches_of(drafter, target, make_tokenizer(template))]
         for name, target, template in (
             ("first", first, PLAIN_TEMPLATE),
             ("other", other, PLAIN_TEMPLATE),

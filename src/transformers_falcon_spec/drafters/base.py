@@ -14,10 +14,9 @@ from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, feature_width, is_spread, named
 from ..generation.options import SpeculationConfig
-from .checkpoint import check_is_drafter, hub_options, read_options, readable
+from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
 from .compatibility.fingerprint import FIELD, target_name
 from .compatibility.mismatches import check_fingerprint
-from .compatibility.weights import check_download, check_finite
 from .config_fields import name_portably
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
@@ -144,7 +143,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         Raises:
             [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for, or its ids are other
                 tokens.
-            [`CheckpointError`]: the contract in its config cannot be read.
+            [`CheckpointError`]: the fingerprint in its config cannot be read.
             [`GenerationError`]: the drafter is on another device than `model`.
             [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the
                 target's context, or that have more nodes than the decoding loop reads.

@@ -1,45 +1,42 @@
-"""The files of a drafter, in a folder or on the Hub: their kind, decoding options, and errors of reading."""
+"""The files of a drafter, in a folder or on the Hub: their kind, decoding options, and whether they are whole."""
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
 
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PreTrainedConfig
-from transformers.utils import GENERATION_CONFIG_NAME
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
 
 from ..errors import CheckpointError
 from ..generation.options import SpeculationConfig
+from ..provenance import file_sha256
 from .saved_adapters import base_of_adapter, options_of_base
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
 def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `from_pretrained` that say where to look."""
-    names = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
-    return {name: kwargs[name] for name in names if name in kwargs}
+    return {name: kwargs[name] for name in _HUB_OPTIONS if name in kwargs}
 
 
 def read_options(name_or_path: Any, **hub: Any) -> SpeculationConfig | None:
     """The options there; None where there are none."""
     found = cached_file(str(name_or_path), GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False, **hub)
-    if found is None:
-        return None
-    return cast(
-        SpeculationConfig, SpeculationConfig.from_pretrained(name_or_path, **hub)
-    )  # the base class is declared
+    return None if found is None else cast(SpeculationConfig, SpeculationConfig.from_pretrained(name_or_path, **hub))
 
 
 @contextmanager
 def readable(name_or_path: Any) -> Iterator[None]:
-    """Inside, files of a folder that cannot be read are refused in words; what the Hub says stays as it is.
-
-    Raises:
-        [`CheckpointError`]: they cannot.
-    """
+    """Inside, a folder's files that cannot be read are a [`CheckpointError`]; what the Hub says stays as it is."""
     try:
         yield
     except (SafetensorError, UnpicklingError, EOFError, StrictDataclassError, OSError) as error:
@@ -53,11 +50,7 @@ def readable(name_or_path: Any) -> Iterator[None]:
 
 
 def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
-    """The `model_type` of a drafter's config; refuses others, such as those of foreign checkpoints.
-
-    Raises:
-        [`CheckpointError`]: there is none, or it is none of `model_types`.
-    """
+    """The `model_type` of a drafter's config; [`CheckpointError`] where it is none of `model_types`."""
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
         return check_is_drafter(base, model_types, **options_of_base(hub))
@@ -81,3 +74,33 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
             "`LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with them."
         )
     return str(kind)
+
+
+def check_finite(model: PreTrainedModel, name_or_path: Any) -> None:
+    """Refuse weights with NaN or infinity: [`CheckpointError`]."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.device.type != "meta"}
+    wrong = [name for name, weight in weights.items() if not weight.isfinite().all()]
+    if wrong:
+        raise CheckpointError(
+            f"`{name_or_path}` must hold finite weights, but {len(wrong)} hold NaN or infinity, the first of them "
+            f"`{wrong[0]}`. Take an earlier checkpoint of the training."
+        )
+
+
+def check_download(name_or_path: Any, **hub: Any) -> None:
+    """Refuse weights in the Hub's cache whose checksum is not the one that the Hub gave: [`CheckpointError`].
+
+    The cache names the content of a large file by that checksum; huggingface_hub itself compares sizes alone.
+    """
+    if name_or_path is None or Path(name_or_path).is_dir():
+        return  # folders have none
+    options = {key: hub[key] for key in ("cache_dir", "revision") if hub.get(key)}
+    config = try_to_load_from_cache(str(name_or_path), str(Path(hub.get("subfolder") or "", CONFIG_NAME)), **options)
+    for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
+        expected, given = path.resolve().name, file_sha256(path)
+        if _SHA256.fullmatch(expected) and given != expected:
+            raise CheckpointError(
+                f"`{path.name}` of `{name_or_path}` must have the checksum {expected}, which the Hub gives, but it "
+                f"has {given}: it was changed on its way or on this disk. Fetch it again: `from_pretrained(..., "
+                "force_download=True)`."
+            )

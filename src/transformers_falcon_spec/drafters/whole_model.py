@@ -13,8 +13,7 @@ from typing_extensions import Self
 
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from .base import TextDrafter
-from .checkpoint import hub_options, readable
-from .compatibility.weights import check_finite
+from .checkpoint import check_finite, hub_options, readable
 from .config_fields import own_fields
 
 

@@ -84,7 +84,7 @@ def render_card(
         "drafter_class": type(drafter).__name__,
         "num_parameters": drafter.num_parameters(),
         "target_facts": _target_facts(drafter),
-        "contract": getattr(drafter.config, "target_contract", None),
+        "contract": getattr(drafter.config, "target_fingerprint", None),
         "figures": [
             {
                 "name": each.name,

@@ -1,4 +1,4 @@
-"""The contract: what a drafter's config keeps of its target, and what is said when another one is at hand."""
+"""The target fingerprint: what a drafter's config keeps of its target, and what is logged when another one is at hand."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ from benchmarks.inflation import Shape, inflate, inflate_drafter
 from tests.adapters import adapted
 from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
-from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
+from transformers_falcon_spec import FalconSpecConfig, FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.compatibility.fingerprint import (
     LAYER_ROWS,
@@ -24,7 +24,7 @@ from transformers_falcon_spec.drafters.compatibility.fingerprint import (
     WeightFingerprint,
     record_target,
 )
-from transformers_falcon_spec.drafters.compatibility.mismatches import check_fingerprint, mismatches
+from transformers_falcon_spec.drafters.compatibility.mismatches import check_fingerprint, mismatches_of
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 from transformers_falcon_spec.provenance import portable
 
@@ -32,12 +32,12 @@ MODELS = Path(__file__).parents[3] / "models"
 
 
 @pytest.fixture(autouse=True)
-def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers_falcon_spec.drafters.compatibility.mismatches._LOGGED", set())
 
 
 def names(drafter: Any, target: Any, tokenizer: Any = None) -> list[str]:
-    return [mismatch.name for mismatch in mismatches(drafter.config, target, tokenizer)]
+    return [mismatch.name for mismatch in mismatches_of(drafter, target, tokenizer)]
 
 
 def fine_tuned(target: Any, part: str = "layers.0", by: float = 1e-3) -> Any:
@@ -65,12 +65,12 @@ def test_the_target_itself_is_met_in_silence_wherever_it_is_kept(
 
     moved.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4, do_sample=False)
 
-    assert drafter.config.target_contract["weights"].keys() == {"embeddings", "head", "layers"}
+    assert drafter.config.target_fingerprint["weights"].keys() == {"embeddings", "head", "layers"}
     assert warnings_of(caplog) == []
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "differing"),
     [
         ("layers.0", "its layers differ (embeddings and head are the same), as after"),
         ("layers.1", "its layers differ (embeddings and head are the same), as after"),
@@ -79,41 +79,41 @@ def test_the_target_itself_is_met_in_silence_wherever_it_is_kept(
         ("weight", "its embeddings and head and layers differ, as after"),
     ],
 )
-def test_a_fine_tuned_target_is_told_with_the_parts_that_differ(part: str, told: str) -> None:
+def test_a_fine_tuned_target_is_named_with_the_parts_that_differ(part: str, differing: str) -> None:
     target = make_target()
     drafter = make_drafter(target)
 
-    (found,) = mismatches(drafter.config, fine_tuned(target, part, by=0.05))
+    (found,) = mismatches_of(drafter, fine_tuned(target, part, by=0.05))
 
     assert (found.name, found.is_fatal) == ("other target", False)
-    assert told in found.text
+    assert differing in found.text
     assert "The text stays the target's own, but expect fewer drafts" in found.text
 
 
-def test_what_differs_is_told_once_for_a_pair_and_the_text_is_the_targets(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_differs_is_logged_once_for_a_pair_and_the_text_is_the_targets(caplog: pytest.LogCaptureFixture) -> None:
     target = make_target()
     drafter, other = make_drafter(target), fine_tuned(target)
 
     for _ in range(3):
         text = other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4, do_sample=False)
-    told = warnings_of(caplog)
+    logged = warnings_of(caplog)
     check_fingerprint(copy.copy(drafter), fine_tuned(target, "layers.1"))
     drafter.config._name_or_path = "people/drafter"
     check_fingerprint(copy.copy(drafter), other)
 
     assert text.equal(other.generate(make_prompt(), max_new_tokens=4, do_sample=False))
-    assert len(told) == 1
-    assert "layers differ" in told[0]
+    assert len(logged) == 1
+    assert "layers differ" in logged[0]
     assert len(warnings_of(caplog)) == 2  # a copy does not repeat its words, another drafter does
 
 
 @pytest.mark.parametrize("made_in", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("used_in", [torch.float32, torch.bfloat16, torch.float16])
-def test_another_dtype_is_told_as_that_and_not_as_other_weights(made_in: Any, used_in: Any) -> None:
+def test_another_dtype_is_named_as_that_and_not_as_other_weights(made_in: Any, used_in: Any) -> None:
     target = make_target()
     drafter = make_drafter(copy.deepcopy(target).to(made_in))
 
-    found = mismatches(drafter.config, copy.deepcopy(target).to(used_in))
+    found = mismatches_of(drafter, copy.deepcopy(target).to(used_in))
 
     assert [mismatch.name for mismatch in found] == ["other dtype"] * (made_in != used_in)
     assert all(str(made_in) in mismatch.remedy for mismatch in found)
@@ -126,10 +126,10 @@ def test_other_weights_are_seen_through_another_dtype() -> None:
     assert names(drafter, fine_tuned(target, "layers.1", by=0.05).bfloat16()) == ["other target", "other dtype"]
 
 
-def test_another_model_of_the_same_widths_is_told_with_what_differs() -> None:
+def test_another_model_of_the_same_widths_is_named_with_what_differs() -> None:
     drafter = make_drafter(make_target(num_hidden_layers=2))
 
-    (found,) = mismatches(drafter.config, make_target(num_hidden_layers=3))
+    (found,) = mismatches_of(drafter, make_target(num_hidden_layers=3))
 
     assert found.name == "other target"
     assert "num_hidden_layers 3 instead of 2" in found.text
@@ -137,7 +137,7 @@ def test_another_model_of_the_same_widths_is_told_with_what_differs() -> None:
 
 
 @pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
-def test_a_target_whose_ids_are_other_tokens_is_refused_until_the_contract_is_taken_away(field: str) -> None:
+def test_a_target_whose_ids_are_other_tokens_is_refused_until_the_fingerprint_is_taken_away(field: str) -> None:
     target = make_target(**{field: 5})
     drafter, other = make_drafter(target), make_target(seed=1, **{field: [6, 7] if field == "eos_token_id" else 6})
 
@@ -147,7 +147,7 @@ def test_a_target_whose_ids_are_other_tokens_is_refused_until_the_contract_is_ta
         other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
 
     assert "Load the target it was trained for" in str(caught.value)
-    drafter.config.target_contract = None
+    drafter.config.target_fingerprint = None
     drafter.check_target(other)
 
 
@@ -158,7 +158,7 @@ def test_a_target_whose_ids_are_other_tokens_is_refused_until_the_contract_is_ta
         ("eos_token_id", "expect what ends a text or a turn hardly ever to be drafted"),
     ],
 )
-def test_other_special_ids_of_the_same_tokens_are_told_with_their_cost_and_drafts_are_kept(
+def test_other_special_ids_of_the_same_tokens_are_logged_with_their_cost_and_drafts_are_kept(
     field: str, cost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target").eval()
@@ -169,20 +169,20 @@ def test_other_special_ids_of_the_same_tokens_are_told_with_their_cost_and_draft
 
     out = chat.generate(make_prompt(), assistant_model=drafter, **options)
 
-    (told, weights) = warnings_of(caplog)
-    assert f"`{field}` to be " in told
-    assert cost in told
+    (ids, weights) = warnings_of(caplog)
+    assert f"`{field}` to be " in ids
+    assert cost in ids
     assert "layers differ" in weights
     assert out.sequences.equal(chat.generate(make_prompt(), **options).sequences)
     assert out.speculation.num_accepted > 0
 
 
-def test_without_embeddings_to_look_at_other_special_ids_are_told() -> None:
+def test_without_embeddings_to_look_at_other_special_ids_are_no_reason_to_refuse() -> None:
     target = make_target(eos_token_id=5)
     drafter, other = make_drafter(target), make_target(seed=1, eos_token_id=6)
     other.get_input_embeddings().to("meta")
 
-    found = mismatches(drafter.config, other)
+    found = mismatches_of(drafter, other)
 
     assert not any(mismatch.is_fatal for mismatch in found)
     assert "`eos_token_id` to be 5 and not 6" in found[0].text
@@ -219,16 +219,16 @@ def test_the_chat_template_is_compared_where_both_are_known() -> None:
     assert names(drafter, target, make_tokenizer(None)) == ["wrong template"]
 
 
-def test_a_quantised_target_is_told_from_its_config_and_its_weights_are_left_alone() -> None:
+def test_a_quantised_target_is_known_by_its_config_and_its_weights_are_left_alone() -> None:
     target = make_target()
     drafter = make_drafter(target)
     for module in target.model.layers.modules():
         if isinstance(module, torch.nn.Linear):
             module.weight = torch.nn.Parameter(module.weight.to(torch.int8), requires_grad=False)
-    by_weights = mismatches(drafter.config, target)
+    by_weights = mismatches_of(drafter, target)
     target.config.quantization_config = {"quant_method": "bitsandbytes"}
 
-    (by_config,) = mismatches(drafter.config, target)
+    (by_config,) = mismatches_of(drafter, target)
 
     assert [mismatch.name for mismatch in by_weights] == ["quantised target"]
     assert by_config.name == "quantised target"
@@ -255,28 +255,28 @@ def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any, re
         if isinstance(module, torch.nn.Linear):
             module.weight = torch.nn.Parameter(hide(module.weight.detach()))
 
-    contract = TargetFingerprint.of_target(target)
+    fingerprint = TargetFingerprint.of_target(target)
 
-    assert contract.skipped == {"layers": reason}
-    assert contract.weights.keys() == {"embeddings", "head"}
+    assert fingerprint.skipped == {"layers": reason}
+    assert fingerprint.weights.keys() == {"embeddings", "head"}
     assert names(drafter, target) == []  # what can be seen is the same
 
 
-def test_where_nothing_can_be_seen_the_revision_tells() -> None:
+def test_where_nothing_can_be_seen_the_revision_decides() -> None:
     target = make_target()
     drafter = make_drafter(target)
-    drafter.config.target_contract["revision"] = target.config._commit_hash = "a" * 40
+    drafter.config.target_fingerprint["revision"] = target.config._commit_hash = "a" * 40
     target.to("meta")
     assert names(drafter, target) == []
 
     target.config._commit_hash = "b" * 40
 
-    (found,) = mismatches(drafter.config, target)
+    (found,) = mismatches_of(drafter, target)
     assert found.name == "other target"
     assert f"another revision ({'b' * 40})" in found.text
 
 
-def test_an_adapter_is_told_and_what_lies_under_it_is_still_known() -> None:
+def test_an_adapter_is_noticed_and_what_lies_under_it_is_still_known() -> None:
     target = make_target()
     drafter = make_drafter(target)
     before = TargetFingerprint.of_target(target).weights
@@ -302,16 +302,27 @@ def test_an_adapter_of_the_drafter_fits_it_to_another_target(caplog: pytest.LogC
     adapted_drafter = adapted(make_drafter(target)).get_base_model()
 
     check_fingerprint(adapted_drafter, fine_tuned(target))
-    told = warnings_of(caplog)
+    logged = warnings_of(caplog)
     check_fingerprint(make_drafter(target), fine_tuned(target))
 
-    assert told == []
+    assert logged == []
     assert len(warnings_of(caplog)) == 1
 
 
-def test_drafters_without_a_contract_and_those_for_any_target_say_nothing() -> None:
+def test_a_config_of_an_older_version_is_read_with_its_name_of_the_fingerprint() -> None:
     target = make_target()
-    drafter = make_drafter(target, target_contract=None)
+    stored = json.loads(make_drafter(target).config.to_json_string())
+    stored["target_contract"] = stored.pop("target_fingerprint")
+
+    config = FalconSpecConfig.from_dict(stored)
+
+    assert config.target_fingerprint == config.target_contract == TargetFingerprint.of_target(target).to_json()
+    assert "target_contract" not in config.to_dict()
+
+
+def test_drafters_without_a_fingerprint_and_those_for_any_target_say_nothing() -> None:
+    target = make_target()
+    drafter = make_drafter(target, target_fingerprint=None)
     other = fine_tuned(target)
 
     assert names(drafter, other) == names(LookaheadDrafter.from_target(target), other) == []
@@ -326,19 +337,19 @@ def test_an_inflated_pair_is_met_in_silence(caplog: pytest.LogCaptureFixture) ->
 
     large_target.generate(make_prompt(), assistant_model=large, max_new_tokens=4, do_sample=False)
 
-    assert drafter.config.target_contract is not None
+    assert drafter.config.target_fingerprint is not None
     assert warnings_of(caplog) == []
 
 
 @pytest.mark.parametrize(
-    "contract", [{"dtype": "float32"}, {"weights": {"head": 3}}, {"weights": {}, "shape": {}, "dtype": "", "x": 1}]
+    "fingerprint", [{"dtype": "float32"}, {"weights": {"head": 3}}, {"weights": {}, "shape": {}, "dtype": "", "x": 1}]
 )
-def test_a_contract_that_cannot_be_read_is_refused_in_words(contract: Any) -> None:
+def test_a_fingerprint_that_cannot_be_read_is_refused_in_words(fingerprint: Any) -> None:
     target = make_target()
-    drafter = make_drafter(target, target_contract=contract)
+    drafter = make_drafter(target, target_fingerprint=fingerprint)
 
     with pytest.raises(
-        CheckpointError, match="`target_contract` of a drafter's config must be as `falcon-spec contract`"
+        CheckpointError, match="`target_fingerprint` of a drafter's config must be as `falcon-spec contract`"
     ):
         drafter.check_target(target)
 
@@ -346,14 +357,14 @@ def test_a_contract_that_cannot_be_read_is_refused_in_words(contract: Any) -> No
 def test_a_sample_that_is_none_is_refused_in_words() -> None:
     target = make_target()
     drafter = make_drafter(target)
-    drafter.config.target_contract["weights"]["layers"] = {"digest": "", "sample": "zz"}
+    drafter.config.target_fingerprint["weights"]["layers"] = {"digest": "", "sample": "zz"}
 
     with pytest.raises(CheckpointError, match="must be hexadecimal, but it is 'zz'"):
         drafter.check_target(target)
 
 
 @pytest.mark.parametrize(("part", "rows"), [("embeddings", TABLE_ROWS), ("layers", LAYER_ROWS)])
-def test_prints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, rows: tuple[float, ...]) -> None:
+def test_fingerprints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, rows: tuple[float, ...]) -> None:
     target = make_target(num_hidden_layers=1)
     layers = [weight for name, weight in target.model.named_parameters() if "layers" in name and weight.dim() > 1]
     whole = {"embeddings": [target.get_input_embeddings().weight], "layers": layers}[part]
@@ -361,8 +372,8 @@ def test_prints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, rows: 
     values = [
         value
         for weight in whole
-        for share in rows
-        for value in weight.float()[int(share * len(weight))].tolist()[:256]
+        for fraction in rows
+        for value in weight.float()[int(fraction * len(weight))].tolist()[:256]
     ]
 
     assert TargetFingerprint.of_target(target).weights[part] == WeightFingerprint.of_values(torch.tensor(values))
@@ -373,32 +384,30 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "reference-target")
     drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
 
-    assert drafter.config.target_contract == TargetFingerprint.of_target(target, tokenizer).to_json()
+    assert drafter.config.target_fingerprint == TargetFingerprint.of_target(target, tokenizer).to_json()
     assert names(drafter, target, tokenizer) == []
 
 
-def test_the_command_signs_a_drafter_and_changes_nothing_but_its_config(
+def test_the_command_records_the_target_and_changes_nothing_but_its_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, drafter = save_target(tmp_path / "target"), tmp_path / "drafter"
     target = AutoModelForCausalLM.from_pretrained(folder)
-    make_drafter(target, target_contract=None).save_pretrained(drafter)
+    make_drafter(target, target_fingerprint=None).save_pretrained(drafter)
     files = {path.name: path.read_bytes() for path in drafter.iterdir()}
 
     status = main(["contract", "--target", str(folder), "--drafter", str(drafter)])
 
     changed = {path.name for path in drafter.iterdir() if files.get(path.name) != path.read_bytes()}
-    signed = FalconSpecDrafter.from_pretrained(drafter)
+    recorded = FalconSpecDrafter.from_pretrained(drafter)
     assert (status, changed) == (0, {"config.json"})
     assert json.loads((drafter / "config.json").read_text())["target_name_or_path"] == portable(folder)
-    assert names(signed, target, make_tokenizer()) == []
-    assert names(signed, fine_tuned(target), make_tokenizer(MARKED_TEMPLATE)) == ["other target", "wrong template"]
+    assert names(recorded, target, make_tokenizer()) == []
+    assert names(recorded, fine_tuned(target), make_tokenizer(MARKED_TEMPLATE)) == ["other target", "wrong template"]
     assert "weights known: embeddings, head, layers" in capsys.readouterr().out
 
 
-def test_the_command_refuses_drafters_that_need_no_contract(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_drafters_for_any_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_target(tmp_path / "target")
     LookaheadDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder)).save_pretrained(tmp_path / "drafter")
 

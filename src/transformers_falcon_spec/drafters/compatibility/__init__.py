@@ -1,1 +1,1 @@
-"""Checks that a drafter fits its target and that its files are whole."""
+"""Whether a drafter fits its target: what its config keeps of that, and what differs from another."""

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...errors import CheckpointError
 from ...generation.model_parts import decoder_of
 
-FIELD = "target_contract"  # of a drafter's config
+FIELD = "target_fingerprint"  # of a drafter's config
+OLD_NAMES = {"target_contract": FIELD}  # for `attribute_map` of configs: files of older versions say so
 SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 KEY_IDS = ("bos_token_id", "eos_token_id")  # padding is the caller's business: nobody drafts it
 ADAPTERS = "adapters"
@@ -36,23 +37,16 @@ ROUNDING_NEAR_ZERO = 2**-24  # ... or as much as float16 leaves of small values
 
 @dataclass(frozen=True)
 class WeightFingerprint:
-    """A digest and a sample of the weights of one part of a target.
+    """A digest and a sample of the weights of one part of a target, both hexadecimal."""
 
-    Args:
-        digest (`str`): Of the values as float32, 16 hexadecimal digits.
-        sample (`str`): Some of them in bfloat16, hexadecimal.
-    """
-
-    digest: str
-    sample: str
+    digest: str  # of the values as float32
+    sample: str  # some of them in bfloat16
 
     @classmethod
     def of_values(cls, values: Tensor) -> "WeightFingerprint":
         """The fingerprint of float32 values on the CPU."""
         indices = torch.linspace(0, len(values) - 1, NUM_SAMPLED, dtype=torch.float).long()
-        return cls(
-            hashlib.blake2b(_bytes(values), digest_size=8).hexdigest(), _bytes(values[indices].bfloat16()).hex()
-        )
+        return cls(_digest(_bytes(values)), _bytes(values[indices].bfloat16()).hex())
 
     def likeness(self, other: "WeightFingerprint") -> Likeness:
         """Whether the values are the same, differ as rounding to 16 bits makes them differ, or more."""
@@ -77,7 +71,7 @@ class WeightFingerprint:
         except (ValueError, TypeError) as error:
             raise CheckpointError(
                 f"The sample of a target's weights in `{FIELD}` must be hexadecimal, but it is {self.sample!r:.60}. "
-                "Write the contract anew: `falcon-spec contract`."
+                "Write it anew: `falcon-spec contract`."
             ) from error
 
 
@@ -91,12 +85,10 @@ class TargetFingerprint:
         quantization (`str`, *optional*): How its weights were quantised; None for plain ones.
         revision (`str`, *optional*): The commit on the Hub; None for a folder.
         template (`str`, *optional*): Digest of its chat template; None where no tokenizer was at hand.
-        ids (`dict[str, list[int]]`): Special ids by name; those in a drafter's config are the tokenizer's after
-            training.
-        weights (`dict[str, WeightFingerprint]`):
-            By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT put some into the layers. Parts that
-            could not be read are missing.
-        skipped (`dict[str, str]`): Why they are missing; not stored.
+        ids (`dict[str, list[int]]`): Special ids by name; after training those of the tokenizer.
+        weights (`dict[str, WeightFingerprint]`): By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT
+            put some into the layers.
+        skipped (`dict[str, str]`): Why parts could not be read; not stored.
     """
 
     shape: dict[str, Any]
@@ -144,11 +136,7 @@ class TargetFingerprint:
 
     @classmethod
     def from_json(cls, stored: Any) -> "TargetFingerprint":
-        """The fingerprint that a config stores.
-
-        Raises:
-            [`CheckpointError`]: it is none.
-        """
+        """The fingerprint that a config stores; [`CheckpointError`] where that is none."""
         try:
             weights = {str(part): WeightFingerprint(**entry) for part, entry in stored["weights"].items()}
             return cls(**{**stored, "weights": weights})
@@ -174,8 +162,7 @@ def target_name(config: Any) -> str:
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A digest that tells chat templates apart; no template counts as one."""
     template: Any = tokenizer.chat_template
-    text = template.strip() if isinstance(template, str) else json.dumps(template, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return _digest((template.strip() if isinstance(template, str) else json.dumps(template, sort_keys=True)).encode())
 
 
 def adapters_of(model: PreTrainedModel) -> list[str]:
@@ -199,20 +186,17 @@ def _read_weights(model: PreTrainedModel) -> tuple[dict[str, WeightFingerprint],
     """Fingerprints of a target's parts, and why others have none: they are offloaded, sharded or quantised."""
     found: dict[str, WeightFingerprint] = {}
     skipped: dict[str, str] = {}
-    own, added = _layer_weights(model)
-    parts: dict[str, tuple[list[Tensor | None], tuple[float, ...]]] = {
-        "embeddings": ([getattr(model.get_input_embeddings(), "weight", None)], TABLE_ROWS),
-        "head": ([getattr(model.get_output_embeddings(), "weight", None)], TABLE_ROWS),
-        "layers": (_spread(own), LAYER_ROWS),
-        **({ADAPTERS: (_spread(added), LAYER_ROWS)} if adapters_of(model) else {}),
-    }
-    for name, (weights, rows) in parts.items():
+    tables = {"embeddings": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+    parts: dict[str, list[Any]] = {name: [getattr(table, "weight", None)] for name, table in tables.items()}
+    parts["layers"], added = map(_spread, _layer_weights(model))
+    if adapters_of(model):
+        parts[ADAPTERS] = added
+    for name, weights in parts.items():
         reason = next(filter(None, map(_why_unreadable, weights)), None if weights else "there are none")
         if reason is None:
-            values = torch.cat(
-                [_row(weight, fraction) for weight in weights if weight is not None for fraction in rows]
-            )
-            found[name] = WeightFingerprint.of_values(values)
+            rows = TABLE_ROWS if name in tables else LAYER_ROWS
+            values = [_row(weight, fraction) for weight in weights for fraction in rows]
+            found[name] = WeightFingerprint.of_values(torch.cat(values))
         else:
             skipped[name] = reason
     return found, skipped
@@ -223,16 +207,12 @@ def _layer_weights(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
     named = dict(decoder_of(model).named_parameters())
     adapted = tuple(name.partition("base_layer.")[0] for name in named if "base_layer." in name)
     embeddings = getattr(model.get_input_embeddings(), "weight", None)
-    own: list[Tensor] = []
-    added: list[Tensor] = []
-    for name, weight in named.items():
-        if weight.dim() > 1 and weight is not embeddings:
-            is_added = bool(adapted) and name.startswith(adapted) and "base_layer." not in name
-            (added if is_added else own).append(weight)
-    return own, added
+    matrices = {name: weight for name, weight in named.items() if weight.dim() > 1 and weight is not embeddings}
+    added = [name for name in matrices if name.startswith(adapted) and "base_layer." not in name]
+    return [matrices[name] for name in matrices if name not in added], [matrices[name] for name in added]
 
 
-def _spread(weights: list[Tensor]) -> list[Tensor | None]:
+def _spread(weights: list[Tensor]) -> list[Tensor]:
     """Some of the weights, evenly spread from the first to the last."""
     num = min(len(weights), NUM_WEIGHTS)
     return [weights[index * (len(weights) - 1) // max(num - 1, 1)] for index in range(num)]
@@ -242,12 +222,11 @@ def _why_unreadable(weight: Tensor | None) -> str | None:
     """Why the values of a weight cannot be read without loading, gathering or unpacking it; None where they can."""
     if weight is None:
         return "it keeps no weight of its own"
-    reasons = {
-        "it is offloaded": weight.device.type == "meta",
-        "it is sharded over processes": hasattr(weight, "device_mesh") or weight.numel() == 0,
-        PACKED: not weight.is_floating_point() or type(weight.data) is not Tensor,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    if weight.device.type == "meta":
+        return "it is offloaded"
+    if hasattr(weight, "device_mesh") or weight.numel() == 0:
+        return "it is sharded over processes"
+    return PACKED if not weight.is_floating_point() or type(weight.data) is not Tensor else None
 
 
 def _row(weight: Tensor, fraction: float) -> Tensor:
@@ -259,3 +238,7 @@ def _row(weight: Tensor, fraction: float) -> Tensor:
 
 def _bytes(values: Tensor) -> bytes:
     return values.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

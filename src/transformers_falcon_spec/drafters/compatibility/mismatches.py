@@ -5,6 +5,7 @@ case.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,7 +27,6 @@ _COSTS_OF_ID = {
     "bos_token_id": "slightly fewer drafts to be kept where texts begin",
     "eos_token_id": "what ends a text or a turn hardly ever to be drafted",
 }
-_EXACT = "The text stays the target's own"
 _TRAIN_ON = "Load the target it was trained for, or train the drafter on with this one (`falcon-spec train`)."
 
 
@@ -50,6 +50,10 @@ class Mismatch:
         return f"{self.text} {self.remedy}"
 
 
+_CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], list[Mismatch]]]] = WeakKeyDictionary()
+_LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies of the drafter need not repeat it
+
+
 def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
     """Refuse a target that makes no sense with a drafter, and log once for this pair what else differs.
 
@@ -57,13 +61,13 @@ def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = No
         [`DrafterMismatchError`]: the ids of the target are other tokens.
         [`CheckpointError`]: the stored fingerprint cannot be read.
     """
-    known = _CHECKED.setdefault(drafter, WeakKeyDictionary()).setdefault(target, {})
+    checked = _CHECKED.setdefault(drafter, WeakKeyDictionary()).setdefault(target, {})
     template = tokenizer and template_digest(tokenizer)
     key = (str(target.dtype), str(template), str(getattr(drafter.config, FIELD, None)))
-    is_new = key not in known
+    is_new = key not in checked
     if is_new:
-        known[key] = mismatches_of(drafter, target, tokenizer)
-    for mismatch in known[key]:
+        checked[key] = mismatches_of(drafter, target, tokenizer)
+    for mismatch in checked[key]:
         if mismatch.is_fatal:
             raise DrafterMismatchError(str(mismatch))
         logged = (str(drafter.config._name_or_path), str(mismatch))
@@ -72,121 +76,92 @@ def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = No
             logger.warning("%s", mismatch)
 
 
-_CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], list[Mismatch]]]] = WeakKeyDictionary()
-_LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies of the drafter need not repeat it
-
-
 def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
-    """Differences that matter to this drafter; with an adapter, which fits it to another target, only fatal ones.
+    """Differences between a target at hand and the one that a drafter was made for; none where none is stored.
+
+    Of a drafter with an adapter, which fits it to another target, only fatal ones.
 
     Raises:
         [`CheckpointError`]: the stored fingerprint cannot be read.
     """
-    has_adapter = any("lora_" in name for name, _ in drafter.named_parameters())
-    return [found for found in mismatches(drafter.config, target, tokenizer) if found.is_fatal or not has_adapter]
-
-
-def mismatches(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
-    """All that differs between a target at hand and the one of a drafter's config; nothing where none is stored.
-
-    Raises:
-        [`CheckpointError`]: the stored fingerprint cannot be read.
-    """
-    stored = getattr(config, FIELD, None)
+    stored = getattr(drafter.config, FIELD, None)
     if stored is None:
         return []
     expected, given = TargetFingerprint.from_json(stored), TargetFingerprint.of_target(target, tokenizer)
-    names = (named(target), target_name(config))
-    checks = (_other_ids, _other_weights, _adapted, _quantised, _other_dtype, _other_template)
-    found = [check(expected, given, names) for check in checks]
-    return [mismatch for mismatch in found if mismatch is not None]
+    case = (expected, given, named(target), target_name(drafter.config))
+    found = [*_other_ids(*case), *_other_weights(*case), *_other_settings(*case)]
+    has_adapter = any("lora_" in name for name, _ in drafter.named_parameters())
+    return [mismatch for mismatch in found if mismatch.is_fatal or not has_adapter]
 
 
-def _other_ids(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+def _costly(name: str, what: str, cost: str, remedy: str = _TRAIN_ON) -> Mismatch:
+    return Mismatch(name, f"{what}. The text stays the target's own, but {cost}.", remedy)
+
+
+def _other_ids(expected: TargetFingerprint, given: TargetFingerprint, here: str, made_for: str) -> Iterator[Mismatch]:
     # A base model and its chat version end texts differently and share all other ids. Where embeddings have nothing in
     # common either, all ids are other tokens.
     both = {name: (set(expected.ids.get(name, ())), set(given.ids[name])) for name in KEY_IDS}
     other = {name: pair for name, pair in both.items() if all(pair) and not pair[0] & pair[1]}
     if not other:
-        return None
-    pairs = " and ".join(
-        f"`{name}` to be {_listed(ids)} and not {_listed(here)}" for name, (ids, here) in other.items()
-    )
-    what = f"This drafter expects of the target {names[0]} {pairs}"
-    embeddings, embeddings_here = (fingerprint.weights.get("embeddings") for fingerprint in (expected, given))
-    if embeddings is not None and embeddings_here is not None and not embeddings.is_related(embeddings_here):
+        return
+    pairs = " and ".join(f"`{name}` to be {_listed(ids)} and not {_listed(own)}" for name, (ids, own) in other.items())
+    what = f"This drafter expects of the target {here} {pairs}"
+    embeddings, own_embeddings = (fingerprint.weights.get("embeddings") for fingerprint in (expected, given))
+    if embeddings is not None and own_embeddings is not None and not embeddings.is_related(own_embeddings):
         text = f"{what}, and its embeddings are another model's: no draft could be kept."
-        return Mismatch(OTHER_TARGET, text, f"Load the target it was trained for: {names[1]}.", is_fatal=True)
-    costs = " and ".join(_COSTS_OF_ID[name] for name in other)
-    return Mismatch(OTHER_TARGET, f"{what}. {_EXACT}, but expect {costs}.", _TRAIN_ON)
+        yield Mismatch(OTHER_TARGET, text, f"Load the target it was trained for: {made_for}.", is_fatal=True)
+    else:
+        yield _costly(OTHER_TARGET, what, f"expect {' and '.join(_COSTS_OF_ID[name] for name in other)}")
 
 
 def _listed(ids: set[int]) -> str:
     return " or ".join(map(str, sorted(ids)))
 
 
-def _other_weights(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
+def _other_weights(
+    expected: TargetFingerprint, given: TargetFingerprint, here: str, made_for: str
+) -> Iterator[Mismatch]:
+    like = {part: found.likeness(given.weights[part]) for part, found in expected.weights.items()
+            if part in given.weights}  # fmt: skip
+    same, other = ([part for part in like if (like[part] == "same") is wanted] for wanted in (True, False))
+    is_rounding = "different" not in like.values()
     if expected.shape != given.shape:
-        both = [f"{name} {given.shape.get(name)} instead of {expected.shape.get(name)}" for name in SHAPE
-                if given.shape.get(name) != expected.shape.get(name)]  # fmt: skip
-        what = f"{names[0]} is another model than {names[1]}, which this drafter was made for ({', '.join(both)})."
-        return Mismatch(OTHER_TARGET, f"{what} {_EXACT}, but expect that hardly any draft is kept.", _TRAIN_ON)
-    parts = [part for part in expected.weights if part in given.weights]
-    if not parts and None not in (expected.revision, given.revision) and expected.revision != given.revision:
+        sizes = [(name, given.shape.get(name), expected.shape.get(name)) for name in SHAPE]
+        listed = ", ".join(f"{name} {own} instead of {size}" for name, own, size in sizes if own != size)
+        what = f"{here} is another model than {made_for}, which this drafter was made for ({listed})"
+        yield _costly(OTHER_TARGET, what, "expect that hardly any draft is kept")
+    elif not like and None not in (expected.revision, given.revision) and expected.revision != given.revision:
         revisions = f"({given.revision}) than this drafter was made for ({expected.revision})"
-        what = f"{names[0]} is of another revision {revisions}"
-        cost = f"and its weights cannot be looked at. {_EXACT}, but drafts may be kept less often."
-        return Mismatch(OTHER_TARGET, f"{what}, {cost}", _TRAIN_ON)
-    like = {part: expected.weights[part].likeness(given.weights[part]) for part in parts}
-    is_rounding = expected.dtype != given.dtype and "different" not in like.values()
-    differing = [part for part in parts if like[part] != "same"]
-    if not differing or is_rounding:
-        return None
-    same = [part for part in parts if like[part] == "same"]
-    rest = f" ({' and '.join(same)} are the same)" if same else ""
-    much = "" if "different" in like.values() else ", by no more than rounding to 16 bits"
-    what = f"{names[0]} is not quite the target this drafter was made for ({names[1]})"
-    parts_differ = f"its {' and '.join(differing)} differ{much}{rest}, as after fine-tuning"
-    cost = "expect fewer drafts to be kept, the fewer the more it was trained since"
-    return Mismatch(OTHER_TARGET, f"{what}: {parts_differ}. {_EXACT}, but {cost}.", _TRAIN_ON)
+        what = f"{here} is of another revision {revisions}, and its weights cannot be looked at"
+        yield _costly(OTHER_TARGET, what, "drafts may be kept less often")
+    elif other and not (is_rounding and expected.dtype != given.dtype):
+        much = ", by no more than rounding to 16 bits" if is_rounding else ""
+        rest = f" ({' and '.join(same)} are the same)" if same else ""
+        what = f"{here} is not quite the target this drafter was made for ({made_for})"
+        what += f": its {' and '.join(other)} differ{much}{rest}, as after fine-tuning"
+        yield _costly(OTHER_TARGET, what, "expect fewer drafts to be kept, the fewer the more it was trained since")
 
 
-def _adapted(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
-    if (ADAPTERS in expected.weights) == (ADAPTERS in given.weights):
-        return None
-    how = "works with adapters" if ADAPTERS in given.weights else "works without the adapters"
-    what = f"{names[0]} {how} that this drafter was {'not ' * (ADAPTERS in given.weights)}made with. {_EXACT}"
-    return Mismatch(OTHER_TARGET, f"{what}, but expect fewer drafts to be kept, as after fine-tuning.", _TRAIN_ON)
-
-
-def _quantised(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
-    if expected.quantization == given.quantization:
-        return None
-    what = (
-        f"{names[0]} is quantised ({given.quantization or 'not at all'}) otherwise than the target this drafter was "
-        f"made for ({expected.quantization or 'not at all'}). {_EXACT}, but expect somewhat fewer drafts to be kept: "
-        "its features are rougher."
-    )
-    return Mismatch(
-        QUANTISED, what, "Measure it (`falcon-spec doctor`); training the drafter on with this target helps."
-    )
-
-
-def _other_dtype(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
-    if expected.dtype == given.dtype or expected.quantization != given.quantization:
-        return None
-    what = (
-        f"{names[0]} computes in {given.dtype}, and this drafter was made for it in {expected.dtype}. {_EXACT}, but "
-        "expect slightly fewer drafts to be kept."
-    )
-    return Mismatch(OTHER_DTYPE, what, f"Load the target with `dtype=torch.{expected.dtype}` if that matters.")
-
-
-def _other_template(expected: TargetFingerprint, given: TargetFingerprint, names: tuple[str, str]) -> Mismatch | None:
-    if None in (expected.template, given.template) or expected.template == given.template:
-        return None
-    what = (
-        f"The chat template of {names[0]} is not the one that this drafter was trained with. {_EXACT}, but expect "
-        "fewer drafts to be kept, above all where answers begin."
-    )
-    return Mismatch(WRONG_TEMPLATE, what, f"Take the tokenizer of {names[1]}, or train on with this template.")
+def _other_settings(
+    expected: TargetFingerprint, given: TargetFingerprint, here: str, made_for: str
+) -> Iterator[Mismatch]:
+    has_adapters = ADAPTERS in given.weights
+    if has_adapters != (ADAPTERS in expected.weights):
+        how, made = ("with", "not made") if has_adapters else ("without the", "made")
+        what = f"{here} works {how} adapters that this drafter was {made} with"
+        yield _costly(OTHER_TARGET, what, "expect fewer drafts to be kept, as after fine-tuning")
+    if given.quantization != expected.quantization:
+        own, stored = (fingerprint.quantization or "not at all" for fingerprint in (given, expected))
+        what = f"{here} is quantised ({own}) otherwise than the target this drafter was made for ({stored})"
+        remedy = "Measure it (`falcon-spec doctor`); training the drafter on with this target helps."
+        yield _costly(QUANTISED, what, "expect somewhat fewer drafts to be kept: its features are rougher", remedy)
+    elif given.dtype != expected.dtype:
+        what = f"{here} computes in {given.dtype}, and this drafter was made for it in {expected.dtype}"
+        remedy = f"Load the target with `dtype=torch.{expected.dtype}` if that matters."
+        yield _costly(OTHER_DTYPE, what, "expect slightly fewer drafts to be kept", remedy)
+    if None not in (expected.template, given.template) and given.template != expected.template:
+        what = f"The chat template of {here} is not the one that this drafter was trained with"
+        remedy = f"Take the tokenizer of {made_for}, or train on with this template."
+        cost = "expect fewer drafts to be kept, above all where answers begin"
+        yield _costly(WRONG_TEMPLATE, what, cost, remedy)

@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 
 from ...errors import OptionError
 from ...generation.model_parts import layer_kinds
+from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import own_fields
 from ..whole_model_config import WholeModelConfig
 
@@ -67,7 +68,7 @@ class DiffusionConfig(WholeModelConfig):
         beam_width (`int`, *optional*, defaults to 3): Paths that the search keeps. B in the paper.
         model_weight (`float`, *optional*, defaults to 0.5):
             Weight of the diffusion model's score; the proxy has the rest. lambda in the paper.
-        target_contract (`dict`, *optional*): What is known of the target that it was trained for; None for models that
+        target_fingerprint (`dict`, *optional*): What the target was that it was trained for; None for models that
             others trained.
 
     Raises:
@@ -86,6 +87,7 @@ class DiffusionConfig(WholeModelConfig):
     """
 
     model_type = "diffusion_spec"
+    attribute_map = OLD_NAMES
     wrapped_kind: ClassVar[str] = "diffusion model"
     short_kind: ClassVar[str] = "diffusion model"
     drafter_name: ClassVar[str] = "DiffusionDrafter"
@@ -108,7 +110,7 @@ class DiffusionConfig(WholeModelConfig):
     max_candidates: int = 15
     beam_width: int = 3
     model_weight: float | int = 0.5
-    target_contract: dict[str, Any] | None = None
+    target_fingerprint: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Refuse forms of calling a model that older versions knew."""

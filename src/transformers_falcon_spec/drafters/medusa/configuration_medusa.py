@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import head_width
+from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import check_fields, trained_target_fields
 
 
@@ -27,7 +28,7 @@ class MedusaConfig(PreTrainedConfig):
                 half as
             often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*): What that target was; see
+        target_fingerprint (`dict`, *optional*): What that target was; see
             [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
 
     Example:
@@ -40,6 +41,7 @@ class MedusaConfig(PreTrainedConfig):
     """
 
     model_type = "medusa_spec"
+    attribute_map = OLD_NAMES
 
     hidden_size: int = 4096
     num_heads: int = 5
@@ -51,7 +53,7 @@ class MedusaConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     target_name_or_path: str | None = None
-    target_contract: dict[str, Any] | None = None
+    target_fingerprint: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Refuse options out of range."""

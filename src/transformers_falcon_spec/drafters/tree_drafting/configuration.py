@@ -9,6 +9,7 @@ from typing_extensions import Self
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
+from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import check_fields, trained_target_fields
 from .temperatures import check_temperatures
 
@@ -30,10 +31,12 @@ class PairConfig(LlamaConfig):
             depth what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes
             take those of the last block. None trusts the drafter as it is.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_contract (`dict`, *optional*):
+        target_fingerprint (`dict`, *optional*):
             What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes
             alone.
     """
+
+    attribute_map = OLD_NAMES
 
     num_hidden_layers: int = 1
     feature_layers: list[int] | tuple[int, ...] = (-1,)
@@ -42,7 +45,7 @@ class PairConfig(LlamaConfig):
     draft_tree: dict[str, Any] | None = None
     confidence_temperatures: dict[str, Any] | None = None
     target_name_or_path: str | None = None
-    target_contract: dict[str, Any] | None = None
+    target_fingerprint: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the widths that follow from other fields."""
