@@ -219,10 +219,10 @@ def _num_parameters(folder: Path) -> int:
 
 
 def _accuracy(folder: Path, block_size: int) -> list[float]:
-    """Agreement with the target's best token on the held-out answers, by place in the block."""
+    """Agreement with the target's best token on the held-out answers, by block position."""
     curve = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"]
     last = next(entry for entry in reversed(curve) if "eval_accuracy" in entry)
-    return [last[f"eval_accuracy_at_{place + 1}"] for place in range(block_size)]
+    return [last[f"eval_accuracy_at_{position}"] for position in range(1, block_size + 1)]
 
 
 TITLES = {

@@ -105,7 +105,7 @@ def main() -> None:
     wanted = [(family, attention) for family in args.families for attention in ATTENTIONS]
     for family, attention in tqdm([case for case in wanted if case not in known], desc="families"):
         records.append(measure(family, attention, args.seed, args.tokens))
-    order = {family: place for place, family in enumerate(FAMILIES)}
+    order = {family: index for index, family in enumerate(FAMILIES)}
     rows = sorted(records.entries, key=lambda row: (order[row["family"]], row["attention"]))
     result = {"provenance": provenance(**settings), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Tokens per second of batches with and without the drafter: prompts of mixed length, a tree for each row.
 
 Command: python -m benchmarks.batches
-Hardware and time: two CPU cores, about nine minutes. Three arms write the same batches, greedy, in random order: the target alone, the
+Hardware and time: two CPU cores, about nine minutes. Three methods write the same batches, greedy, in random order: the target alone, the
 drafter with its tuner as `generate` uses it, and the drafter with every step drafted. A row's tokens are counted up to its own end,
 so that padding earns nothing. Writes `benchmarks/results/batches.json`.
 """
@@ -32,7 +32,7 @@ SETS = ("gsm8k", "humaneval", "mt_bench")
 Run = dict[str, Any]
 
 
-ARMS = ("target", "tuned", "every_step")
+METHODS = ("target", "tuned", "every_step")
 
 
 def padded(prompts: list[Tensor], pad: int) -> tuple[Tensor, Tensor]:
@@ -45,37 +45,37 @@ def padded(prompts: list[Tensor], pad: int) -> tuple[Tensor, Tensor]:
 def texts(sequences: Tensor, prompt_len: int, eos: list[int]) -> list[list[int]]:
     """The new tokens of each row up to its end."""
     rows = sequences[:, prompt_len:].tolist()
-    ends = [next((place + 1 for place, token in enumerate(row) if token in eos), len(row)) for row in rows]
+    ends = [next((index + 1 for index, token in enumerate(row) if token in eos), len(row)) for row in rows]
     return [row[:end] for row, end in zip(rows, ends, strict=True)]
 
 
-def rate(runs: list[Run], arm: str) -> float:
+def rate(runs: list[Run], method: str) -> float:
     """Tokens per second."""
-    return sum(run[arm]["num_tokens"] for run in runs) / sum(run[arm]["seconds"] for run in runs)
+    return sum(run[method]["num_tokens"] for run in runs) / sum(run[method]["seconds"] for run in runs)
 
 
-def summary(runs: list[Run], arm: str) -> Run:
-    """What one arm with a drafter came to beside the target alone."""
-    pairs = [pair for run in runs for pair in zip(run["target"]["texts"], run[arm]["texts"], strict=True)]
+def summary(runs: list[Run], method: str) -> Run:
+    """What one method with a drafter came to beside the target alone."""
+    pairs = [pair for run in runs for pair in zip(run["target"]["texts"], run[method]["texts"], strict=True)]
 
     def speedup(drawn: list[Run]) -> float:
-        return rate(drawn, arm) / rate(drawn, "target")
+        return rate(drawn, method) / rate(drawn, "target")
 
     return {
         "num_rows": len(pairs),
         "num_identical": sum(left == right for left, right in pairs),
-        "acceptance_length": sum(run[arm]["acceptance_length"] for run in runs) / len(runs),
-        "tokens_per_second": rate(runs, arm),
+        "acceptance_length": sum(run[method]["acceptance_length"] for run in runs) / len(runs),
+        "tokens_per_second": rate(runs, method),
         "speedup": speedup(runs),
         "speedup_interval": bootstrap(runs, speedup, 0),
     }
 
 
-def written(target: Any, drafter: Any, arm: str, batch: tuple[Tensor, Tensor], max_new_tokens: int) -> Run:
-    """One batch as one arm writes it."""
+def written(target: Any, drafter: Any, method: str, batch: tuple[Tensor, Tensor], max_new_tokens: int) -> Run:
+    """One batch as one method writes it."""
     ids, mask = batch
-    drafter.generation_config.tune = arm == "tuned"
-    assistant = None if arm == "target" else drafter
+    drafter.generation_config.tune = method == "tuned"
+    assistant = None if method == "target" else drafter
     timed = timed_generate(target, ids, max_new_tokens, decoding_options("greedy"), 0, assistant, attention_mask=mask)
     eos = target.generation_config.eos_token_id
     new_ids = texts(timed.output.sequences, ids.shape[1], eos if isinstance(eos, list) else [eos])
@@ -84,7 +84,7 @@ def written(target: Any, drafter: Any, arm: str, batch: tuple[Tensor, Tensor], m
 
 
 def main() -> None:
-    """Write every batch with every arm."""
+    """Write every batch with every method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafter", default="models/falcon-reference")
@@ -106,10 +106,13 @@ def main() -> None:
         for start in tqdm(range(0, len(prompts) - size + 1, size), desc=f"batches of {size}"):
             batch = padded(prompts[start : start + size], tokenizer.pad_token_id)
             runs.append(
-                {arm: written(target, drafter, arm, batch, args.max_new_tokens) for arm in order.sample(ARMS, 3)}
+                {
+                    method: written(target, drafter, method, batch, args.max_new_tokens)
+                    for method in order.sample(METHODS, 3)
+                }
             )
-        of_arm = {arm: summary(runs, arm) for arm in ARMS[1:]}
-        rows.append({"size": size, "target_tokens_per_second": rate(runs, "target"), **of_arm})
+        summaries = {method: summary(runs, method) for method in METHODS[1:]}
+        rows.append({"size": size, "target_tokens_per_second": rate(runs, "target"), **summaries})
         print(rows[-1])
     settings = {name: str(value) for name, value in vars(args).items()}
     result = {"provenance": provenance(seed=0, **settings), "rows": rows}
@@ -128,8 +131,8 @@ def tables(result: Result, path: str) -> list[str]:
         "acceptance length": "{acceptance_length:.2f}",
         "identical rows": "{num_identical}/{num_rows}",
     }
-    rows = [{**row, **row[arm], "words": words[arm]} for row in result["rows"] for arm in ARMS[1:]]
-    lead = "Greedy, prompts of mixed length, all arms write the same batches in turn."
+    rows = [{**row, **row[method], "words": words[method]} for row in result["rows"] for method in METHODS[1:]]
+    lead = "Greedy, prompts of mixed length, all methods write the same batches in turn."
     return ["### Batches", lead, table(columns, rows), source_line(result, path)]
 
 

@@ -1,7 +1,7 @@
 """What bounds the speed-up on this machine: text as uncertain as the target's, read at the price of its forwards.
 
 Command: python -m benchmarks.bounds
-Hardware and time: two CPU cores, about five minutes. For places in text that the target writes at temperature 0.7, the best tree
+Hardware and time: two CPU cores, about five minutes. For positions in text that the target writes at temperature 0.7, the best tree
 of every size is grown with the target's OWN distribution: no drafter can expect to have more of it accepted. Divided
 by what a forward over such a tree costs in plain steps, that is the speed-up of a perfect drafter that takes no time, and,
 with the time of the real drafter's pass added, of a perfect one of the same price. Writes `benchmarks/results/bounds.json`.
@@ -41,7 +41,7 @@ Path_ = tuple[int, ...]
 def best_lengths(probs_after: Callable[[Path_], Tensor], num_nodes: int, max_depth: int) -> list[float]:
     """Expected acceptance length of the best tree of 1, 2, ... `num_nodes` nodes, for a known distribution after each path.
 
-    A node is worth the chance that its whole path is what the target goes on with; the best tree holds the best nodes.
+    A node is worth the probability that its whole path is what the target goes on with; the best tree holds the best nodes.
     """
     open_nodes: list[tuple[float, Path_]] = [(-1.0, ())]
     lengths: list[float] = []
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafter", default="models/falcon-reference")
     parser.add_argument("--limit", type=int, default=12, help="prompts of each set")
-    parser.add_argument("--every", type=int, default=10, help="tokens between two places in a text")
+    parser.add_argument("--every", type=int, default=10, help="tokens between two positions in a text")
     parser.add_argument("--repeats", type=int, default=60, help="forwards of each size")
     args = parser.parse_args()
     logging.set_verbosity_error()

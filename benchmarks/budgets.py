@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.budgets; with --shape 0.3b --dtype bfloat16 on an inflated pair, the small pair's acceptance at a large
 model's cost. Few sizes on more prompts tell close ones apart: `--output` keeps them in `budgets_finalists.json`. Hardware and time: two
-CPU cores and nothing else running, about 30 minutes; resumes. All arms are interleaved prompt by prompt. Writes
+CPU cores and nothing else running, about 30 minutes; resumes. All methods are interleaved prompt by prompt. Writes
 `benchmarks/results/budgets.json` (`budgets_<shape>.json`), which `python -m benchmarks.report` renders into docs/tuning.md;
 `falcon-spec report --pages` draws speed against size.
 """
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, logging
 
 from benchmarks.inflation import SHAPES, inflate, inflate_drafter
 from benchmarks.report import Report, Result, distinct, setting, source_line, speed_by_set, table
-from benchmarks.running import beside, by_arm, run_and_save
+from benchmarks.running import beside, by_method, run_and_save
 from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -48,7 +48,7 @@ def main() -> None:
     output = args.output or HERE / "results" / f"budgets{f'_{args.shape}' if args.shape else ''}.json"
     target, tokenizer, drafter = load_pair(args)
     prompts = read_prompts(args.prompts, args.limit)
-    benchmark = Benchmark(target, tokenizer, arms(drafter, args), prompts, args.decodings, args.max_new_tokens)
+    benchmark = Benchmark(target, tokenizer, methods_of(drafter, args), prompts, args.decodings, args.max_new_tokens)
     run_and_save(benchmark, output, args, lambda records: {"beside_best_static": beside_best_static(records)})
 
 
@@ -68,13 +68,13 @@ def load_pair(args: argparse.Namespace) -> tuple[PreTrainedModel, Any, Any]:
     if not args.shape:
         dtype = DTYPES[args.dtype]
         return target.to(dtype).to(args.device), tokenizer, drafter.to(dtype).to(args.device)
-    places = {"dtype": DTYPES[args.dtype], "device": args.device}
-    large: Any = inflate_drafter(drafter, target, SHAPES[args.shape], **places)
+    kind = {"dtype": DTYPES[args.dtype], "device": args.device}
+    large: Any = inflate_drafter(drafter, target, SHAPES[args.shape], **kind)
     large.name_or_path = args.drafter
-    return inflate(target, SHAPES[args.shape], **places), tokenizer, large
+    return inflate(target, SHAPES[args.shape], **kind), tokenizer, large
 
 
-def arms(drafter: Any, args: argparse.Namespace) -> list[Method]:
+def methods_of(drafter: Any, args: argparse.Namespace) -> list[Method]:
     """The drafter with every size of both kinds of tree, and with the tuner in charge."""
     options = {
         f"{kind}, {num_nodes} nodes, {num_passes} passes": shape_options(kind, drafter, num_nodes, num_passes)
@@ -106,18 +106,18 @@ def measured_acceptance(folder: Path, block_size: int, num_passes: int) -> torch
 def beside_best_static(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each decoding, the best grown size and the tuner beside the best static size, on the prompts of all sets together.
 
-    The best sizes are the best of these very runs, which flatters both; the tuner has one arm of each kind.
+    The best sizes are the best of these very runs, which flatters both; the tuner has one method of each kind.
     """
     rows = []
-    for decoding, runs in by_arm(records).items():
-        speeds = {arm: pooled_tokens_per_second(of_arm) for arm, of_arm in runs.items()}
+    for decoding, runs in by_method(records).items():
+        speeds = {method: pooled_tokens_per_second(own) for method, own in runs.items()}
         static, grown = (
-            max((arm for arm in speeds if arm.startswith(kind)), key=speeds.__getitem__)
+            max((method for method in speeds if method.startswith(kind)), key=speeds.__getitem__)
             for kind in ("static", "grown")
         )
-        for arm in (grown, "tuned", "tuned, static"):
-            ratio = beside(runs[arm], runs[static])
-            rows.append({"decoding": decoding, "arm": arm, "best_static": static, **ratio})
+        for method in (grown, "tuned", "tuned, static"):
+            ratio = beside(runs[method], runs[static])
+            rows.append({"decoding": decoding, "method": method, "best_static": static, **ratio})
     return rows
 
 
@@ -128,10 +128,10 @@ def tables(result: Result, path: str) -> list[str]:
     best = {
         "decoding": "{decoding}",
         "best static size": "{best_static}",
-        "compared with it": "{arm}",
+        "compared with it": "{method}",
         "times as fast (95 % interval)": "{ratio:.2f} ({interval:~.2f})",
     }
-    sizes = distinct(result["rows"], "arm")
+    sizes = distinct(result["rows"], "method")
     return [
         f"### Static, grown and tuned trees: {where}, {origin['limit']} prompts a set",
         *(speed_by_set(result) if len(sizes) <= FEW else []),

@@ -1,7 +1,7 @@
 """EasySpec: groups of layers at once beside the same layers in order, and both beside stock assisted generation with the same draft model.
 
 Command: python -m benchmarks.easyspec_speed --draft_model FOLDER; with --shape 0.3b the target alone is inflated, so that the draft
-model is small beside it, as in practice. Hardware and time: two CPU cores and nothing else running, about ten minutes; resumes. Arms
+model is small beside it, as in practice. Hardware and time: two CPU cores and nothing else running, about ten minutes; resumes. Methods
 are interleaved prompt by prompt; single drafted passes are timed in turns after one text. Writes
 `benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/easyspec.md.
 """
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from benchmarks.inflation import SHAPES, inflate
 from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
-from benchmarks.running import beside, by_arm, run_and_save, times_as_fast
+from benchmarks.running import beside, by_method, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.drafters.easyspec.groups import build_groups
@@ -39,7 +39,7 @@ ORDER, AT_ONCE = "sequential", "fused"
 
 
 def main() -> None:
-    """Time single passes, then write every prompt with every arm."""
+    """Time single passes, then write every prompt with every method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--draft_model", required=True, help="folder of a language model")
@@ -65,7 +65,7 @@ def main() -> None:
     ids = torch.cat([prompt.input_ids(tokenizer) for prompt in prompts], dim=1)[:, : args.context].to(target.device)
     passes = [row for width in (1, 4) for row in pass_rows(drafter, ids, width, args.group_sizes, args.repeats)]
     benchmark = Benchmark(
-        target, tokenizer, [*arms(drafter, args.group_sizes)], prompts, args.decodings, args.max_new_tokens
+        target, tokenizer, [*methods_of(drafter, args.group_sizes)], prompts, args.decodings, args.max_new_tokens
     )
     run_and_save(
         benchmark,
@@ -78,13 +78,13 @@ def main() -> None:
 def load_pair(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Target, inflated if asked but for its vocabulary, which stock assisted generation wants to be the draft model's; tokenizer."""
     target, tokenizer = load_target(args.target, "float32", "cpu")
-    places: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
+    kind: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
     if not args.shape:
-        return target.to(**places), tokenizer
-    return inflate(target, replace(SHAPES[args.shape], vocab_size=target.config.vocab_size), **places), tokenizer
+        return target.to(**kind), tokenizer
+    return inflate(target, replace(SHAPES[args.shape], vocab_size=target.config.vocab_size), **kind), tokenizer
 
 
-def arms(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[Method]:
+def methods_of(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[Method]:
     """Stock assisted generation as it comes and with our chain; drafts of one shape with all groups and backends; the tuner."""
     chain: Any = copy.copy(drafter.model)  # the same weights
     chain.generation_config = copy.deepcopy(chain.generation_config)
@@ -97,8 +97,8 @@ def arms(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[Method
     for kind, options in {**fixed, "tuned": SpeculationConfig()}.items():
         for size in (1, *sizes):
             for backend in (ORDER, AT_ONCE) if size > 1 and kind in KINDS else (AT_ONCE,):
-                arm = with_options(drafter, options, **grouping(drafter, size, backend))
-                yield with_drafter(name_of(kind, size, backend), arm)
+                changed = with_options(drafter, options, **grouping(drafter, size, backend))
+                yield with_drafter(name_of(kind, size, backend), changed)
 
 
 def grouping(drafter: LayerParallelDrafter, size: int, backend: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def grouping(drafter: LayerParallelDrafter, size: int, backend: str) -> dict[str
 
 
 def name_of(kind: str, size: int, backend: str) -> str:
-    """An arm's name; layers that stand alone have no backend."""
+    """A method's name; layers that stand alone have no backend."""
     return f"{kind}, groups of {size}, {backend}" if size > 1 else f"{kind}, groups of 1"
 
 
@@ -154,28 +154,28 @@ def pass_rows(
 
 
 def side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every arm on all prompts together: speed, what it keeps, what drafting takes, and its speed beside that of others."""
+    """Every method on all prompts together: speed, what it keeps, what drafting takes, and its speed beside that of others."""
     rows = []
-    for decoding, runs in by_arm(records).items():
-        for arm, of_arm in sorted(runs.items()):
-            if arm != BASELINE:
-                others = {what: other for what, other in rivals(arm).items() if other in runs and other != arm}
-                ratios = {what: beside(of_arm, runs[other]) for what, other in others.items()}
-                rows.append({"decoding": decoding, "arm": arm, **counts(of_arm), "beside": ratios})
+    for decoding, runs in by_method(records).items():
+        for method, own in sorted(runs.items()):
+            if method != BASELINE:
+                others = {what: other for what, other in rivals(method).items() if other in runs and other != method}
+                ratios = {what: beside(own, runs[other]) for what, other in others.items()}
+                rows.append({"decoding": decoding, "method": method, **counts(own), "beside": ratios})
     return rows
 
 
-def rivals(arm: str) -> dict[str, str]:
-    """What an arm is held against: the target alone, its own groups in order, its model without groups, stock with the same model."""
-    kind = arm.partition(", groups")[0]
+def rivals(method: str) -> dict[str, str]:
+    """What a method is held against: the target alone, its own groups in order, its model without groups, stock with the same model."""
+    kind = method.partition(", groups")[0]
     found = {"the target alone": BASELINE, "stock": STOCK, "stock, chain": STOCK_CHAIN}
-    if arm.startswith(STOCK):
+    if method.startswith(STOCK):
         return found
-    return {**found, "sequential": arm.replace(AT_ONCE, ORDER), "groups of 1": name_of(kind, 1, AT_ONCE)}
+    return {**found, "sequential": method.replace(AT_ONCE, ORDER), "groups of 1": name_of(kind, 1, AT_ONCE)}
 
 
 def counts(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Speed and acceptance of one arm; stock passes are not counted."""
+    """Speed and acceptance of one method; stock passes are not counted."""
     stats = sum((pooled_stats(run) for run in runs), GenerationStats())
     return {
         "num_prompts": len(runs),
@@ -190,7 +190,7 @@ RATIO = "{@/ratio:.2f}x ({@/interval:~.2f})"
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """Seconds of single passes, then every arm beside the others it is held against."""
+    """Seconds of single passes, then every method beside the others it is held against."""
     origin, rows = result["provenance"], result["side_by_side"]
     passes = {
         "tokens": "{width}",
@@ -202,8 +202,8 @@ def tables(result: Result, path: str) -> list[str]:
         "beside sequential": RATIO.replace("@", "beside_sequential"),
         "beside no groups": RATIO.replace("@", "beside_alone"),
     }
-    arms = {
-        "arm": "{arm}",
+    columns = {
+        "method": "{method}",
         "tokens/s": "{tokens_per_second:.1f}",
         "acceptance length": "{acceptance_length:.2f}",
         "drafting, ms a step": "{draft_seconds_per_step:1000*.1f}",
@@ -220,7 +220,7 @@ def tables(result: Result, path: str) -> list[str]:
         others = dict.fromkeys(what for row in chosen for what in row["beside"])
         blocks += [
             f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts; times as fast (95 % interval) as what the column names:",
-            table({**arms, **named(others, RATIO.replace("@", "beside/@"))}, chosen),
+            table({**columns, **named(others, RATIO.replace("@", "beside/@"))}, chosen),
         ]
     return [*blocks, source_line(result, path)]
 

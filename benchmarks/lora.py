@@ -5,7 +5,7 @@ Hardware and time: two CPU cores, about ten minutes. Every stage is kept in `--r
 `benchmarks/results/lora.json`, which `python -m benchmarks.report` renders into docs/train_your_own.md. `--tiny` makes everything small, in seconds.
 
 The embedded target is fine-tuned on orders (`benchmarks/orders.py`) and answers further questions about them itself. On those answers
-each arm is trained for the same steps; the acceptance is that of trees of 16 nodes in one pass, untuned, on questions that nobody saw.
+each variant is trained for the same steps; the acceptance is that of trees of 16 nodes in one pass, untuned, on questions that nobody saw.
 """
 
 import argparse
@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 BEFORE = "as published"
 FRESH_FIELDS = ("block_size", "recurrence", "shortcut", "newest_row", "attention_bias", "transition_rank")
 LORA = ("--use_peft", "--lora_r", "16", "--lora_alpha", "32", "--learning_rate", "2e-3")
-ARMS: dict[str, tuple[str, ...]] = {
+VARIANTS: dict[str, tuple[str, ...]] = {
     "LoRA, rank 16": LORA,
     "LoRA, rank 16, and the LSTM as a whole": (*LORA, "--lora_modules_to_save", "recurrence"),
     "all weights": ("--learning_rate", "1e-3"),
@@ -81,7 +81,7 @@ class Stages:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Fine-tune the target, let it answer, train every arm, measure all of them."""
+    """Fine-tune the target, let it answer, train every variant, measure all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafter", default="models/falcon-reference")
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("rows", "held_out"):
         stages.once(f"answers of the target, {name}", lambda name=name: answer(args.runs, name, sizes))
     stages.once("its features", lambda: read_features(args.runs))
-    for name, options in ARMS.items():
+    for name, options in VARIANTS.items():
         stages.once(name, lambda name=name, options=options: train(args, name, options, sizes))
     result = {
         "provenance": provenance(
@@ -122,8 +122,8 @@ def fine_tune(args: argparse.Namespace, rows: list[Conversation], sizes: dict[st
         {
             "input_ids": each["input_ids"],
             "labels": [
-                token if is_told else -100
-                for token, is_told in zip(each["input_ids"], each["assistant_mask"], strict=True)
+                token if is_counted else -100
+                for token, is_counted in zip(each["input_ids"], each["assistant_mask"], strict=True)
             ],
         }
         for each in ConversationDataset(rows, tokenizer, 512).examples
@@ -160,14 +160,14 @@ def answer(runs: Path, name: str, sizes: dict[str, int]) -> None:
 
 
 def read_features(runs: Path) -> None:
-    """The target's features, once for all arms."""
+    """The target's features, once for all variants."""
     target, tokenizer = load_target(str(runs / "target"), "float32", "cpu")
     rows = read_conversations([str(runs / "answered-rows.jsonl")]).rows
     FeatureCache(ConversationDataset(rows, tokenizer, 512), TargetFeatures(target, (-1,), 1), runs / "features")
 
 
 def train(args: argparse.Namespace, name: str, options: Sequence[str], sizes: dict[str, int]) -> None:
-    """One arm; interrupted, it goes on from its newest checkpoint."""
+    """One variant; interrupted, it goes on from its newest checkpoint."""
     start = ["--drafter", args.drafter]
     if "--method" in options:
         config = AutoConfig.from_pretrained(args.drafter)
@@ -189,9 +189,9 @@ def run_command(*command: str) -> None:
 
 
 def measure(args: argparse.Namespace, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """Acceptance of every arm on questions that nobody saw, beside what it took."""
+    """Acceptance of every variant on questions that nobody saw, beside what it took."""
     target, tokenizer = load_target(str(args.runs / "target"), "float32", "cpu")
-    folders = {BEFORE: Path(args.drafter), **{name: folder_of(args.runs, name) for name in ARMS}}
+    folders = {BEFORE: Path(args.drafter), **{name: folder_of(args.runs, name) for name in VARIANTS}}
     benchmark = Benchmark(
         target,
         tokenizer,
@@ -207,7 +207,7 @@ def measure(args: argparse.Namespace, sizes: dict[str, int]) -> list[dict[str, A
     return [
         {
             "name": name,
-            "acceptance": {row["decoding"]: acceptance(row) for row in found if row["arm"] == name},
+            "acceptance": {row["decoding"]: acceptance(row) for row in found if row["method"] == name},
             **({"num_trained": 0, "bytes": 0, "seconds": 0.0} if name == BEFORE else cost(folder)),
         }
         for name, folder in folders.items()
@@ -215,7 +215,7 @@ def measure(args: argparse.Namespace, sizes: dict[str, int]) -> list[dict[str, A
 
 
 def acceptance(row: dict[str, Any]) -> dict[str, Any]:
-    """What the table shows of an arm's texts."""
+    """What the table shows of a variant's texts."""
     return {
         "acceptance_length": row["acceptance_length_pooled"],
         "acceptance_length_interval": row["acceptance_length_pooled_interval"],

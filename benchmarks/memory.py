@@ -1,7 +1,7 @@
 """Peak memory of a whole process that writes the same texts with and without the drafter.
 
 Command: python -m benchmarks.memory
-Hardware and time: two CPU cores, about a minute. Each arm runs in processes of its own, in turn; the figure is the
+Hardware and time: two CPU cores, about a minute. Each method runs in processes of its own, in turn; the figure is the
 operating system's peak resident size, so it holds Python, torch and the allocator's reserve too. Writes
 `benchmarks/results/memory.json`.
 """
@@ -18,11 +18,11 @@ from transformers_falcon_spec.commands.memory import MemoryRun, Peak
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
-ARMS = {"loaded": "target loaded, nothing written", "alone": "target alone", "drafted": "target with drafter"}
+METHODS = {"loaded": "target loaded, nothing written", "alone": "target alone", "drafted": "target with drafter"}
 
 
 def main() -> None:
-    """Run every arm `repeats` times in fresh processes."""
+    """Run every method `repeats` times in fresh processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafter", default="models/falcon-reference")
@@ -36,11 +36,11 @@ def main() -> None:
         "alone": MemoryRun(**common, source=None, limit=args.limit),
         "drafted": MemoryRun(**common, source=args.drafter, limit=args.limit),
     }
-    peaks: dict[str, list[Peak]] = {arm: [] for arm in ARMS}
+    peaks: dict[str, list[Peak]] = {method: [] for method in METHODS}
     for _ in range(args.repeats):
-        for arm, run in runs.items():
-            peaks[arm].append(run.measure())
-    rows = [_median(f"peak, {text}", [peak.peak_bytes for peak in peaks[arm]]) for arm, text in ARMS.items()]
+        for method, run in runs.items():
+            peaks[method].append(run.measure())
+    rows = [_median(f"peak, {text}", [peak.peak_bytes for peak in peaks[method]]) for method, text in METHODS.items()]
     pairs = zip(peaks["drafted"], peaks["alone"], strict=True)
     rows.append(
         _median("with drafter less alone", [drafted.peak_bytes - alone.peak_bytes for drafted, alone in pairs])

@@ -3,7 +3,7 @@
 Command: python -m benchmarks.recipes --runs default=runs/recipes/default paper=runs/recipes/paper eagle3=runs/recipes/eagle3; the folders
 come from `falcon-spec train` with the same data, seed, batch size and `--max_steps` (`--recipe default`, `--recipe paper`, `--method eagle`). Hardware and
 time: two CPU cores and nothing else running, about ten minutes; resumes. Every drafter grows its trees, tuned and at the fixed sizes of
-`--nodes` in as many passes as a depth of `--depth` takes; all arms are interleaved prompt by prompt. Writes
+`--nodes` in as many passes as a depth of `--depth` takes; all methods are interleaved prompt by prompt. Writes
 `benchmarks/results/recipes.json`, which `python -m benchmarks.report` renders into docs/train_your_own.md.
 """
 
@@ -17,7 +17,7 @@ from transformers import logging
 
 from benchmarks.inflation import SHAPES, inflate, inflate_drafter
 from benchmarks.report import Report, Result, by, distinct, named, source_line, table
-from benchmarks.running import Runs, beside, by_arm, run_and_save
+from benchmarks.running import Runs, beside, by_method, run_and_save
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
 from transformers_falcon_spec.errors import OptionError
@@ -52,13 +52,13 @@ def main() -> None:
     trained = [outcome_of(run) for run in args.runs]
     check_costs(trained)
     small, tokenizer = load_target(args.target, "float32", "cpu")
-    places: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
-    target = inflate(small, SHAPES[args.shape], **places)
+    kind: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
+    target = inflate(small, SHAPES[args.shape], **kind)
     methods = []
     for run in args.runs:
         name, _, folder = run.rpartition("=")
-        large = inflate_drafter(load_drafter(folder, small), small, SHAPES[args.shape], **places)
-        methods += arms(name, large, args)
+        large = inflate_drafter(load_drafter(folder, small), small, SHAPES[args.shape], **kind)
+        methods += methods_of(name, large, args)
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, methods, prompts, args.decodings, args.max_new_tokens)
     names = [row["name"] for row in trained]
@@ -68,15 +68,15 @@ def main() -> None:
 def outcome_of(entry: str) -> dict[str, Any]:
     """What came of the run `NAME=FOLDER`, and what it took."""
     name, _, folder = entry.rpartition("=")
-    told = json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))
-    last = next(point for point in reversed(told["curve"]) if "eval_accuracy" in point)
-    places = sum(key.startswith("eval_accuracy_at_") for key in last)
+    record = json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))
+    last = next(point for point in reversed(record["curve"]) if "eval_accuracy" in point)
+    num_positions = sum(key.startswith("eval_accuracy_at_") for key in last)
     return {
         "name": name or Path(folder).name,
         "num_steps": last["step"],
         "loss": last["eval_loss"],
-        "accuracy": [last[f"eval_accuracy_at_{place + 1}"] for place in range(places)],
-        **{key: told[key] for key in ("command", "commit", "seed", "train_seconds", "num_examples")},
+        "accuracy": [last[f"eval_accuracy_at_{position}"] for position in range(1, num_positions + 1)],
+        **{key: record[key] for key in ("command", "commit", "seed", "train_seconds", "num_examples")},
     }
 
 
@@ -89,7 +89,7 @@ def check_costs(trained: list[dict[str, Any]]) -> None:
         )
 
 
-def arms(name: str, drafter: Any, args: argparse.Namespace) -> list[Method]:
+def methods_of(name: str, drafter: Any, args: argparse.Namespace) -> list[Method]:
     """One drafter with the tuner in charge, and at every fixed size."""
     options = {TUNED: SpeculationConfig(dynamic_tree=True)}
     for nodes in args.nodes:
@@ -101,8 +101,8 @@ def arms(name: str, drafter: Any, args: argparse.Namespace) -> list[Method]:
 def beside_first(records: Runs, names: list[str]) -> list[dict[str, Any]]:
     """How many times as fast the first drafter is as each other, at equal settings, on the prompts of all sets together."""
     rows = []
-    for decoding, runs in by_arm(records).items():
-        for kind in dict.fromkeys(arm.rpartition(", ")[2] for arm in runs if ", " in arm):
+    for decoding, runs in by_method(records).items():
+        for kind in dict.fromkeys(method.rpartition(", ")[2] for method in runs if ", " in method):
             first = runs[f"{names[0]}, {kind}"]
             for other in names[1:]:
                 ratio = beside(first, runs[f"{other}, {kind}"])
@@ -116,7 +116,7 @@ def tables(result: Result, path: str) -> list[str]:
     costs = {"drafter": "{name}", "training": "{train_seconds:.0f} min", "accuracy": "{accuracy:.3f}"}
     minutes = [{**row, "train_seconds": row["train_seconds"] / 60} for row in trained]
     shown = "{@/speedup:.2f} ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.2f}"
-    speeds = {"decoding": "{decoding}", "drafter": "{arm}", **named(distinct(result["rows"], "set"), shown)}
+    speeds = {"decoding": "{decoding}", "drafter": "{method}", **named(distinct(result["rows"], "set"), shown)}
     beside_columns = {
         "decoding": "{decoding}",
         "trees": "{kind}",
@@ -130,7 +130,7 @@ def tables(result: Result, path: str) -> list[str]:
         table(costs, minutes),
         f"The pairs inflated to `{origin['shape']}`, {origin['dtype']}, {origin['threads']} threads, grown trees, {origin['limit']} prompts a set: speed-up over the target alone\n"
         "(95 % interval) and acceptance length.",
-        table(speeds, by(result["rows"], "set", "decoding", "arm")),
+        table(speeds, by(result["rows"], "set", "decoding", "method")),
         f"All prompts together, {ratios[0]['num_prompts']} of them, times as fast (95 % interval):",
         table(beside_columns, ratios),
         source_line(result, path),

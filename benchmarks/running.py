@@ -1,4 +1,4 @@
-"""What benchmarks have in common that run arms prompt by prompt: resume, sum up, say where figures come from, print."""
+"""What benchmarks have in common that run methods prompt by prompt: resume, sum up, say where figures come from, print."""
 
 import argparse
 import json
@@ -12,30 +12,30 @@ from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedu
 from transformers_falcon_spec.provenance import provenance
 
 Runs = list[dict[str, Any]]
-Turns = list[dict[str, float]]  # seconds of every arm
+Turns = list[dict[str, float]]  # seconds of every method
 
 
-def by_arm(records: Runs) -> dict[str, dict[str, Runs]]:
-    """For each decoding the runs of every arm."""
+def by_method(records: Runs) -> dict[str, dict[str, Runs]]:
+    """For each decoding the runs of every method."""
     found: dict[str, dict[str, Runs]] = {}
     for record in records:
-        found.setdefault(record["decoding"], {}).setdefault(record["arm"], []).append(record)
+        found.setdefault(record["decoding"], {}).setdefault(record["method"], []).append(record)
     return found
 
 
 def beside(runs: Runs, others: Runs) -> dict[str, Any]:
-    """How many times as fast one arm is as another, prompt by prompt over all sets."""
+    """How many times as fast one method is as another, prompt by prompt over all sets."""
     found = {(run["set"], run["prompt"], run["repeat"]): run for run in others}
     pairs = [(run, found[run["set"], run["prompt"], run["repeat"]]) for run in runs]
     interval = bootstrap(pairs, pooled_speedup, 0)
     return {"num_prompts": len(pairs), "ratio": pooled_speedup(pairs), "interval": interval}
 
 
-def times_as_fast(turns: Turns, arm: str, other: str) -> dict[str, Any]:
+def times_as_fast(turns: Turns, method: str, other: str) -> dict[str, Any]:
     """The middle ratio over turns, and its interval."""
 
     def ratio(chosen: Turns) -> float:
-        return median(turn[other] / turn[arm] for turn in chosen)
+        return median(turn[other] / turn[method] for turn in chosen)
 
     return {"ratio": ratio(turns), "interval": bootstrap(turns, ratio, 0)}
 
@@ -57,4 +57,4 @@ def run_and_save(
         low, high = row["speedup_interval"]
         speed = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})"
         length = f"{row['acceptance_length_pooled']:.2f}"
-        print(f"{row['decoding']:16s} {row['set']:10s} {row['arm']:30s} {speed}, length {length}")
+        print(f"{row['decoding']:16s} {row['set']:10s} {row['method']:30s} {speed}, length {length}")

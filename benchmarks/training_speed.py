@@ -24,7 +24,7 @@ SHARED = (
     "--target_dtype bfloat16 --bf16 --use_cpu --save_strategy no --logging_steps 50 --report_to none --disable_tqdm true "
     "--seed 42"
 )
-ARMS = {  # processes, and whether features come from disk
+VARIANTS = {  # processes, and whether features come from disk
     "on the way, one process": (1, False),
     "from disk, one process": (1, True),
     "on the way, two processes": (2, False),
@@ -34,7 +34,7 @@ Told = dict[str, Any]
 
 
 def main() -> None:
-    """Every arm in every turn, after one that writes the features."""
+    """Every variant in every turn, after one that writes the features."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--data", required=True, help="answered conversations")
@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         train("from disk, one process", Path(folder) / "first", args, Path(folder) / "features")
         turns = [
-            {name: train(name, Path(folder) / str(turn), args, Path(folder) / "features") for name in ARMS}
+            {name: train(name, Path(folder) / str(turn), args, Path(folder) / "features") for name in VARIANTS}
             for turn in range(args.repeats)
         ]
     origin = provenance(seed=42, **{key: str(value) for key, value in vars(args).items()})
@@ -57,8 +57,8 @@ def main() -> None:
 
 
 def train(name: str, folder: Path, args: argparse.Namespace, features: Path) -> Told:
-    """What one run tells of itself."""
-    processes, from_disk = ARMS[name]
+    """What one run records of itself."""
+    processes, from_disk = VARIANTS[name]
     folder = folder_of(folder, name)
     cache = ["--cache_features", str(features)] if from_disk else []
     command = [
@@ -70,14 +70,14 @@ def train(name: str, folder: Path, args: argparse.Namespace, features: Path) -> 
     else:
         start = ["--standalone", "--nproc_per_node", str(processes), "-m", "transformers_falcon_spec"]
         run_command(folder, *start, *command, module="torch.distributed.run", ACCELERATE_USE_CPU="true")
-    told = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    return {key: told[key] for key in ("train_tokens_per_second", "target_share", "peak_process_bytes")}
+    record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return {key: record[key] for key in ("train_tokens_per_second", "target_share", "peak_process_bytes")}
 
 
 def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
-    """The middle run of every arm, and how many times as fast it is as the first one."""
-    first = next(iter(ARMS))
-    seconds: Turns = [{name: 1 / told["train_tokens_per_second"] for name, told in turn.items()} for turn in turns]
+    """The middle run of every variant, and how many times as fast it is as the first one."""
+    first = next(iter(VARIANTS))
+    seconds: Turns = [{name: 1 / run["train_tokens_per_second"] for name, run in turn.items()} for turn in turns]
     return [
         {
             "name": name,
@@ -86,7 +86,7 @@ def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
             "peak_process_bytes": max(turn[name]["peak_process_bytes"] for turn in turns),
             **times_as_fast(seconds, name, first),
         }
-        for name in ARMS
+        for name in VARIANTS
     ]
 
 

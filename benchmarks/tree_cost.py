@@ -153,8 +153,8 @@ def tables(result: Result, path: str) -> list[str]:
         "parameters": "{num_parameters:1e-6*.0f} M",
         "plain step": "{plain_seconds:1000*.1f} ms",
         **{
-            f"{size} node{'s' * (size > 1)}": f"{{costs/{place}/cost:.2f}} ({{costs/{place}/interval:~.2f}})"
-            for place, size in sizes
+            f"{size} node{'s' * (size > 1)}": f"{{costs/{index}/cost:.2f}} ({{costs/{index}/interval:~.2f}})"
+            for index, size in sizes
         },
     }
     origin = result["provenance"]

@@ -17,7 +17,6 @@ from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.speed_results import in_current_form
 from transformers_falcon_spec.generation.verifier import VERIFIERS
 
 HERE = Path(__file__).parent
@@ -49,13 +48,13 @@ def main() -> None:
 def tables(result: Result, path: str) -> list[str]:
     """What each rule keeps of a draft, and what a step of it costs."""
     columns = {
-        "`verifier`": "`{arm}`",
+        "`verifier`": "`{method}`",
         "set": "{set:set}",
         "tokens per step (95 % interval)": "{acceptance_length_pooled:.2f} ({acceptance_length_pooled_interval:~.2f})",
         "cost of a step in plain steps": "{step_cost:.2f}",
         "speed-up (95 % interval)": "{speedup:.2f}x ({speedup_interval:~.2f})",
     }
-    rows = sorted(in_current_form(result)["rows"], key=lambda row: row["set"])
+    rows = sorted(result["rows"], key=lambda row: row["set"])
     return [table(columns, rows), source_line(result, path)]
 
 

@@ -171,7 +171,7 @@ def _verdict(alone: Run, drafted: Run) -> str:
 
 
 def _plot(run: Run) -> str:
-    row = {"arm": "drafter", "set": "this text", "acceptance_by_depth": run.output.speculation.acceptance_by_depth}
+    row = {"method": "drafter", "set": "this text", "acceptance_by_depth": run.output.speculation.acceptance_by_depth}
     plot = depth_plot("depth", [row], ["drafter"])
     return "" if plot is None else f"<h3>{plot.title}</h3>{plot.svg}"
 

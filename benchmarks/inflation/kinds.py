@@ -111,9 +111,9 @@ def _copy_draft_vocabulary(large: Any, small: Any) -> None:
     if small.draft_token_ids is None:
         return
     old = small.draft_token_ids.to(large.device)
-    places = torch.arange(len(large.d2t), device=large.device)
-    ids = torch.cat([old, places[len(old) :] - len(old) + small.config.vocab_size])
-    large.d2t.copy_(ids - places)
+    indices = torch.arange(len(large.d2t), device=large.device)
+    ids = torch.cat([old, indices[len(old) :] - len(old) + small.config.vocab_size])
+    large.d2t.copy_(ids - indices)
     large.t2d.zero_()[ids] = True
 
 

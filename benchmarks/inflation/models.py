@@ -3,7 +3,7 @@
 What changes nothing: a channel that is always zero, a head or an inner unit that nothing reads, a layer whose two outputs are
 multiplied by zero. What would change something is taken back: RMSNorm divides by a mean over more channels (gains times
 sqrt(H/H'), epsilon times H/H'), attention by the root of a wider head (queries times sqrt(d'/d)), rotary pairs turn at the
-speed of their place (channel i moves to i d'/d). Ratios are powers of 4, so that both roots are powers of 2: scaling a bf16 or float32
+speed of their index (channel i moves to i d'/d). Ratios are powers of 4, so that both roots are powers of 2: scaling a bf16 or float32
 number by those is exact, and what is left is the order in which kernels add.
 
 New ids of a larger vocabulary hold the rows of the padding token, but must never be chosen, though a Llama head has no bias: n
@@ -117,7 +117,7 @@ def inflate_drafter(
 
 @torch.no_grad()
 def _inflated_diffusion(
-    drafter: DiffusionDrafter, target: PreTrainedModel, shape: Shape, **places: Any
+    drafter: DiffusionDrafter, target: PreTrainedModel, shape: Shape, **kind: Any
 ) -> PreTrainedModel:
     """The same around a wider model, whose mask stands behind all tokens of the large target.
 
@@ -130,7 +130,7 @@ def _inflated_diffusion(
             f"A diffusion drafter to inflate must have the target's {size} tokens and the mask behind them, as "
             f"`DiffusionDrafter.from_target` makes it, but its model has {num_ids} tokens and the mask {config.mask_token_id}."
         )
-    model = inflate_drafter(drafter.model, target, replace(shape, vocab_size=shape.vocab_size + 1), **places)
+    model = inflate_drafter(drafter.model, target, replace(shape, vocab_size=shape.vocab_size + 1), **kind)
     ends = torch.tensor([size, shape.vocab_size], device=model.device)
     tables: Any = {part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())}
     for table in tables:  # one, where they are tied
@@ -214,7 +214,7 @@ def _check_room(config: dict[str, Any], layout: Layout, dtype: torch.dtype) -> N
             "A larger `vocab_size` needs `dtype` bfloat16, float32 or float64: the weight that keeps new ids from being "
             "chosen is too large for float16."
         )
-    least = CONSTANT**2 * 2**24 / layout.small.hidden_size  # half a unit in the last place of float32
+    least = CONSTANT**2 * 2**24 / layout.small.hidden_size  # half a unit in the last digit of float32
     if config.get("rms_norm_eps", least) < least:
         raise OptionError(
             f"A larger `vocab_size` needs an `rms_norm_eps` of at least {least:.1e}, beside which the channel that keeps new ids "
@@ -235,14 +235,14 @@ def _fill(weight: Tensor, name: str, weights: dict[str, Tensor], layout: Layout)
         assert name.endswith("_proj.bias"), name  # one that only the constant needs
         return
     small = weights[name]
-    places: list[Tensor] = []
+    indices: list[Tensor] = []
     for axis, what in enumerate(axes):
         source = layout.source(what, small.shape[axis])
         used = (source != ZERO).nonzero().squeeze(-1)
         small = small.index_select(axis, source[used].to(small.device))
-        places.append(used.to(weight.device))
+        indices.append(used.to(weight.device))
     scale = 1.0 if factor is None else getattr(layout, factor)
-    weight[torch.meshgrid(*places, indexing="ij")] = (small * scale).to(weight)
+    weight[torch.meshgrid(*indices, indexing="ij")] = (small * scale).to(weight)
     if axes == ("logits", "hidden") and layout.has_new_ids:
         weight[len(weights[name]) :, layout.small.hidden_size] = MUTE
 

@@ -201,14 +201,14 @@ class Layout:
         """The small query head at each large one, and the small key head; a key head that serves several groups is copied."""
         small, large = self.small, self.large
         queries, keys = [ZERO] * large.num_attention_heads, [ZERO] * large.num_key_value_heads
-        place = 0
+        index = 0
         for key in range(small.num_key_value_heads):
             for start in range(0, small.group_size, large.group_size):
                 served = range(start, min(start + large.group_size, small.group_size))
                 for slot, head in enumerate(served):
-                    queries[place * large.group_size + slot] = key * small.group_size + head
-                keys[place] = key
-                place += 1
+                    queries[index * large.group_size + slot] = key * small.group_size + head
+                keys[index] = key
+                index += 1
         return queries, keys
 
     def _spread(self, heads: Sequence[int]) -> Tensor:
@@ -218,9 +218,9 @@ class Layout:
         """
         spread = torch.full((len(heads), self.large.head_dim), ZERO)
         stride = self.large.head_dim // self.small.head_dim
-        for place, head in enumerate(heads):
+        for index, head in enumerate(heads):
             if head != ZERO:
-                spread[place, ::stride] = head * self.small.head_dim + torch.arange(self.small.head_dim)
+                spread[index, ::stride] = head * self.small.head_dim + torch.arange(self.small.head_dim)
         return spread.flatten()
 
 

@@ -68,12 +68,12 @@ def named(values: Iterable[str], template: str) -> dict[str, str]:
 def speed_by_set(result: Result) -> list[str]:
     """A table for each way of decoding: a line for each method, with speed-up and acceptance length of each prompt set."""
     measured = [row for row in result["rows"] if row.get("speedup") is not None]
-    order = distinct(measured, "arm")
-    rows = sorted(by(measured, "set", "decoding", "arm"), key=lambda row: order.index(row["arm"]))
+    order = distinct(measured, "method")
+    rows = sorted(by(measured, "set", "decoding", "method"), key=lambda row: order.index(row["method"]))
     shown = "{@/speedup:.2f}x ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.2f} tokens"
     sets = named(distinct(measured, "set"), shown)
     return [
-        table({decoding: "{arm}", **sets}, [row for row in rows if row["decoding"] == decoding])
+        table({decoding: "{method}", **sets}, [row for row in rows if row["decoding"] == decoding])
         for decoding in distinct(measured, "decoding")
     ]
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from transformers_falcon_spec.evaluation.speed_tables import speed
-from transformers_falcon_spec.evaluation.tables import calibration, parity
+from transformers_falcon_spec.evaluation.report import calibration, parity, speed
 
 from . import Report, Result, source_line, speed_by_set
 

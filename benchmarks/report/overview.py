@@ -1,11 +1,11 @@
 """The few numbers of the README: speed by machine and prompt set, and how many texts are the target's own."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.speed_results import in_current_form, is_complete
+from transformers_falcon_spec.evaluation.records import loads
+from transformers_falcon_spec.evaluation.results import in_current_form, is_complete
 
 from . import by, distinct, named, table
 
@@ -24,17 +24,16 @@ def overview(folder: Path) -> list[str]:
 
 
 def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: json.loads((folder / name).read_text("utf-8")) for name in names if (folder / name).is_file()}
+    files = {name: folder / name for name in names if (folder / name).is_file()}
+    return {name: in_current_form(loads(file.read_text("utf-8"))) for name, file in files.items()}
 
 
 def _speed(results: dict[str, Any]) -> str:
     """A row for each machine and way of decoding, a column for each prompt set."""
     rows = [
-        {**row, "machine": _machine(result["provenance"])}
-        for result in results.values()
-        for row in in_current_form(result)["rows"]
+        {**row, "machine": _machine(result["provenance"])} for result in results.values() for row in result["rows"]
     ]
-    rows = [row for row in rows if row["arm"] != BASELINE and is_complete(row)]
+    rows = [row for row in rows if row["method"] != BASELINE and is_complete(row)]
     shown = "**{@/speedup:.2f}x** ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.1f} tokens"
     sets = named(distinct(rows, "set"), shown)
     return table({"machine": "{machine}", "decoding": "{decoding}", **sets}, by(rows, "set", "machine", "decoding"))

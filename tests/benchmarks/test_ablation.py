@@ -37,7 +37,7 @@ class Commands:
         assert cli.main(list(command)) == 0
         folder.mkdir(parents=True, exist_ok=True)
         if command[0] == "train":
-            last = {"eval_accuracy": 0.5, **{f"eval_accuracy_at_{place}": 1 / place for place in range(1, 5)}}
+            last = {"eval_accuracy": 0.5, **{f"eval_accuracy_at_{position}": 1 / position for position in range(1, 5)}}
             (folder / "training.json").write_text(json.dumps({"curve": [last]}), encoding="utf-8")
             save_file({"weight": torch.zeros(500, 1000)}, folder / "model.safetensors")
             return

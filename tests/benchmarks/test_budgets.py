@@ -23,14 +23,14 @@ def _records(decoding: str, factor: float = 1.0) -> list[dict[str, Any]]:
     return [
         {
             "decoding": decoding,
-            "arm": arm,
+            "method": method,
             "set": "sums",
             "prompt": str(prompt),
             "repeat": 0,
             "num_tokens": 10,
             "seconds": each * factor,
         }
-        for arm, seconds in SECONDS.items()
+        for method, seconds in SECONDS.items()
         for prompt, each in enumerate(seconds)
     ]
 
@@ -39,7 +39,7 @@ def test_everything_is_compared_with_the_best_static_size() -> None:
     rows = beside_best_static([*_records("greedy"), *_records("temperature-0.7", factor=2.0)])
 
     assert {row["best_static"] for row in rows} == {"static, 8 nodes, 1 passes"}
-    assert [(row["decoding"], row["arm"]) for row in rows[:3]] == [
+    assert [(row["decoding"], row["method"]) for row in rows[:3]] == [
         ("greedy", "grown, 8 nodes, 1 passes"),
         ("greedy", "tuned"),
         ("greedy", "tuned, static"),

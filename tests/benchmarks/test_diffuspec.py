@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import diffuspec_speed
-from benchmarks.diffuspec_arms import BOTH, CPS, FITTED, METHOD, arms_of, proxies_of
 from benchmarks.diffuspec_speed import own_methods, phases
+from benchmarks.diffuspec_variants import BOTH, CPS, FITTED, METHOD, proxies_of, variants_of
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.commands.loading import load_target
@@ -56,18 +56,18 @@ def loaded(models: Path, name: str) -> DiffusionDrafter:
     return drafter
 
 
-def test_arms_differ_in_one_factor_and_leave_the_drafter_as_it_is(models: Path) -> None:
+def test_variants_differ_in_one_factor_and_leave_the_drafter_as_it_is(models: Path) -> None:
     drafter = loaded(models, "full")
     before, proxies = drafter.config.to_dict(), proxies_of(models / "answered.jsonl", make_tokenizer(), 97)
-    arms = {(arm.factor, arm.value): arm.of(drafter, proxies) for arm in arms_of(drafter)}
-    base = arms[METHOD, CPS]
+    variants = {(variant.factor, variant.value): variant.of(drafter, proxies) for variant in variants_of(drafter)}
+    base = variants[METHOD, CPS]
 
     changed = {
-        key: {name for name, value in arm.draft_settings.items() if value != base.draft_settings.get(name)}
-        for key, arm in arms.items()
+        key: {name for name, value in variant.draft_settings.items() if value != base.draft_settings.get(name)}
+        for key, variant in variants.items()
     }
 
-    assert len(arms) == len(arms_of(drafter))
+    assert len(variants) == len(variants_of(drafter))
     assert base.proxy is proxies[FITTED] is not None
     assert changed.pop((METHOD, CPS)) == set()
     assert changed.pop((METHOD, BOTH)) == {"draft_length", "min_draft_tokens", "growth"}
@@ -75,9 +75,11 @@ def test_arms_differ_in_one_factor_and_leave_the_drafter_as_it_is(models: Path) 
     assert changed["proxy", "none"] == {"proxy"}
     assert changed["tree", "8 nodes"] == {"search", "num_tree_nodes"}
     assert changed["rounds that share a cache", "4"] == {"cache_rounds"}
-    assert all(changed.values())  # every arm differs, in what drafts depend on
-    assert {arm[0] for arm in changed} >= {"beam width B", "candidates M_max", "fixed length k", "passes S"}
-    assert not any(arm.factor == "rounds that share a cache" for arm in arms_of(loaded(models, "prefix_causal")))
+    assert all(changed.values())  # every variant differs, in what drafts depend on
+    assert {variant[0] for variant in changed} >= {"beam width B", "candidates M_max", "fixed length k", "passes S"}
+    assert not any(
+        variant.factor == "rounds that share a cache" for variant in variants_of(loaded(models, "prefix_causal"))
+    )
     assert drafter.config.to_dict() == before
     assert drafter.proxy is None
 
@@ -94,7 +96,7 @@ def test_a_round_is_made_of_its_phases() -> None:
 
 
 @pytest.mark.parametrize("shape", [None, "tiny"])
-def test_every_arm_and_method_writes_the_targets_text(
+def test_every_variant_and_method_writes_the_targets_text(
     shape: str | None, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
@@ -102,8 +104,8 @@ def test_every_arm_and_method_writes_the_targets_text(
     )
     threads = ("--threads", str(torch.get_num_threads()))
     methods = ("--methods", f"stock={models / 'target'}", "prompt-lookup:3", f"other={models / 'full'}")
-    arms = (
-        "--arms",
+    variants = (
+        "--variants",
         "CPS",
         "tree 16 nodes, tuned",
         "--limit",
@@ -114,11 +116,11 @@ def test_every_arm_and_method_writes_the_targets_text(
     )
 
     result = call(
-        monkeypatch, diffuspec_speed, models, tmp_path / "speed.json", *of_drafters(models, "prefix_causal"), *arms
+        monkeypatch, diffuspec_speed, models, tmp_path / "speed.json", *of_drafters(models, "prefix_causal"), *variants
     )
 
     names = ["prefix_causal: CPS", "prefix_causal: tree 16 nodes, tuned", "stock", "prompt-lookup:3", "other"]
-    found = {row["arm"]: row for row in result["side_by_side"]}
+    found = {row["method"]: row for row in result["side_by_side"]}
     assert sorted(found) == sorted(names)
     assert all(row["num_identical"] == row["num_compared"] == 1 for row in result["rows"])
     assert {row["set"] for row in result["rows"]} == set(SETS)
@@ -126,22 +128,22 @@ def test_every_arm_and_method_writes_the_targets_text(
         assert found[name]["search_seconds"] > 0
         assert 0 < found[name]["search_share"] < 1
     assert found["stock"]["search_seconds"] == 0
-    shares = {method["arm"]: method["settings"] for method in result["methods"] if method["arm"] in names[:2]}
+    shares = {method["method"]: method["settings"] for method in result["methods"] if method["method"] in names[:2]}
     assert shares["prefix_causal: CPS"]["search"] == "cps"
     assert shares["prefix_causal: tree 16 nodes, tuned"]["num_tree_nodes"] == 16
 
 
-def test_drawn_marginals_are_judged_as_draws_and_unknown_arms_are_refused(models: Path) -> None:
+def test_drawn_marginals_are_accepted_as_draws_and_unknown_variants_are_refused(models: Path) -> None:
     proxies = proxies_of(models / "answered.jsonl", make_tokenizer(), 97)
-    arms = ["drawn marginals", "CPS", "CPS, tuned"]
+    variants = ["drawn marginals", "CPS", "CPS, tuned"]
 
-    drawn, searched, tuned = own_methods("own", loaded(models, "full"), arms, proxies)
+    drawn, searched, tuned = own_methods("own", loaded(models, "full"), variants, proxies)
 
     options = [method.assistant.generation_config for method in (drawn, searched, tuned)]
     assert [each.verifier for each in options] == ["recursive_rejection", "token_matching", "token_matching"]
     assert [each.tune for each in options] == [False, False, True]
     assert drawn.assistant.config.search == "marginal"
-    with pytest.raises(OptionError, match="An arm of `own` must be one of"):
+    with pytest.raises(OptionError, match="A variant of `own` must be one of"):
         list(own_methods("own", loaded(models, "full"), ["tree of life"], proxies))
 
 
@@ -156,15 +158,28 @@ def test_methods_stand_by_speed_with_the_share_of_searching(name: str, shape: st
     phases = {"draft_seconds": 0.004, "search_seconds": 0.00025, "verify_seconds": 0.008, "other_seconds": 0.001}
     common = {"decoding": "greedy", "num_prompts": 15, "acceptance_length": 2.5}
     rows = [
-        {**common, **phases, "arm": arm, "tokens_per_second": speed, "search_share": share, "beside_target": beside}
-        for arm, speed, share, beside in (
+        {
+            **common,
+            **phases,
+            "method": name,
+            "tokens_per_second": speed,
+            "search_share": share,
+            "beside_target": beside,
+        }
+        for name, speed, share, beside in (
             ("prefix: CPS", 80.44, 0.0189, {"ratio": 0.9, "interval": [0.8, 1.0]}),
             ("falcon", 120.0, 0.0, {"ratio": 1.25, "interval": [1.0, 1.5]}),
         )
     ]
     rows[1]["search_seconds"] = 0.0
     by_set = [
-        {"decoding": "greedy", "set": "gsm8k", "arm": row["arm"], "speedup": 1.5, "speedup_interval": [1.25, 1.75]}
+        {
+            "decoding": "greedy",
+            "set": "gsm8k",
+            "method": row["method"],
+            "speedup": 1.5,
+            "speedup_interval": [1.25, 1.75],
+        }
         for row in rows
     ]
     settings = {"shape": shape, "dtype": "float32", "max_new_tokens": "96"}

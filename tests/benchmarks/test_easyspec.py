@@ -28,20 +28,20 @@ def test_ratios_of_passes_are_taken_turn_by_turn() -> None:
     assert found == {"ratio": 3.0, "interval": (2.0, 100.0)}
 
 
-def run(arm: str, seconds: float, **stats: Any) -> dict[str, Any]:
+def run(method: str, seconds: float, **stats: Any) -> dict[str, Any]:
     counts = {"num_steps": 5, "num_accepted": 5, "acceptance_histogram": {"1": 5}, "draft_seconds": 2.0, **stats}
     where = {"decoding": "greedy", "set": "sums", "prompt": "a", "repeat": 0, "num_tokens": 10}
-    return {**where, "arm": arm, "seconds": seconds, "speculation": None if arm == "target" else counts}
+    return {**where, "method": method, "seconds": seconds, "speculation": None if method == "target" else counts}
 
 
-def test_every_arm_stands_beside_its_rivals() -> None:
+def test_every_method_stands_beside_its_rivals() -> None:
     names = {"target": 8.0, "stock": 16.0, "chain, groups of 1": 4.0, "chain, groups of 2, sequential": 2.0}
-    records = [run(arm, seconds) for arm, seconds in names.items()]
+    records = [run(method, seconds) for method, seconds in names.items()]
     records.append(run("chain, groups of 2, fused", 1.0, num_passes=20))
 
-    rows = {row["arm"]: row for row in side_by_side(records)}
+    rows = {row["method"]: row for row in side_by_side(records)}
 
-    beside = {arm: {what: found["ratio"] for what, found in row["beside"].items()} for arm, row in rows.items()}
+    beside = {method: {what: found["ratio"] for what, found in row["beside"].items()} for method, row in rows.items()}
     assert beside == {
         "stock": {"the target alone": 0.5},
         "chain, groups of 1": {"the target alone": 2.0, "stock": 4.0},
@@ -81,11 +81,13 @@ def test_every_backend_and_stock_generation_write_the_same(
 
     result = call(monkeypatch, easyspec_speed, models, tmp_path / "speed.json", *options)
 
-    arms = [row["arm"] for row in result["side_by_side"]]
+    methods = [row["method"] for row in result["side_by_side"]]
     kinds = [f"{kind}, groups of {how}" for kind in ("chain", "tree") for how in ("1", "2, sequential", "2, fused")]
-    assert sorted(arms) == sorted(["stock", "stock, chain", *kinds, "tuned, groups of 1", "tuned, groups of 2, fused"])
+    assert sorted(methods) == sorted(
+        ["stock", "stock, chain", *kinds, "tuned, groups of 1", "tuned, groups of 2, fused"]
+    )
     assert all(row["num_identical"] == row["num_compared"] == 2 for row in result["rows"])
-    lengths = {row["arm"]: row["acceptance_length"] for row in result["side_by_side"]}
+    lengths = {row["method"]: row["acceptance_length"] for row in result["side_by_side"]}
     for kind in ("chain", "tree"):
         assert lengths[f"{kind}, groups of 2, fused"] == lengths[f"{kind}, groups of 2, sequential"]
     assert [(row["width"], row["group_size"], row["num_groups"]) for row in result["passes"]] == [(1, 2, 4), (4, 2, 4)]
@@ -99,7 +101,7 @@ def test_every_backend_and_stock_generation_write_the_same(
         ("easyspec_speed_0.3b.json", "0.3b", "the target inflated to `0.3b`"),
     ],
 )
-def test_passes_come_first_then_arms_beside_others(name: str, shape: str, words: str) -> None:
+def test_passes_come_first_then_methods_beside_others(name: str, shape: str, words: str) -> None:
     ratio = {"ratio": 1.25, "interval": [1.0, 1.5]}
     seconds = {"alone_seconds": 0.004, "sequential_seconds": 0.005, "fused_seconds": 0.0045}
     both = {"beside_sequential": ratio, "beside_alone": {**ratio, "ratio": 0.9}}
@@ -111,8 +113,8 @@ def test_passes_come_first_then_arms_beside_others(name: str, shape: str, words:
         "draft_seconds_per_step": 0.0201,
     }
     rows = [
-        {"decoding": "greedy", "arm": arm, **counts, "draft_seconds_per_pass": a_pass, "beside": beside}
-        for arm, a_pass, beside in (
+        {"decoding": "greedy", "method": method, **counts, "draft_seconds_per_pass": a_pass, "beside": beside}
+        for method, a_pass, beside in (
             ("stock", None, {"the target alone": ratio}),
             ("chain, groups of 1", 0.004, {"the target alone": ratio, "stock": ratio}),
         )
@@ -127,7 +129,8 @@ def test_passes_come_first_then_arms_beside_others(name: str, shape: str, words:
     assert "| 4 | 2 | 6 | 4.00 | 5.00 | 4.50 | 1.25x (1.00 to 1.50) | 0.90x (1.00 to 1.50) |" in text
     assert "Interleaved runs, greedy, 15 prompts" in text
     assert (
-        "| arm | tokens/s | acceptance length | drafting, ms a step | ms a pass | the target alone | stock |" in text
+        "| method | tokens/s | acceptance length | drafting, ms a step | ms a pass | the target alone | stock |"
+        in text
     )
     assert "| stock | 80.4 | 2.50 | 20.1 | - | 1.25x (1.00 to 1.50) | - |" in text
     assert "| chain, groups of 1 | 80.4 | 2.50 | 20.1 | 4.0 | 1.25x (1.00 to 1.50) | 1.25x (1.00 to 1.50) |" in text

@@ -51,7 +51,7 @@ def test_the_whole_way_in_small_and_nothing_twice(tmp_path: Path, monkeypatch: p
 
     result = json.loads((tmp_path / "lora.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in result["rows"]}
-    assert set(rows) == {script.BEFORE, *script.ARMS}
+    assert set(rows) == {script.BEFORE, *script.VARIANTS}
     assert rows["LoRA, rank 16"]["bytes"] < rows["all weights"]["bytes"] / 2
     assert all(found["num_identical"] == 2 for row in rows.values() for found in row["acceptance"].values())
     assert "| as published |" in script.REPORT.render(result, "lora.json")

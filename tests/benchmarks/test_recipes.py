@@ -20,8 +20,8 @@ SECONDS = {  # of two prompts of 10 tokens
 def _runs() -> list[dict[str, Any]]:
     shared = {"decoding": "greedy", "set": "gsm8k", "repeat": 0, "num_tokens": 10}
     return [
-        {**shared, "arm": arm, "prompt": str(prompt), "seconds": each}
-        for arm, seconds in SECONDS.items()
+        {**shared, "method": method, "prompt": str(prompt), "seconds": each}
+        for method, seconds in SECONDS.items()
         for prompt, each in enumerate(seconds)
     ]
 
@@ -58,14 +58,14 @@ def test_the_table_shows_cost_speed_and_comparison() -> None:
     rows = [
         {
             "decoding": "greedy",
-            "arm": arm,
+            "method": method,
             "set": "gsm8k",
             "speedup": 2.0,
             "speedup_interval": [1.5, 2.5],
             "acceptance_length_pooled": 3.25,
         }
-        for arm in SECONDS
-        if arm != "target"
+        for method in SECONDS
+        if method != "target"
     ]
     result = {
         "provenance": provenance(seed=0, shape="0.3b", dtype="bfloat16", limit=4),

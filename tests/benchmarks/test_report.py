@@ -8,6 +8,7 @@ from benchmarks import batches, verifiers
 from benchmarks.report import speed_by_set
 from benchmarks.report.__main__ import ROOT, declared, pages
 from transformers_falcon_spec.evaluation.report import BEGIN, END
+from transformers_falcon_spec.evaluation.results import in_current_form
 from transformers_falcon_spec.provenance import provenance
 
 
@@ -43,10 +44,10 @@ def test_every_results_file_has_a_reader() -> None:
 def test_methods_have_a_line_for_each_way_of_decoding_and_a_column_for_each_set() -> None:
     measured = {"speedup": 1.25, "speedup_interval": [1.0, 1.5], "acceptance_length_pooled": 2.5, "decoding": "greedy"}
     rows = [
-        {**measured, "arm": "eagle", "set": "gsm8k"},
-        {**measured, "arm": "eagle", "set": "mt_bench", "speedup": 1.5},
-        {**measured, "arm": "falcon", "set": "gsm8k", "decoding": "temperature-0.7"},
-        {"arm": "failed", "set": "gsm8k", "decoding": "greedy"},
+        {**measured, "method": "eagle", "set": "gsm8k"},
+        {**measured, "method": "eagle", "set": "mt_bench", "speedup": 1.5},
+        {**measured, "method": "falcon", "set": "gsm8k", "decoding": "temperature-0.7"},
+        {"method": "failed", "set": "gsm8k", "decoding": "greedy"},
     ]
 
     greedy, sampled = speed_by_set({"rows": rows})
@@ -61,7 +62,7 @@ def test_methods_have_a_line_for_each_way_of_decoding_and_a_column_for_each_set(
 
 def test_verifiers_stand_by_set_with_what_a_step_costs() -> None:
     row = {
-        "arm": "gumbel",
+        "method": "gumbel",
         "set": "gsm8k",
         "acceptance_length": 2.25,
         "acceptance_length_interval": [2.0, 2.5],
@@ -73,14 +74,16 @@ def test_verifiers_stand_by_set_with_what_a_step_costs() -> None:
         "num_prompts": 1,
     }
 
-    text = verifiers.REPORT.render({"provenance": provenance(seed=0), "rows": [row]}, "verifiers.json")
+    text = verifiers.REPORT.render(
+        in_current_form({"provenance": provenance(seed=0), "rows": [row]}), "verifiers.json"
+    )
 
     assert "| `gumbel` | GSM8K | 2.25 (2.00 to 2.50) | 1.90 | 1.21x (1.10 to 1.30) |" in text
     assert "Source: `benchmarks/results/verifiers.json`; commit `" in text
 
 
 def test_batches_stand_by_size_and_by_who_chooses_what_is_drafted() -> None:
-    arm = {
+    summary = {
         "tokens_per_second": 80.0,
         "num_identical": 7,
         "num_rows": 8,
@@ -88,7 +91,12 @@ def test_batches_stand_by_size_and_by_who_chooses_what_is_drafted() -> None:
         "speedup_interval": [1.1, 1.3],
         "acceptance_length": 2.25,
     }
-    row = {"size": 4, "target_tokens_per_second": 100.4, "tuned": arm, "every_step": {**arm, "num_identical": 6}}
+    row = {
+        "size": 4,
+        "target_tokens_per_second": 100.4,
+        "tuned": summary,
+        "every_step": {**summary, "num_identical": 6},
+    }
 
     text = batches.REPORT.render({"provenance": provenance(seed=0), "rows": [row]}, "batches.json")
 

@@ -1,4 +1,4 @@
-"""What a training step costs: the middle run of each arm, beside the first turn by turn, in a table; two processes are started as two."""
+"""What a training step costs: the middle run of each variant, beside the first turn by turn, in a table; two processes are started as two."""
 
 import argparse
 import json
@@ -11,21 +11,25 @@ from benchmarks import training_speed as script
 from transformers_falcon_spec.provenance import provenance
 
 
-def told(tokens_per_second: float, share: float = 0.4, peak: int = 2**30) -> dict[str, Any]:
+def recorded(tokens_per_second: float, share: float = 0.4, peak: int = 2**30) -> dict[str, Any]:
     return {"train_tokens_per_second": tokens_per_second, "target_share": share, "peak_process_bytes": peak}
 
 
-def test_arms_are_held_beside_the_first_turn_by_turn() -> None:
-    first, second, *others = script.ARMS
+def test_variants_are_held_beside_the_first_turn_by_turn() -> None:
+    first, second, *others = script.VARIANTS
     turns = [
-        {first: told(100.0, 0.5), second: told(300.0, 0.0, peak=3 * 2**30), **dict.fromkeys(others, told(100.0))},
-        {first: told(200.0, 0.4), second: told(400.0, 0.0), **dict.fromkeys(others, told(200.0))},
-        {first: told(150.0, 0.3), second: told(375.0, 0.0), **dict.fromkeys(others, told(150.0))},
+        {
+            first: recorded(100.0, 0.5),
+            second: recorded(300.0, 0.0, peak=3 * 2**30),
+            **dict.fromkeys(others, recorded(100.0)),
+        },
+        {first: recorded(200.0, 0.4), second: recorded(400.0, 0.0), **dict.fromkeys(others, recorded(200.0))},
+        {first: recorded(150.0, 0.3), second: recorded(375.0, 0.0), **dict.fromkeys(others, recorded(150.0))},
     ]
 
     rows = script.rows_of(turns)
 
-    assert [row["name"] for row in rows] == [*script.ARMS]
+    assert [row["name"] for row in rows] == [*script.VARIANTS]
     assert (rows[0]["tokens_per_second"], rows[0]["target_share"], rows[0]["ratio"]) == (150.0, 0.4, 1.0)
     assert (rows[1]["tokens_per_second"], rows[1]["peak_process_bytes"]) == (375.0, 3 * 2**30)
     assert rows[1]["ratio"] == pytest.approx(2.5)  # of 3, 2 and 2.5
@@ -36,19 +40,19 @@ def test_arms_are_held_beside_the_first_turn_by_turn() -> None:
     assert f"| {second} | 375 | 0% | 3.0 GiB | 2.50 (2.00 to 3.00) |" in text
 
 
-@pytest.mark.parametrize("name", [*script.ARMS])
-def test_an_arm_is_run_as_its_name_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [*script.VARIANTS])
+def test_a_variant_is_run_as_its_name_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
 
     def run(folder: Path, *command: str, **how: str) -> None:
         runs.append((command, how))
         folder.mkdir(parents=True)
-        (folder / "training.json").write_text(json.dumps({**told(5.0), "more": 1}), encoding="utf-8")
+        (folder / "training.json").write_text(json.dumps({**recorded(5.0), "more": 1}), encoding="utf-8")
 
     monkeypatch.setattr(script, "run_command", run)
     args = argparse.Namespace(target="T", data="D", limit=9, steps=7)
 
-    assert script.train(name, tmp_path, args, tmp_path / "features") == told(5.0)
+    assert script.train(name, tmp_path, args, tmp_path / "features") == recorded(5.0)
 
     ((command, how),) = runs
     is_double, from_disk = "two processes" in name, "from disk" in name

@@ -51,16 +51,16 @@ def test_bench_measures_every_method_on_its_targets(folders: dict[str, str], tmp
 
     result = json.loads(output.read_text(encoding="utf-8"))
     assert status == 0
-    measured = {(row["target"], row["arm"], row["decoding"]) for row in result["rows"]}
+    measured = {(row["target"], row["method"], row["decoding"]) for row in result["rows"]}
     pairs = [("small", "two"), ("small", "prompt-lookup:3"), ("big", "prompt-lookup:3")]
     assert measured == {(*pair, decoding) for pair in pairs for decoding in ("greedy", "temperature-0.7")}
-    assert all(row["num_identical"] == row["num_compared"] == 2 for row in result["rows"] if row["arm"] == "two")
+    assert all(row["num_identical"] == row["num_compared"] == 2 for row in result["rows"] if row["method"] == "two")
     origin = result["provenance"]
     assert {"command", "commit", "versions", "device", "seed", "threads"} <= set(origin)
     assert origin["threads"] == 1
     assert origin["targets"] == {"small": portable(folders["target"]), "big": portable(folders["other"])}
     assert origin["dtype"] == {"small": "float32", "big": "float32"}
-    kinds = {(entry["target"], entry["arm"]): entry["kind"] for entry in result["methods"]}
+    kinds = {(entry["target"], entry["method"]): entry["kind"] for entry in result["methods"]}
     assert kinds["small", "two"] == "drafter"
     assert kinds["big", "prompt-lookup:3"] == "stock prompt lookup"
     assert kinds["big", "target"] == "target alone"
@@ -86,13 +86,13 @@ def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
     status = bench(folders, output, "--targets", folders["target"], *methods, *options)
 
     result = json.loads(output.read_text(encoding="utf-8"))
-    failed = {entry["arm"]: entry["failure"] for entry in result["methods"] if entry["failure"]}
+    failed = {entry["method"]: entry["failure"] for entry in result["methods"] if entry["failure"]}
     assert status == 1
     assert {method: failure["stage"] for method, failure in failed.items()} == {"gone": "loading", "misfit": "loading"}
     assert failed["misfit"]["error"] == "DrafterMismatchError"
-    assert [row["arm"] for row in result["rows"]] == ["prompt-lookup"]
+    assert [row["method"] for row in result["rows"]] == ["prompt-lookup"]
     assert "`gone` on `target` failed while loading" in capsys.readouterr().err
-    peaks = {entry["arm"]: entry.get("peak_bytes") for entry in result["methods"]}
+    peaks = {entry["method"]: entry.get("peak_bytes") for entry in result["methods"]}
     assert all(peaks[method] > 50 * 2**20 for method in ("target", "prompt-lookup"))
     assert peaks["gone"] is None
 
@@ -121,10 +121,10 @@ def test_a_method_that_kills_its_process_is_left_out_and_the_others_are_measured
     status = bench(folders, tmp_path / "x.json", "--targets", folders["target"], *options)
 
     result = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
-    failures = {entry["arm"]: entry["failure"] for entry in result["methods"]}
+    failures = {entry["method"]: entry["failure"] for entry in result["methods"]}
     assert status == 1
     assert "bad" not in used
-    assert [row["arm"] for row in result["rows"]] == ["prompt-lookup"]
+    assert [row["method"] for row in result["rows"]] == ["prompt-lookup"]
     assert failures["bad"]["error"] == "ProcessKilledError"
     assert "it ended with the signal SIGSEGV" in failures["bad"]["message"]
     assert failures["target"] is failures["prompt-lookup"] is None

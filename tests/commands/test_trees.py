@@ -203,7 +203,7 @@ def test_a_tree_from_a_file_is_drafted_measured_and_recorded(
 
     result = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
     assert [process.draft_tree for process in processes] == [str(tmp_path / "tree.json")] * 3  # their memory, too
-    entries = {entry["arm"]: entry for entry in result["methods"]}
+    entries = {entry["method"]: entry for entry in result["methods"]}
     assert (entries["d"]["settings"], entries["d"]["num_nodes"]) == ({"draft_tree": chain.to_json()}, 6)
     assert entries["prompt-lookup"]["num_nodes"] == 11
     assert result["provenance"]["draft_tree"].endswith("tree.json")

@@ -50,13 +50,13 @@ def keys_of(path: Path) -> list[str]:
     return [json.loads(line)["key"] for line in path.read_text(encoding="utf-8").splitlines()[1:]]
 
 
-def fail_from(monkeypatch: pytest.MonkeyPatch, arm: str, num_calls: int) -> Callable[[], None]:
+def fail_from(monkeypatch: pytest.MonkeyPatch, method: str, num_calls: int) -> Callable[[], None]:
     """Let the arguments of a method raise from one call on."""
-    original, calls = Method.arguments, {arm: 0}
+    original, calls = Method.arguments, {method: 0}
 
     def arguments(self: Method) -> dict[str, Any]:
         calls[self.name] = calls.get(self.name, 0) + 1
-        if self.name == arm and calls[arm] > num_calls:
+        if self.name == method and calls[method] > num_calls:
             raise RuntimeError("out of\nluck | 0x1")
         return original(self)
 
@@ -71,12 +71,12 @@ def test_lossless_methods_write_the_same_text_on_every_prompt(benchmark: Benchma
     texts: dict[tuple[str, str], set[tuple[int, ...]]] = {}
     for record in records:
         if (
-            record["arm"] in (BASELINE, "two") or record["decoding"] == "greedy"
+            record["method"] in (BASELINE, "two") or record["decoding"] == "greedy"
         ):  # stock sampling draws in another order
             texts.setdefault((record["decoding"], record["prompt"]), set()).add(tuple(record["token_ids"]))
     assert len(records) == 4 * NUM_RUNS
     assert all(len(found) == 1 for found in texts.values())
-    assert {record["arm"] for record in records if record["speculation"] is None} == {BASELINE}
+    assert {record["method"] for record in records if record["speculation"] is None} == {BASELINE}
     assert all(record["prefill_seconds"] > 0 for record in records)
 
 
@@ -109,7 +109,10 @@ def test_another_method_may_join_and_only_what_is_asked_for_is_returned(benchmar
 
     records = replace(benchmark, methods=benchmark.methods[1:2], decodings=["greedy"]).run(path).records
 
-    assert {(record["arm"], record["decoding"]) for record in records} == {(BASELINE, "greedy"), ("lookup", "greedy")}
+    assert {(record["method"], record["decoding"]) for record in records} == {
+        (BASELINE, "greedy"),
+        ("lookup", "greedy"),
+    }
     assert len(keys_of(path)) == 2 * NUM_RUNS + len(PROMPTS)
 
 
@@ -135,14 +138,14 @@ def test_results_say_how_the_target_was_asked_unless_a_run_does_not_know(benchma
     outcome = benchmark.run(path)
     lines = path.read_text(encoding="utf-8").splitlines()
     older = [json.loads(line) for line in lines[1:]]
-    forgetful = next(row for row in older if row["arm"] == "two")
+    forgetful = next(row for row in older if row["method"] == "two")
     del forgetful["conditions"]
     path.write_text("\n".join([lines[0], *map(json.dumps, older)]) + "\n", encoding="utf-8")
     resumed = benchmark.run(path)
 
     conditions = {"revision": commit, "template": template_digest(benchmark.tokenizer), "thinking": "on"}
     assert [entry["conditions"] for entry in benchmark.describe(outcome)] == [conditions] * 3
-    assert {entry["arm"]: entry["conditions"] for entry in benchmark.describe(resumed)} == {
+    assert {entry["method"]: entry["conditions"] for entry in benchmark.describe(resumed)} == {
         BASELINE: conditions,
         "two": None,
         "lookup": conditions,
@@ -185,9 +188,9 @@ def test_a_method_that_raises_is_left_out_the_others_finish_and_it_is_tried_agai
 
     (failure,) = outcome.failures
     assert failure.text == "failed after 2 of 4 prompts: RuntimeError: out of luck | 0x1"
-    counts = [sum(record["arm"] == arm for record in outcome.records) for arm in (BASELINE, "two", "lookup")]
+    counts = [sum(record["method"] == method for record in outcome.records) for method in (BASELINE, "two", "lookup")]
     assert counts == [NUM_RUNS, 2, NUM_RUNS]
-    assert [entry["arm"] for entry in benchmark.describe(outcome) if entry["failure"]] == ["two"]
+    assert [entry["method"] for entry in benchmark.describe(outcome) if entry["failure"]] == ["two"]
     with pytest.raises(BenchmarkError, match=r"`two` on `target` failed after 2 of 4 prompts: RuntimeError"):
         outcome.complete()
 
@@ -221,7 +224,7 @@ def test_an_interrupt_is_no_failure(benchmark: Benchmark, tmp_path: Path, monkey
 def test_a_failure_keeps_all_that_is_known() -> None:
     failure = Failure.of(ValueError("no"), "target", "two", "loading")
 
-    expected = {"target": "target", "arm": "two", "stage": "loading", "error": "ValueError", "message": "no"}
+    expected = {"target": "target", "method": "two", "stage": "loading", "error": "ValueError", "message": "no"}
     counts = {"num_done": 0, "num_planned": 0, "text": "failed while loading: ValueError: no"}
     assert failure.to_json() == {**expected, **counts}
 
@@ -241,12 +244,12 @@ def test_a_prompt_too_long_is_refused_before_anything_runs(benchmark: Benchmark,
     assert not (tmp_path / "runs.jsonl").exists()
 
 
-def _run(arm: str, prompt: str, tokens: int, seconds: float, **stats: Any) -> dict[str, Any]:
+def _run(method: str, prompt: str, tokens: int, seconds: float, **stats: Any) -> dict[str, Any]:
     counts = {"num_steps": 4, "num_accepted": 4, "acceptance_histogram": {"1": 4}, "total_seconds": seconds, **stats}
     phases = {"draft_seconds": 0.1, "verify_seconds": 0.3, "prefill_seconds": 0.1}
-    speculation = None if arm == BASELINE else {**counts, **phases}
+    speculation = None if method == BASELINE else {**counts, **phases}
     common = {"target": "t", "decoding": "greedy", "set": "sums", "repeat": 0, "repetition_rate": 0.0, "block_size": 2}
-    run = {"arm": arm, "prompt": prompt, "num_tokens": tokens, "seconds": seconds, "speculation": speculation}
+    run = {"method": method, "prompt": prompt, "num_tokens": tokens, "seconds": seconds, "speculation": speculation}
     return {**run, **common, "prefill_seconds": 0.1, "token_ids": [1] * tokens}
 
 
@@ -304,10 +307,10 @@ def test_the_alpha_of_measured_runs_is_the_share_of_kept_drafts(benchmark: Bench
     records = benchmark.run(tmp_path / "runs.jsonl").records
 
     for row in summarize(records):
-        runs = [record for record in records if all(record[key] == row[key] for key in ("arm", "decoding"))]
+        runs = [record for record in records if all(record[key] == row[key] for key in ("method", "decoding"))]
         kept = sum(run["speculation"]["num_accepted"] for run in runs)
         tokens = sum(run["num_tokens"] for run in runs)
-        if row["arm"] == "two":
+        if row["method"] == "two":
             assert row["alpha"] == pytest.approx(kept / tokens)
         else:  # what the first forward keeps of its draft is no step's
             assert row["alpha"] >= kept / tokens - 1e-9

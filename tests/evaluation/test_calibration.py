@@ -146,7 +146,9 @@ def test_the_calibration_error_is_the_mean_distance_over_bins(num: int) -> None:
 
     bins = reliability(torch.tensor(probs), torch.tensor(is_kept))
     assert found == pytest.approx(naive_error(probs, is_kept), abs=1e-6)
-    assert sum(each["num_nodes"] * abs(each["share"] - each["chance"]) for each in bins) / num == pytest.approx(found)
+    assert sum(each["num_nodes"] * abs(each["share"] - each["probability"]) for each in bins) / num == pytest.approx(
+        found
+    )
     assert all(each["interval"][0] <= each["share"] <= each["interval"][1] for each in bins)
 
 

@@ -82,7 +82,7 @@ def test_the_speed_up_is_that_of_the_benchmark(load_metric: Load) -> None:
     records = [
         {
             "target": "t",
-            "arm": arm,
+            "method": method,
             "block_size": 2,
             "prefill_seconds": 0.1,
             "decoding": "greedy",
@@ -92,7 +92,7 @@ def test_the_speed_up_is_that_of_the_benchmark(load_metric: Load) -> None:
             "seconds": time,
         }
         | {"num_tokens": 20 + i, "token_ids": [i], "repetition_rate": 0.0, "speculation": vars(stats)}
-        for arm, times in seconds.items()
+        for method, times in seconds.items()
         for i, time in enumerate(times)
     ]
     (row,) = summarize(records, seed=7)

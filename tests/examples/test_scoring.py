@@ -182,7 +182,7 @@ def test_no_program_runs_without_consent(monkeypatch: pytest.MonkeyPatch, consen
         pass_at_1(predictions=[""], problems=PROBLEMS[:1], **consent)
 
 
-def test_both_arms_have_the_same_scores_because_their_texts_are_the_same() -> None:
+def test_both_methods_have_the_same_scores_because_their_texts_are_the_same() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     target = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "reference-target").eval()
@@ -194,12 +194,12 @@ def test_both_arms_have_the_same_scores_because_their_texts_are_the_same() -> No
         prompt = tokenizer.apply_chat_template(
             message, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )["input_ids"]
-        for arm, options in (("alone", {}), ("drafted", {"assistant_model": drafter})):
+        for method, options in (("alone", {}), ("drafted", {"assistant_model": drafter})):
             out = plain(target, prompt, max_new_tokens=64, **options)
-            texts[arm].append(tokenizer.decode(out.sequences[0, prompt.shape[1] :], skip_special_tokens=True))
+            texts[method].append(tokenizer.decode(out.sequences[0, prompt.shape[1] :], skip_special_tokens=True))
 
     by_solution, by_own_text = (
-        [exact_match(texts[arm], references) for arm in texts] for references in (SOLUTIONS[:2], texts["alone"])
+        [exact_match(texts[method], references) for method in texts] for references in (SOLUTIONS[:2], texts["alone"])
     )
 
     assert texts["drafted"] == texts["alone"]

@@ -68,8 +68,8 @@ def own_rows(name: str) -> list[tuple[str, dict[str, Any]]]:
     found = []
     for file in RESULTS[name]:
         result = json.loads((RESULTS_FOLDER / file).read_text(encoding="utf-8"))
-        names = {method["arm"] for method in result["methods"] if method["source"] == f"models/{name}"}
-        found += [(file, row) for row in result["rows"] if row["arm"] in names]
+        names = {method["method"] for method in result["methods"] if method["source"] == f"models/{name}"}
+        found += [(file, row) for row in result["rows"] if row["method"] in names]
     return found
 
 

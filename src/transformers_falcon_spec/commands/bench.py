@@ -32,7 +32,7 @@ from ..evaluation.benchmark import Benchmark, Failure, Outcome
 from ..evaluation.decoding import decoding_options
 from ..evaluation.methods import BASELINE, Method
 from ..evaluation.prompts import Prompt, check_lengths
-from ..evaluation.speed_results import changes_greedy_text, failure_of, is_complete
+from ..evaluation.results import changes_greedy_text, failure_of, is_complete
 from ..evaluation.summary import summarize
 from ..provenance import portable, provenance
 from .loading import load_target, load_tree, read_config
@@ -137,12 +137,12 @@ def _measure(
     )
     outcome = benchmark.run(command.records_file)
     outcome.failures[:0] = failures
-    reported = {failure.arm for failure in outcome.failures}
-    outcome.failures += [failure for failure in failed_memory if failure.arm not in reported]
-    described = {entry["arm"]: entry for entry in benchmark.describe(outcome)}
-    failed = {failure.arm: failure.to_json() for failure in outcome.failures}
+    reported = {failure.method for failure in outcome.failures}
+    outcome.failures += [failure for failure in failed_memory if failure.method not in reported]
+    described = {entry["method"]: entry for entry in benchmark.describe(outcome)}
+    failed = {failure.method: failure.to_json() for failure in outcome.failures}
     entries = [
-        {"target": name, "arm": method, **described.get(method, {}), "source": portable(source or folder),
+        {"target": name, "method": method, **described.get(method, {}), "source": portable(source or folder),
          **peaks.get(method, {}), "failure": failed.get(method)}
         for method, source in sources.items()
     ]  # fmt: skip
@@ -202,5 +202,5 @@ def _show(result: dict[str, Any]) -> None:
         cells = [f"{row['acceptance_length_pooled']:.2f}", speedup, same + " (!)" * changes_greedy_text(row)]
         if not is_complete(row):
             cells = ["-", failure_of(result, row), "-"]
-        table.add_row(row["target"], row["arm"], row["decoding"], row["set"], *cells)
+        table.add_row(row["target"], row["method"], row["decoding"], row["set"], *cells)
     Console().print(table)

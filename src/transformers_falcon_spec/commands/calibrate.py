@@ -78,9 +78,9 @@ def run(command: CalibrateCommand) -> None:
         save_fields(Path(command.drafter), {"confidence_temperatures": fitted.to_json()})
         print(f"{command.drafter}/config.json holds the temperatures.")
     if command.html is not None:
-        from ..evaluation.calibration_page import render_calibration_page  # noqa: PLC0415  needs matplotlib
+        from ..evaluation.result_pages import render_result  # noqa: PLC0415  needs matplotlib
 
-        Path(command.html).write_text(render_calibration_page(result), encoding="utf-8")
+        Path(command.html).write_text(render_result(result), encoding="utf-8")
         print(f"{command.html} shows the reliability plots.")
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import OptionError
-from ..evaluation.calibration import read_calibration
 from ..evaluation.report import tables_of, write_between_markers
-from ..evaluation.speed_results import read_result
+from ..evaluation.results import read_result
 from .options import option
 
 
@@ -62,11 +61,8 @@ def _tables(results: list[str]) -> list[str]:
 def _page(path: Path) -> None:
     if path.suffix != ".json":
         raise OptionError(f"`pages` must name results files that end in `.json`, but one is `{path}`.")
-    page, calibration = path.with_suffix(".html"), read_calibration(path)
-    result = calibration or read_result(path)
-    from ..evaluation.calibration_page import render_calibration_page  # noqa: PLC0415  needs matplotlib,
-    from ..evaluation.speed_page import render_speed_page  # noqa: PLC0415  which documents do without
+    result, page = read_result(path, ("bench", "calibrate")), path.with_suffix(".html")
+    from ..evaluation.result_pages import render_result  # noqa: PLC0415  needs matplotlib, which documents do without
 
-    render = render_speed_page if calibration is None else render_calibration_page
-    page.write_text(render(result), encoding="utf-8")
+    page.write_text(render_result(result), encoding="utf-8")
     print(f"{page} shows {path}")

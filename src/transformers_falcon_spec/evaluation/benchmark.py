@@ -52,7 +52,7 @@ class Failure:
     """Says at which stage a method raised which exception, and how many of its runs were done."""
 
     target: str
-    arm: str  # the name of the method
+    method: str  # the name of the method
     stage: Stage
     error: str
     message: str
@@ -90,7 +90,7 @@ class Outcome:
             [`BenchmarkError`]: a method failed.
         """
         if self.failures:
-            listed = "; ".join(f"`{failure.arm}` on `{failure.target}` {failure.text}" for failure in self.failures)
+            listed = "; ".join(f"`{failure.method}` on `{failure.target}` {failure.text}" for failure in self.failures)
             raise BenchmarkError(
                 f"All methods must finish, but these did not: {listed}. The other methods are measured; run the same "
                 "command again to try the rest."
@@ -158,10 +158,10 @@ class Benchmark:
 
         Runs of earlier versions lack their conditions: a method with such runs has None.
         """
-        failed = {failure.arm: failure.to_json() for failure in outcome.failures}
+        failed = {failure.method: failure.to_json() for failure in outcome.failures}
         entries = []
         for name, method in self._methods.items():
-            conditions = [row.get("conditions") for row in outcome.records if row["arm"] == name]
+            conditions = [row.get("conditions") for row in outcome.records if row["method"] == name]
             known = conditions[0] if conditions and None not in conditions else None
             origin = {"conditions": known, "failure": failed.get(name)}
             entries.append({"target": self.target_name, **method.describe(), **origin})
@@ -185,10 +185,10 @@ class Benchmark:
 
     def _check_origin(self, row: dict[str, Any], path: Path) -> None:
         """Refuse a run of other models, settings or conditions; earlier versions did not store conditions."""
-        expected = self._identities.get(row["arm"], row["identity"])
+        expected = self._identities.get(row["method"], row["identity"])
         if expected != row["identity"]:
             raise OptionError(
-                f"`{path}` must hold runs of the same models and settings, but those of `{row['arm']}` on "
+                f"`{path}` must hold runs of the same models and settings, but those of `{row['method']}` on "
                 f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete "
                 "it, write to another file, or give the method another name."
             )
@@ -241,7 +241,7 @@ class Benchmark:
                 stats = watched_stats(self.target, ids, self.max_new_tokens, options, seed, method.arguments())
         return {
             "target": cell.target,
-            "arm": cell.method,
+            "method": cell.method,
             "decoding": cell.decoding,
             "set": cell.prompt.set_name,
             "prompt": cell.prompt.prompt_id,

@@ -5,11 +5,9 @@ scaling, arXiv 1706.04599, section 4.2), for each position of a block. Figures o
 temperatures fitted to other prompts.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,7 +138,7 @@ def reliability(probs: Tensor, is_kept: Tensor) -> list[dict[str, Any]]:
     for prob, kept in _bins(probs, is_kept):
         num_kept, num = int(kept.sum()), len(kept)
         shares = {"share": num_kept / num, "interval": wilson_interval(num_kept, num)}
-        rows.append({"chance": float(prob.mean()), **shares, "num_nodes": num})
+        rows.append({"probability": float(prob.mean()), **shares, "num_nodes": num})
     return rows
 
 
@@ -204,12 +202,3 @@ def _figures(texts: Sequence[tuple[ObservedText, Tensor]], seed: int) -> dict[st
             "bins": reliability(probs, is_kept),
         }
     return found
-
-
-def read_calibration(path: Path) -> dict[str, Any] | None:
-    """The contents of a results file of `falcon-spec calibrate`; None for a file of another kind."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return result if isinstance(result, dict) and "fits_of_folds" in result else None

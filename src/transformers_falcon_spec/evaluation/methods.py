@@ -88,7 +88,7 @@ class Method:
     def describe(self) -> dict[str, Any]:
         """The entry of the method in a results file."""
         return {
-            "arm": self.name,
+            "method": self.name,
             "kind": self.kind,
             "weights": None if self.assistant is None else weights_fingerprint(self.assistant),
             "options": dict(self.options),
@@ -99,7 +99,7 @@ class Method:
 
     def identity(self) -> str:
         """A digest of all that decides what the method writes; its name is left out."""
-        described = {key: value for key, value in self.describe().items() if key != "arm"}
+        described = {key: value for key, value in self.describe().items() if key != "method"}
         return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

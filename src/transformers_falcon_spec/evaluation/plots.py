@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import OptionError
-from .speed_results import Row
+from .results import Row
 
 try:
     from matplotlib import rc_context
@@ -73,7 +73,7 @@ def speedup_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot
     def draw(axes: Axes, panel: Sequence[Row]) -> None:
         for y, row in enumerate(panel):
             number, (low, high) = rows.index(row), row["speedup_interval"]
-            bar = axes.barh(y, row["speedup"], color=_color(methods.index(row["arm"])), height=0.7)[0]
+            bar = axes.barh(y, row["speedup"], color=_color(methods.index(row["method"])), height=0.7)[0]
             bar.set_gid(f"mark-bar-{number}")
             axes.plot([low, high], [y, y], color=_TEXT, linewidth=1.2, gid=f"mark-interval-{number}")
             axes.text(max(high, row["speedup"]) + 0.03, y, f"{row['speedup']:.2f}x", va="center")
@@ -81,7 +81,7 @@ def speedup_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot
         axes.set_xlim(0, 1.18 * max(max(row["speedup_interval"][1], row["speedup"], 1) for row in rows))
         _label_bars(axes, panel)
 
-    described = [f"{row['arm']} on {row['set']} {row['speedup']:.2f}x" for row in rows]
+    described = [f"{row['method']} on {row['set']} {row['speedup']:.2f}x" for row in rows]
     return _plot(name, "Speed-up over the target alone, with 95 % intervals", "speed-up", described, rows, draw)
 
 
@@ -93,8 +93,8 @@ def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot |
         for row in panel:
             shares = row["acceptance_by_depth"]
             reached = 1 + max(depth for depth, share in enumerate(shares) if share)
-            style = _style(methods.index(row["arm"]))
-            (line,) = axes.plot(range(1, reached + 1), shares[:reached], label=row["arm"], **style)
+            style = _style(methods.index(row["method"]))
+            (line,) = axes.plot(range(1, reached + 1), shares[:reached], label=row["method"], **style)
             line.set_gid(f"mark-line-{rows.index(row)}")
         axes.set_ylim(0, 1.05)
         axes.set_ylabel("kept")
@@ -102,7 +102,7 @@ def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot |
         axes.grid(axis="y", linewidth=0.5)
 
     shares = [" ".join(f"{share:.2f}" for share in row["acceptance_by_depth"]) for row in rows]
-    described = [f"{row['arm']} on {row['set']} {text}" for row, text in zip(rows, shares, strict=True)]
+    described = [f"{row['method']} on {row['set']} {text}" for row, text in zip(rows, shares, strict=True)]
     return _plot(name, "Acceptance by depth", "depth", described, rows, draw, height=1.5)
 
 
@@ -123,7 +123,7 @@ def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
         _label_bars(axes, panel)
 
     phases = [", ".join(f"{1000 * row[key]:.1f} {phase}" for key, phase in _PHASES.items()) for row in rows]
-    described = [f"{row['arm']} on {row['set']} {text}" for row, text in zip(rows, phases, strict=True)]
+    described = [f"{row['method']} on {row['set']} {text}" for row, text in zip(rows, phases, strict=True)]
     return _plot(name, "Time of a step, by phase", "milliseconds", described, rows, draw)
 
 
@@ -159,10 +159,10 @@ def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
 
     def draw(axes: Axes, panel: Sequence[Row]) -> None:
         (row,) = panel
-        axes.plot([0, 1], [0, 1], color=_TEXT, linewidth=0.8, linestyle=":", label="chances that come true")
+        axes.plot([0, 1], [0, 1], color=_TEXT, linewidth=0.8, linestyle=":", label="probabilities that come true")
         for index, (side, label) in enumerate(sides.items()):
             bins = row[side][nodes]["bins"]
-            x, y, intervals = ([each[key] for each in bins] for key in ("chance", "share", "interval"))
+            x, y, intervals = ([each[key] for each in bins] for key in ("probability", "share", "interval"))
             style = {"markersize": 4, "elinewidth": 0.8, **_style(index)}
             lines = axes.errorbar(x, y, _distances(y, intervals), label=label, **style)
             lines.lines[0].set_gid(f"mark-{side}-{rows.index(row)}")
@@ -176,8 +176,8 @@ def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
         for row in rows
         for side, label in sides.items()
     ]
-    title = "Share kept against chance, where the parent was kept"
-    return _plot(name, title, "chance", described, rows, draw, height=2.6)
+    title = "Share kept against probability, where the parent was kept"
+    return _plot(name, title, "probability", described, rows, draw, height=2.6)
 
 
 def _plot(
@@ -215,7 +215,7 @@ def _plot(
 
 
 def _label_bars(axes: Axes, panel: Sequence[Row]) -> None:
-    axes.set_yticks(range(len(panel)), [row["arm"] for row in panel])
+    axes.set_yticks(range(len(panel)), [row["method"] for row in panel])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
 

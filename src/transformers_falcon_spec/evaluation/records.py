@@ -7,6 +7,8 @@ from typing import Any
 from ..errors import OptionError
 from ..provenance import portable
 
+_OLD_NAMES = {"arm": "method", "chance": "probability"}  # keys that earlier versions wrote
+
 
 class Records:
     """The measurements in a file, which is made or continued; a last line that is cut short is removed.
@@ -49,4 +51,9 @@ class Records:
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
             self.path.write_bytes(complete)
-        return [json.loads(line) for line in complete.splitlines()]
+        return [loads(line) for line in complete.splitlines()]
+
+
+def loads(text: str | bytes) -> Any:
+    """Read JSON that this package measured; keys of earlier versions get their present names."""
+    return json.loads(text, object_hook=lambda found: {_OLD_NAMES.get(key, key): found[key] for key in found})

@@ -10,7 +10,7 @@ from .methods import BASELINE
 
 NUM_RESAMPLES = 2000
 Record = dict[str, Any]
-_GROUP = ("target", "arm", "decoding", "set")
+_GROUP = ("target", "method", "decoding", "set")
 
 
 def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, int] | None = None) -> list[Record]:

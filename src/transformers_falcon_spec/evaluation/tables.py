@@ -78,39 +78,3 @@ def source_line(result: Result, path: str) -> str:
         f"Source: `{path}`; commit `{origin['commit'][:12]}`, {origin['date'][:10]}, {origin['device']}, "
         f"{origin['threads']} threads, seed {origin['seed']}; {versions}."
     )
-
-
-def parity(result: Result, path: str, title: str | None = None) -> str:
-    """The table of a results file of `falcon-spec parity`: how many texts are the target's own, by decoding."""
-    dtype, limit = (result["provenance"].get(key) for key in ("dtype", "max_new_tokens"))
-    columns = {
-        "decoding": "{decoding}",
-        "prompts": "{num_prompts}",
-        "tokens": "{num_tokens}",
-        "tokens a step": "{tokens_per_step:.2f}",
-        "identical": "{identical}",
-        "proven ties": "{tie}",
-        "different": "{bug}",
-    }
-    heading = f"### The same text{f': {title}' if title else ''}"
-    limits = f"At most {limit} new tokens a text, {dtype}."
-    return "\n\n".join([heading, limits, table(columns, result["rows"]), source_line(result, path)])
-
-
-def calibration(result: Result, path: str) -> str:
-    """The tables of a results file of `falcon-spec calibrate`: errors before and after, and the temperatures."""
-    columns = [
-        ("decoding", "{decoding}"),
-        ("lists", "{num_lists}"),
-        ("error of the best node, before", "{before/best_nodes/error:.3f}"),
-        ("after", "{after/best_nodes/error:.3f}"),
-        ("luck alone", "{after/best_nodes/error_by_luck:.3f}"),
-        ("error of 8 nodes, before", "{before/all_nodes/error:.4f}"),
-        ("after", "{after/all_nodes/error:.4f}"),
-        ("loss before", "{before/loss:.3f}"),
-        ("saved (95 % interval)", "{loss_saved:.3f} ({loss_saved_interval:~.3f})"),
-    ]
-    folds = [{"what": f"all but fold {n}", **fit} for n, fit in enumerate(result["fits_of_folds"], start=1)]
-    names = {"greedy, by place": "{greedy:.2f}", "sampled, by place": "{sampled:.2f}"}
-    fitted = table({"temperatures fitted to": "{what}", **names}, [{"what": "all prompts", **result["fit"]}, *folds])
-    return "\n\n".join([table(columns, result["rows"]), fitted, source_line(result, path)])

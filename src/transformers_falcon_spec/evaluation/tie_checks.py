@@ -88,7 +88,7 @@ class StepComparison:
     def _gap_check(self) -> Check:
         statement = f"The best two tokens are at most {TIE_FACTOR} times the difference in scores apart."
         if self.is_cut:
-            return Check(statement, "no gap decides: a processor drops one of the two tokens in one arm", True)
+            return Check(statement, "no gap decides: a processor drops one of the two tokens in one text", True)
         if self.gap is None or self.rounding is None:
             return Check(statement, "not finite, or the draw could not be rebuilt", False)
         check = _limited(statement, self.gap, TIE_FACTOR * self.rounding, "gap")

@@ -16,7 +16,7 @@ from huggingface_hub import EvalResult, EvalResultEntry
 from ..drafters.base import DrafterModel
 from ..errors import PublishError
 from ..evaluation.prompts import SET_NAMES
-from ..evaluation.speed_results import Result, Row, is_complete, read_result
+from ..evaluation.results import Result, Row, is_complete, read_result
 from ..provenance import portable, weights_fingerprint
 
 DATASETS = {
@@ -61,8 +61,8 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
         and method["settings"] == drafter.draft_settings
         and method["weights"] == _fingerprint(drafter, dtypes[method["target"]])
     ]
-    names = {(method["target"], method["arm"]) for method in found}
-    rows = tuple(row for row in result["rows"] if (row["target"], row["arm"]) in names)
+    names = {(method["target"], method["method"]) for method in found}
+    rows = tuple(row for row in result["rows"] if (row["target"], row["method"]) in names)
     if len(names) != 1 or not rows:
         raise PublishError(
             f"`{path}` must hold the figures of this drafter, once, but {len(names)} of its {len(result['methods'])} "

@@ -97,7 +97,7 @@ def test_new_ids_are_never_chosen_even_where_padding_is_the_best_token(is_tied: 
     small, prompt = make_target(tie_word_embeddings=is_tied), make_prompt()
     best = int(_logits(small, prompt)[0, -1].argmax())
     assert not {0, best} & set(prompt.flatten().tolist())
-    with torch.no_grad():  # the padding token takes the place of the best one
+    with torch.no_grad():  # the padding token replaces the best one
         head = small.get_output_embeddings().weight
         head[torch.tensor([0, best])] = head[torch.tensor([best, 0])]
     expected = _logits(small, prompt)[0, -1]

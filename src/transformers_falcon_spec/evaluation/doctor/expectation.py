@@ -10,7 +10,7 @@ from typing import Any
 from ...drafters.base import DrafterModel
 from ...errors import OptionError
 from ...provenance import project_folder, weights_fingerprint
-from ..speed_results import is_complete, read_result
+from ..results import is_complete, read_result
 from .weight_files import folder_of
 
 TRAINING_RECORD = "training.json"
@@ -42,10 +42,10 @@ def expected_acceptance(name: str, drafter: DrafterModel, results: str | None) -
 
 def _from_results(path: Path, name: str, drafter: DrafterModel) -> Expectation:
     result, weights = read_result(path), weights_fingerprint(drafter)
-    methods = {method["arm"] for method in result["methods"] if method.get("weights") == weights}
+    methods = {method["method"] for method in result["methods"] if method.get("weights") == weights}
     methods = methods or {name.rstrip("/").rpartition("/")[2]}
     rows = [
-        row for row in result["rows"] if row["arm"] in methods and row["decoding"] == "greedy" and is_complete(row)
+        row for row in result["rows"] if row["method"] in methods and row["decoding"] == "greedy" and is_complete(row)
     ]
     if not rows:
         raise OptionError(

@@ -76,12 +76,12 @@ class Measurement:
     @property
     def stats(self) -> GenerationStats:
         """The counts of untuned drafts over all texts."""
-        return sum((pooled_stats(run) for run in self.runs if run["arm"] == UNTUNED), GenerationStats())
+        return sum((pooled_stats(run) for run in self.runs if run["method"] == UNTUNED), GenerationStats())
 
     def row(self, method: str) -> dict[str, Any]:
         """The rates of a method over all prompts."""
         pooled = [{**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"} for run in self.runs]
-        return next(row for row in summarize(pooled) if row["arm"] == method)
+        return next(row for row in summarize(pooled) if row["method"] == method)
 
     def acceptance(self, expected: Expectation | None) -> Section:
         """The section on acceptance, and whether it is lower than expected."""
@@ -108,7 +108,7 @@ class Measurement:
             stats = self.stats
             kept, offered = (counts[0] if counts else 0 for counts in (stats.kept_by_depth, stats.offered_by_depth))
             return offered > 0 and wilson_interval(kept, offered)[1] < TOLERANCE * expected.by_depth[0]
-        rows = [row for row in summarize(self.runs) if row["arm"] == UNTUNED]
+        rows = [row for row in summarize(self.runs) if row["method"] == UNTUNED]
         least = min(expected.lowest.values())
         return any(
             row["acceptance_length_pooled_interval"][1] < TOLERANCE * expected.lowest.get(row["set"], least)
@@ -118,7 +118,7 @@ class Measurement:
     def costs(self) -> Section:
         """The section on the seconds of a step and of its parts, by size."""
         untuned, configured = self.row(UNTUNED), self.row(AS_CONFIGURED)
-        tuned = [run["speculation"]["tuning"] for run in self.runs if run["arm"] == AS_CONFIGURED]
+        tuned = [run["speculation"]["tuning"] for run in self.runs if run["method"] == AS_CONFIGURED]
         tuning: dict[str, Any] = tuned[-1] if tuned else {}
         section: Section = {
             "plain_seconds": untuned.get("plain_seconds_per_step"),

@@ -14,9 +14,9 @@ import pytest
 from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.evaluation.speed_page import render_speed_page, tree_curves
-from transformers_falcon_spec.evaluation.speed_results import in_current_form, read_result
-from transformers_falcon_spec.evaluation.speed_tables import speed
+from transformers_falcon_spec.evaluation.report import speed
+from transformers_falcon_spec.evaluation.result_pages import render_result, tree_curves
+from transformers_falcon_spec.evaluation.results import in_current_form, read_result
 from transformers_falcon_spec.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -24,10 +24,10 @@ ATTACK = "<script>alert('x')</script>&\"$\\frac|"
 SETS = ("gsm8k", "my set")
 
 
-def make_row(target: str, arm: str, set_name: str, speedup: float, **changes: Any) -> dict[str, Any]:
+def make_row(target: str, method: str, set_name: str, speedup: float, **changes: Any) -> dict[str, Any]:
     row = {
         "target": target,
-        "arm": arm,
+        "method": method,
         "decoding": "greedy",
         "set": set_name,
         "num_runs": 4,
@@ -60,17 +60,17 @@ def make_row(target: str, arm: str, set_name: str, speedup: float, **changes: An
     return {**row, **changes}
 
 
-def make_method(target: str, arm: str, **changes: Any) -> dict[str, Any]:
-    method = {
+def make_method(target: str, method: str, **changes: Any) -> dict[str, Any]:
+    entry = {
         "target": target,
-        "arm": arm,
+        "method": method,
         "kind": "drafter",
         "weights": "w",
         "num_nodes": 8,
-        "source": f"models/{arm}",
+        "source": f"models/{method}",
     }
     return {
-        **method,
+        **entry,
         "failure": None,
         "peak_bytes": 421 * 2**20,
         "peak_device_bytes": None,
@@ -81,15 +81,15 @@ def make_method(target: str, arm: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    arms = {"falcon-8": (1.5, 8, "w"), "falcon-16": (1.75, 16, "w"), "lookup": (0.75, 11, None)}
+    shapes = {"falcon-8": (1.5, 8, "w"), "falcon-16": (1.75, 16, "w"), "lookup": (0.75, 11, None)}
     rows, methods = [], []
     for target in ("small", "big"):
         methods.append(make_method(target, "target", kind="target alone", weights=None, num_nodes=1))
-        for arm, (speedup, num_nodes, weights) in arms.items():
-            methods.append(make_method(target, arm, num_nodes=num_nodes, weights=weights))
-            rows += [make_row(target, arm, set_name, speedup) for set_name in SETS]
+        for method, (speedup, num_nodes, weights) in shapes.items():
+            methods.append(make_method(target, method, num_nodes=num_nodes, weights=weights))
+            rows += [make_row(target, method, set_name, speedup) for set_name in SETS]
     failure = {"text": f"failed after 2 of 8 prompts: RuntimeError: {ATTACK}"}
-    methods.append({"target": "big", "arm": "late", "source": "x", "failure": failure})
+    methods.append({"target": "big", "method": "late", "source": "x", "failure": failure})
     rows.append(make_row("big", "late", "gsm8k", 9.99, num_runs=2))
     rows[0]["num_identical"] = 3
     origin = provenance(seed=0, dtype={"small": "float32", "big": "bfloat16"})
@@ -111,7 +111,7 @@ def length(mark: ElementTree.Element) -> float:
 
 
 def test_every_number_of_the_json_is_on_the_page(result: dict[str, Any]) -> None:
-    text = re.sub(r"(?:<[^>]*>|\s)+", " ", html.unescape(render_speed_page(result)))
+    text = re.sub(r"(?:<[^>]*>|\s)+", " ", html.unescape(render_result(result)))
 
     assert "3 methods" not in text
     assert "4 methods against the target alone, 50 texts" in text
@@ -124,7 +124,7 @@ def test_every_number_of_the_json_is_on_the_page(result: dict[str, Any]) -> None
 
 
 def test_what_failed_and_what_changed_its_text_is_said_and_not_drawn(result: dict[str, Any]) -> None:
-    page = Outline(render_speed_page(result))
+    page = Outline(render_result(result))
 
     text = re.sub(r"\s+", " ", page.text)
     assert "late on big failed after 2 of 8 prompts: RuntimeError:" in text
@@ -138,11 +138,11 @@ def test_sampled_texts_may_differ(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         row["decoding"] = "temperature-0.7"
 
-    assert "changed" not in Outline(render_speed_page(result)).text
+    assert "changed" not in Outline(render_result(result)).text
 
 
 def test_every_plot_is_well_formed_and_draws_every_row(result: dict[str, Any]) -> None:
-    svgs = drawings(render_speed_page(result))
+    svgs = drawings(render_result(result))
 
     assert len(svgs) == 2 * 4
     for start in (0, 4):
@@ -153,7 +153,7 @@ def test_every_plot_is_well_formed_and_draws_every_row(result: dict[str, Any]) -
 
 
 def test_bars_are_as_long_as_their_numbers(result: dict[str, Any]) -> None:
-    speedups, _, phases, *_ = drawings(render_speed_page(result))
+    speedups, _, phases, *_ = drawings(render_result(result))
 
     unit = length(marks(speedups, "bar")[0]) / 1.5
     expected = [1.5, 1.75, 0.75] * 2
@@ -164,7 +164,7 @@ def test_bars_are_as_long_as_their_numbers(result: dict[str, Any]) -> None:
 
 
 def test_the_page_needs_nothing_else_and_names_what_it_shows(result: dict[str, Any]) -> None:
-    source = render_speed_page(result)
+    source = render_result(result)
     page = Outline(source)
 
     assert re.search(r"https?:|//", source) is None
@@ -191,11 +191,11 @@ def test_the_page_needs_nothing_else_and_names_what_it_shows(result: dict[str, A
 
 def test_names_from_outside_are_escaped(result: dict[str, Any]) -> None:
     for entry in [*result["methods"], *result["rows"]]:
-        for key in ("target", "arm", "set"):
+        for key in ("target", "method", "set"):
             if key in entry and entry[key] != "target":
                 entry[key] = f"{ATTACK} {entry[key]}"
 
-    page = Outline(render_speed_page(result))
+    page = Outline(render_result(result))
 
     assert "script" not in {tag for tag, _ in page.tags}
     assert "alert(" in page.text
@@ -212,18 +212,18 @@ def test_old_results_files_are_read(tmp_path: Path) -> None:
         kept = sum(int(kept) * steps for kept, steps in before["acceptance_histogram"].items())
         assert row["alpha"] == pytest.approx(kept / before["num_tokens"])
         assert row["acceptance_length_per_request"] is None
-    assert len(drawings(render_speed_page(result))) >= 6
+    assert len(drawings(render_result(result))) >= 6
     assert in_current_form(result) is result
 
 
 def test_trees_of_several_sizes_become_a_curve_for_each_drafter() -> None:
     names = {"a: 8 nodes, 1 passes": 8, "a: 16 nodes, 1 passes": 16, "a: 8 nodes, 2 passes": 8, "b": 4, "c": 8}
-    rows = [make_row("t", arm, "gsm8k", 1.5) for arm in names]
-    methods = [make_method("t", arm, num_nodes=size) for arm, size in names.items()]
+    rows = [make_row("t", method, "gsm8k", 1.5) for method in names]
+    methods = [make_method("t", method, num_nodes=size) for method, size in names.items()]
 
     curves = tree_curves(rows, methods)
 
-    found = {curve: [(size, row["arm"]) for size, row in points] for curve, points in curves.items()}
+    found = {curve: [(size, row["method"]) for size, row in points] for curve, points in curves.items()}
     expected = [(8, "a: 8 nodes, 1 passes"), (16, "a: 16 nodes, 1 passes")]
     assert found == {"a: N nodes, 1 passes": expected, "b and others of its weights": [(4, "b"), (8, "c")]}
     assert tree_curves(rows[:1], methods) == {}
@@ -245,8 +245,8 @@ def test_tables_name_methods_and_targets_and_say_what_failed(result: dict[str, A
 
 def test_one_method_on_one_target_needs_no_column_for_them(result: dict[str, Any]) -> None:
     alone = copy.deepcopy(result)
-    alone["methods"] = [m for m in alone["methods"] if m["target"] == "small" and m["arm"] in ("target", "lookup")]
-    alone["rows"] = [row for row in alone["rows"] if row["target"] == "small" and row["arm"] == "lookup"]
+    alone["methods"] = [m for m in alone["methods"] if m["target"] == "small" and m["method"] in ("target", "lookup")]
+    alone["rows"] = [row for row in alone["rows"] if row["target"] == "small" and row["method"] == "lookup"]
 
     assert "\n| set | decoding | speed-up" in speed(alone, "speed.json")
 
@@ -255,7 +255,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, result: dict[str, Any]
 ) -> None:
     (tmp_path / "speed.json").write_text(json.dumps(result), encoding="utf-8")
-    for name in ("plots", "speed_page"):
+    for name in ("plots", "result_pages"):
         monkeypatch.delitem(sys.modules, f"transformers_falcon_spec.evaluation.{name}")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
@@ -263,7 +263,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
     assert "pip install 'transformers_falcon_spec[report]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"rows": [{}]}', '{"provenance": {}, "rows": [{"arm": "x"}]}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"rows": [{}]}', '{"provenance": {}, "rows": [{"method": "x"}]}'])
 def test_a_file_that_holds_no_benchmark_is_refused(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,7 +279,7 @@ def test_a_file_that_holds_no_benchmark_is_refused(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page(result: dict[str, Any], width: int, scheme: str, tmp_path: Path) -> None:
     path = tmp_path / "speed.html"
-    path.write_text(render_speed_page(result), encoding="utf-8")
+    path.write_text(render_result(result), encoding="utf-8")
 
     seen = seen_in_a_browser(path, width, scheme)
 

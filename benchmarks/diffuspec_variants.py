@@ -21,7 +21,7 @@ Proxies = Mapping[str, NgramProxy | None]
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way to draft; what is not said is as in `CPS`: the paper's search, drafts of a block, a fitted proxy that counts on.
 
     Args:
@@ -30,7 +30,7 @@ class Arm:
         fields (`dict`): Fields of [`DiffusionConfig`].
         proxy (`str`): What the proxy has read beside the running context.
         num_tree_nodes (`int`): Nodes of a tree, root included.
-        verifier (`str`): What judges drafts when sampling.
+        verifier (`str`): The rule by which drafts are accepted when sampling.
     """
 
     factor: str
@@ -48,33 +48,33 @@ class Arm:
     def of(self, drafter: DiffusionDrafter, proxies: Proxies, tune: bool = False) -> DiffusionDrafter:
         """The drafter of the same weights that drafts so."""
         options = SpeculationConfig(tune=tune, num_tree_nodes=self.num_tree_nodes, verifier=self.verifier)
-        arm: DiffusionDrafter = with_options(
+        variant: DiffusionDrafter = with_options(
             drafter, options, **{"search": "cps", "draft_length": "fixed", **self.fields}
         )
-        arm.proxy = proxies[self.proxy]
-        arm.config.check()
-        return arm
+        variant.proxy = proxies[self.proxy]
+        variant.config.check()
+        return variant
 
 
-# For sampling alone: when greedy these are the best tokens of all places, as with neither.
-MARGINAL = Arm(METHOD, "drawn marginals", {"search": "marginal"}, verifier="recursive_rejection")
+# For sampling alone: when greedy these are the best tokens of all positions, as with neither.
+MARGINAL = Variant(METHOD, "drawn marginals", {"search": "marginal"}, verifier="recursive_rejection")
 
 
-def arms_of(drafter: DiffusionDrafter) -> list[Arm]:
-    """All arms of a drafter, those of the paper's ablation first."""
-    return [*_methods(drafter.block_size), *_factors(drafter.block_size), *_cache_arms(drafter.config.attention)]
+def variants_of(drafter: DiffusionDrafter) -> list[Variant]:
+    """All variants of a drafter, those of the paper's ablation first."""
+    return [*_methods(drafter.block_size), *_factors(drafter.block_size), *_cache_variants(drafter.config.attention)]
 
 
-def _methods(block_size: int) -> Iterator[Arm]:
+def _methods(block_size: int) -> Iterator[Variant]:
     """Path search and adaptive length, both, one or neither. The paper's lengths do not fit a block; half of one is the shortest here."""
     adapts = {"draft_length": "adaptive", "min_draft_tokens": -(-block_size // 2), "growth": -(-block_size // 2)}
-    yield Arm(METHOD, BOTH, adapts)
-    yield Arm(METHOD, CPS)
-    yield Arm(METHOD, ADAPTIVE, {**adapts, "search": "argmax"})
-    yield Arm(METHOD, NEITHER, {"search": "argmax"})
+    yield Variant(METHOD, BOTH, adapts)
+    yield Variant(METHOD, CPS)
+    yield Variant(METHOD, ADAPTIVE, {**adapts, "search": "argmax"})
+    yield Variant(METHOD, NEITHER, {"search": "argmax"})
 
 
-def _factors(block_size: int) -> Iterator[Arm]:
+def _factors(block_size: int) -> Iterator[Variant]:
     """One option at a time."""
     options: dict[str, tuple[str, tuple[Any, ...]]] = {
         "beam width B": ("beam_width", (1, 2, 5, 8)),
@@ -85,19 +85,19 @@ def _factors(block_size: int) -> Iterator[Arm]:
         "passes S": ("num_steps", (2, 4, 8)),
     }
     for factor, (name, values) in options.items():
-        yield from (Arm(factor, f"{value}", {name: value}) for value in values)
-    yield from (Arm("proxy", proxy, proxy=proxy) for proxy in (NONE, CONTEXT))
+        yield from (Variant(factor, f"{value}", {name: value}) for value in values)
+    yield from (Variant("proxy", proxy, proxy=proxy) for proxy in (NONE, CONTEXT))
     for share in (0.2, 0.45):
-        yield Arm("confidence stop", f"{share}", {"draft_length": "confidence", "least_confidence": share})
+        yield Variant("confidence stop", f"{share}", {"draft_length": "confidence", "least_confidence": share})
     for num in (8, NUM_TREE_NODES, 32):
-        yield Arm("tree", f"{num} nodes", {"search": "tree"}, num_tree_nodes=num)
-    yield Arm("tree", f"{NUM_TREE_NODES} nodes, no proxy", {"search": "tree"}, NONE)
+        yield Variant("tree", f"{num} nodes", {"search": "tree"}, num_tree_nodes=num)
+    yield Variant("tree", f"{NUM_TREE_NODES} nodes, no proxy", {"search": "tree"}, NONE)
 
 
-def _cache_arms(attention: str) -> Iterator[Arm]:
+def _cache_variants(attention: str) -> Iterator[Variant]:
     """With full attention, keys and values that several rounds share."""
     if attention == "full":
-        yield from (Arm("rounds that share a cache", f"{num}", {"cache_rounds": num}) for num in (2, 4, 8))
+        yield from (Variant("rounds that share a cache", f"{num}", {"cache_rounds": num}) for num in (2, 4, 8))
 
 
 def proxies_of(texts: Path, tokenizer: PreTrainedTokenizerBase, vocab_size: int, limit: int | None = None) -> Proxies:

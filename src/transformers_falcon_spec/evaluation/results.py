@@ -1,15 +1,17 @@
-"""Reads results files of `falcon-spec bench`, also those of earlier versions, and finds failures and changed texts."""
+"""Reads results files of `bench`, `parity` and `calibrate`, those of earlier versions too, and finds failures."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import OptionError
 from .decoding import DECODINGS
 from .methods import BASELINE
+from .records import loads
 
 Result = dict[str, Any]
 Row = dict[str, Any]
+Kind = Literal["bench", "parity", "calibrate"]  # the command that wrote a file
 _RENAMED = {
     "acceptance_length": "acceptance_length_pooled",
     "acceptance_length_interval": "acceptance_length_pooled_interval",
@@ -17,32 +19,45 @@ _RENAMED = {
 _NOT_MEASURED = ("acceptance_length_per_request", "prefill_seconds", "baseline_prefill_seconds", "decode_speedup")
 
 
-def read_result(path: Path) -> Result:
-    """Read a results file and bring it into today's form.
+def read_result(path: Path, kinds: Sequence[Kind] = ("bench",)) -> Result:
+    """Read a results file of one of `kinds` and bring it into today's form.
 
     Raises:
-        [`OptionError`]: there is no such file, or it is none of `falcon-spec bench`.
+        [`OptionError`]: there is no such file, or it is of another kind.
     """
+    must = f"`{path}` must be a results file of {' or '.join(f'`falcon-spec {kind}`' for kind in kinds)}, but"
     if not path.is_file():
-        raise OptionError(f"`{path}` must be a results file of `falcon-spec bench`, but there is no such file.")
+        raise OptionError(f"{must} there is no such file.")
     try:
-        return in_current_form(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OptionError(
-            f"`{path}` must be a results file of `falcon-spec bench`, but it is read with {type(error).__name__}: "
-            f"{error}. Measure again."
-        ) from None
+        result = loads(path.read_text(encoding="utf-8"))
+        if kind_of(result) not in kinds:
+            raise ValueError("another kind of file")
+        return in_current_form(result)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise OptionError(f"{must} it is read with {type(error).__name__}: {error}. Measure again.") from None
+
+
+def kind_of(result: Result) -> Kind | None:
+    """The command that wrote a result; None if none did."""
+    if "provenance" not in result or not result.get("rows"):
+        return None
+    row = result["rows"][0]
+    if "fits_of_folds" in result:
+        return "calibrate"
+    if "bug" in row:
+        return "parity"
+    return "bench" if "methods" in result or "acceptance_histogram" in row else None
 
 
 def in_current_form(result: Result) -> Result:
-    """A result in today's form; older files hold one target, name lengths otherwise, and describe no methods."""
-    if "methods" in result:
+    """A result in today's form; older files of `bench` hold one target, no methods and other names of lengths."""
+    if "methods" in result or kind_of(result) != "bench":
         return result
     rows = [_row_in_current_form(row) for row in result["rows"]]
     trees = result["provenance"].get("trees", {})
     method = {"target": BASELINE, "kind": "drafter", "failure": None}
-    names = dict.fromkeys(row["arm"] for row in rows)
-    methods = [{**method, "arm": name, "num_nodes": trees.get(name), "weights": name} for name in names]
+    names = dict.fromkeys(row["method"] for row in rows)
+    methods = [{**method, "method": name, "num_nodes": trees.get(name), "weights": name} for name in names]
     return {**result, "methods": methods, "rows": rows}
 
 
@@ -73,8 +88,8 @@ def is_complete(row: Row) -> bool:
 
 def failure_of(result: Result, row: Row) -> str:
     """The reason why runs of a row are missing."""
-    key = (row["target"], row["arm"])
-    found = [method["failure"]["text"] for method in failures(result) if (method["target"], method["arm"]) == key]
+    key = (row["target"], row["method"])
+    found = [entry["failure"]["text"] for entry in failures(result) if (entry["target"], entry["method"]) == key]
     return found[0] if found else f"{row['num_runs']} of {row['num_planned']} runs are there"
 
 

@@ -1,4 +1,4 @@
-"""The HTML page of a results file of `falcon-spec bench`: tables, plots, failures, and what every number means."""
+"""The HTML pages of results files of `bench` and `calibrate`: tables, plots, failures, and what every number means."""
 
 import re
 from collections.abc import Sequence
@@ -6,23 +6,36 @@ from typing import Any
 
 from .methods import BASELINE
 from .pages import render
-from .plots import Plot, depth_plot, phase_plot, speedup_plot, tree_plot
+from .plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot, tree_plot
 from .prompts import SET_NAMES
-from .speed_results import Result, Row, changes_greedy_text, failure_of, failures, in_current_form, is_complete
+from .results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, kind_of
+
+NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eight likeliest tokens of each list"}
 
 
-def render_speed_page(result: Result) -> str:
-    """The page as one HTML file that needs nothing else.
+def render_result(result: Result) -> str:
+    """The page of a result of `bench` or `calibrate` as one HTML file that needs nothing else."""
+    return _calibration_page(result) if kind_of(result) == "calibrate" else _speed_page(result)
 
-    Raises:
-        [`OptionError`]: matplotlib is not installed.
-    """
-    result = in_current_form(result)
+
+def _calibration_page(result: Result) -> str:
+    """Reliability before and after, and the temperatures."""
+    rows = [{**row, "set": row["decoding"]} for row in result["rows"]]
+    sections = []
+    for nodes, title in NODES.items():
+        plot = reliability_plot(f"plot-{nodes}", rows, nodes)
+        sections.append({"name": nodes.replace("_", "-"), "nodes": nodes, "title": title, "plot": plot})
+    fit = result["fit"]
+    positions = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
+    return render("calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]})
+
+
+def _speed_page(result: Result) -> str:
     targets = list(dict.fromkeys(method["target"] for method in result["methods"]))
     context = {
         "provenance": _origin(result["provenance"]),
         "targets": [_target(result, target, number) for number, target in enumerate(targets)],
-        "num_methods": len({method["arm"] for method in result["methods"]} - {BASELINE}),
+        "num_methods": len({method["method"] for method in result["methods"]} - {BASELINE}),
         "num_texts": sum(row["num_runs"] for row in result["rows"]),
         "failures": failures(result),
         "changed": [row for row in result["rows"] if changes_greedy_text(row)],
@@ -40,8 +53,10 @@ def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
 def _target(result: Result, target: str, number: int) -> dict[str, Any]:
     """The part of the page about one target: its methods, and a section for each decoding."""
     methods = [method for method in result["methods"] if method["target"] == target]
-    order = [method["arm"] for method in methods if method["arm"] != BASELINE]
-    rows = sorted((row for row in result["rows"] if row["target"] == target), key=lambda row: order.index(row["arm"]))
+    order = [method["method"] for method in methods if method["method"] != BASELINE]
+    rows = sorted(
+        (row for row in result["rows"] if row["target"] == target), key=lambda row: order.index(row["method"])
+    )
     decodings = list(dict.fromkeys(row["decoding"] for row in rows))
     return {
         "name": target,
@@ -85,17 +100,17 @@ def tree_curves(rows: Sequence[Row], methods: Sequence[Row]) -> dict[str, list[t
 
     Methods are one drafter if they have the same weights and, if their names hold the size, the same name but for it.
     """
-    by_name = {method["arm"]: method for method in methods}
+    by_name = {method["method"]: method for method in methods}
     curves: dict[tuple[str, str], list[tuple[int, Row]]] = {}
     for row in rows:
-        method = by_name[row["arm"]]
+        method = by_name[row["method"]]
         num_nodes, weights = method.get("num_nodes"), method.get("weights")
         if "speedup" in row and num_nodes is not None and weights is not None:
-            pattern = re.sub(rf"\b{num_nodes}\b", "N", row["arm"], count=1)
-            key = (weights, pattern if pattern != row["arm"] else "")
+            pattern = re.sub(rf"\b{num_nodes}\b", "N", row["method"], count=1)
+            key = (weights, pattern if pattern != row["method"] else "")
             curves.setdefault(key, []).append((num_nodes, row))
     return {
-        pattern or f"{found[0][1]['arm']} and others of its weights": found
+        pattern or f"{found[0][1]['method']} and others of its weights": found
         for (_, pattern), found in curves.items()
         if len({num_nodes for num_nodes, _ in found}) > 1
     }
