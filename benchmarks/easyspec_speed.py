@@ -9,6 +9,7 @@ are interleaved prompt by prompt; single drafted passes are timed in turns after
 import argparse
 import copy
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +17,20 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from benchmarks.inflation import SHAPES, inflate
 from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
 from benchmarks.running import beside, by_method, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
+from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.drafters.easyspec.groups import build_groups
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.layer_group_costs import TimedPass
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
+from transformers_falcon_spec.generation.timed import synchronize
 
 HERE = Path(__file__).parent
 SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
@@ -109,6 +111,46 @@ def grouping(drafter: LayerParallelDrafter, size: int, backend: str) -> dict[str
 def name_of(kind: str, size: int, backend: str) -> str:
     """A method's name; layers that stand alone have no backend."""
     return f"{kind}, groups of {size}, {backend}" if size > 1 else f"{kind}, groups of 1"
+
+
+class TimedPass:
+    """A drafter pass that can be repeated: `num_tokens` tokens that all follow the text `ids` `[1, tokens]`."""
+
+    def __init__(
+        self,
+        drafter: LayerParallelDrafter,
+        ids: torch.Tensor,
+        num_tokens: int,
+        backend: SequentialBackend,
+        is_exact: bool,
+    ) -> None:
+        self.drafter, self._backend, self._is_exact = drafter, backend, is_exact
+        self._cache, self._num_read = DynamicCache(), ids.shape[1]
+        self._ids = ids[:, -1:].repeat(1, num_tokens)
+        self._read(ids, torch.arange(self._num_read), is_exact=True)
+
+    def seconds(self) -> float:
+        """Make the pass and time it; the cache stays as it was."""
+        num_tokens = self._ids.shape[1]
+        start = _now()
+        self._read(self._ids, torch.full((num_tokens,), self._num_read), self._is_exact)
+        seconds = _now() - start
+        self._cache.crop(-num_tokens)
+        return seconds
+
+    @torch.no_grad()
+    def _read(self, ids: torch.Tensor, positions: torch.Tensor, is_exact: bool) -> None:
+        positions = positions.to(ids.device)[None]
+        cached = torch.arange(self._cache.get_seq_length(), device=ids.device)[None]
+        slots = torch.cat([cached, positions], dim=-1)
+        allowed = slots[:, None] <= positions[..., None]
+        states = self.drafter.read(ids, allowed, positions, slots, self._cache, self._backend, is_exact)
+        self.drafter.logits(states)
+
+
+def _now() -> float:
+    synchronize()
+    return time.perf_counter()
 
 
 def time_passes(passes: Mapping[str, TimedPass], repeats: int) -> list[dict[str, float]]:

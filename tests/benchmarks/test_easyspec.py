@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from benchmarks import easyspec_speed
-from benchmarks.easyspec_speed import rivals, side_by_side, time_passes, times_as_fast
+from benchmarks.easyspec_speed import TimedPass, rivals, side_by_side, time_passes, times_as_fast
 from tests.chat import save_target
 from tests.drafters.easyspec.kinds import make_drafter, make_model
-from tests.evaluation.test_layer_group_costs import Clock
 from tests.tiny import make_prompt
 from transformers_falcon_spec.drafters.easyspec.families import LayeredModel
-from transformers_falcon_spec.evaluation import layer_group_costs
-from transformers_falcon_spec.evaluation.layer_group_costs import TimedPass
 from transformers_falcon_spec.provenance import provenance
 
 
@@ -137,9 +134,20 @@ def test_passes_come_first_then_methods_beside_others(name: str, shape: str, wor
     assert f"Source: `benchmarks/results/{name}`" in text
 
 
+class Clock:
+    """A clock that advances by one whenever it is read, and by what a test adds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
 def test_passes_of_all_backends_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, clock = make_drafter(make_model("llama")), Clock()
-    monkeypatch.setattr(layer_group_costs, "_now", clock)
+    monkeypatch.setattr(easyspec_speed, "_now", clock)
     drafter.config.backend = "sequential"
     attend, backends = LayeredModel.attend, {"in order": drafter.backend()}
     drafter.config.backend = "fused"

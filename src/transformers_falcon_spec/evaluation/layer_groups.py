@@ -1,18 +1,20 @@
-"""Divisions of an EasySpec drafter's layers into groups that attend at once, and the search for the best ones."""
+"""Divides an EasySpec drafter's layers into groups that attend at once, and models their speed on several devices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.stats import GenerationStats
+from ..drafters.easyspec.distributed import layers_of_rank
 
 Groups = list[list[int]]
+MAX_DEVICES = 8
+NUM_BROADCASTS = 4  # of a step: its draft and its accepted path, each after its length; too short for bandwidth
 
 
-def single_layers(num_layers: int) -> Groups:
-    """Every layer alone: the draft model without groups."""
-    return [[layer] for layer in range(num_layers)]
-
-
-def with_group(num_layers: int, start: int, size: int) -> Groups:
+def with_group(num_layers: int, start: int = 0, size: int = 1) -> Groups:
     """One group of `size` layers from `start`, and all other layers alone."""
-    layers = single_layers(num_layers)
+    layers = [[layer] for layer in range(num_layers)]
     return [*layers[:start], list(range(start, start + size)), *layers[start + size :]]
 
 
@@ -42,3 +44,50 @@ def best_divisions(num_layers: int, losses: Mapping[tuple[int, int], float]) -> 
         best[end] = found
     divisions = sorted(best[max(num_layers - 1, 1)].items(), reverse=True)
     return [[[0], *groups, [num_layers - 1]] if num_layers > 1 else [[0]] for _, (_, groups) in divisions]
+
+
+@dataclass(frozen=True)
+class Link:
+    """The latency and the bandwidth between two devices."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+    def gather_seconds(self, num_devices: int, num_bytes: float) -> float:
+        """The time until all devices have all parts of `num_bytes`, which go round a ring."""
+        return (num_devices - 1) * (self.latency_seconds + num_bytes / self.bytes_per_second)
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What a step of the drafter costs on one device, in seconds, and the link to others, if there are several."""
+
+    drafter_pass: float  # mean of exact and drafted passes
+    attend: float  # attention of one layer in a drafted pass: the part that devices share
+    elsewhere: float  # of a step that are not drafter passes, the target's forward above all
+    state_bytes: int  # the output of one layer's attention in a drafted pass
+    link: Link | None = None
+
+    def on_devices(self, groups: Sequence[Sequence[int]], stats: GenerationStats) -> list[dict[str, Any]]:
+        """The speed on each number of devices: one alone without a link, never more than layers."""
+        most = min(MAX_DEVICES, sum(map(len, groups))) if self.link else 1
+        return [self._on(num, [len(group) for group in groups if len(group) > 1], stats) for num in range(1, most + 1)]
+
+    def _on(self, num_devices: int, sizes: list[int], stats: GenerationStats) -> dict[str, Any]:
+        """The speed with groups of these `sizes`: each device computes its share, an exchange brings the others."""
+        shares = [layers_of_rank(size, num_devices) for size in sizes]
+        num_exact = stats.num_steps  # each draft begins with an exact pass
+        saved = (sum(sizes) - sum(shares)) * self.attend
+        exchanged = broadcast = 0.0
+        if self.link:
+            exchanged = sum(self.link.gather_seconds(num_devices, share * self.state_bytes) for share in shares)
+            broadcast = NUM_BROADCASTS * self.link.gather_seconds(num_devices, 0)
+        drafted = max(stats.num_passes - num_exact, 0) * (exchanged - saved)
+        seconds = (stats.num_passes * self.drafter_pass + drafted) / max(stats.num_steps, 1)
+        return {
+            "devices": num_devices,
+            "draft_seconds": seconds,
+            "tokens_per_second": stats.acceptance_length / (seconds + broadcast + self.elsewhere),
+            "gathers_per_pass": len(sizes) if num_devices > 1 else 0,
+            "bytes_per_pass": (num_devices - 1) * sum(shares) * self.state_bytes,
+        }
