@@ -19,9 +19,10 @@ from torch import Tensor
 from tests.drafters.easyspec import spread
 from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
 from tests.tiny import make_prompt
+from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.layer_group_costs import pass_traffic
+from transformers_falcon_spec.evaluation.layer_groups import Link, StepModel
 from transformers_falcon_spec.generation.distributed import Processes
 
 pytestmark = pytest.mark.families
@@ -143,10 +144,10 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
             assert rank[name]["num_bytes"] == (len(ranks) - 1) * sum(shares)
             assert "the first one decides for all of them" in rank[name]["notes"][0]
     rough = round(ranks[0]["chain"]["num_gathers"] / 2)
-    expected = pass_traffic(GROUPS, len(ranks), state_bytes=32 * 8)
-    assert (ranks[0]["chain"]["num_gathers"], ranks[0]["chain"]["num_bytes"]) == tuple(
-        rough * each for each in expected
-    )
+    model = StepModel(drafter_pass=1.0, attend=0.0, elsewhere=1.0, state_bytes=32 * 8, link=Link(1.0, 1.0))
+    expected = model.on_devices(GROUPS, GenerationStats())[len(ranks) - 1]
+    assert ranks[0]["chain"]["num_gathers"] == rough * expected["gathers_per_pass"]
+    assert ranks[0]["chain"]["num_bytes"] == rough * expected["bytes_per_pass"]
     assert sum(int(number) for number, _ in ranks[0]["greedy"]["accepted"]) > 0  # drafting went on from what was kept
 
 
