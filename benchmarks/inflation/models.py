@@ -27,7 +27,8 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from transformers_falcon_spec.drafters.base import DrafterModel
-from transformers_falcon_spec.drafters.diffuspec import DiffusionDrafter
+from transformers_falcon_spec.drafters.diffuspec import DiffusionDrafter, NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.ngram_counts import NgramCounts
 from transformers_falcon_spec.errors import OptionError
 
 from .kinds import CONSTANT, KINDS, MUTE, RULES, Kind
@@ -139,8 +140,18 @@ def _inflated_diffusion(
     changes = {**sizes, "draft_config": model.config.to_dict(), "target_fingerprint": None}
     with no_init_weights():
         large = DiffusionDrafter(_config(config, changes), model)
-    large.proxy = None if drafter.proxy is None else drafter.proxy.over(shape.vocab_size)
+    large.proxy = None if drafter.proxy is None else _rebased(drafter.proxy, shape.vocab_size)
     return _with_options(large, drafter)
+
+
+def _rebased(proxy: NgramProxy, vocab_size: int) -> NgramProxy:
+    """The proxy of the same text over a larger vocabulary that begins with the same tokens."""
+    levels = []
+    for length, level in enumerate(proxy.ngrams, start=1):
+        keys, counts = level.to_tensors()
+        digits = [keys // proxy.vocab_size**power % proxy.vocab_size * vocab_size**power for power in range(length)]
+        levels.append(NgramCounts.of_tensors(torch.stack(digits).sum(dim=0), counts, vocab_size))
+    return NgramProxy(levels, vocab_size)
 
 
 def _feature_layer(layer: int, depth: int | None) -> int:

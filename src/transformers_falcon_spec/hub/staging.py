@@ -18,7 +18,7 @@ from transformers import AutoModel
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import readable
 from ..drafters.config_fields import name_portably
-from ..drafters.diffuspec.proxy_files import DESCRIPTION_FILE
+from ..drafters.diffuspec.proxy import DESCRIPTION_FILE
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .bundle import auto_map, write_custom_generate

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 Path = tuple[int, ...]
-# Log-probability of a token at a place after a text, both by the path so far.
+# Log-probability of a token after a path, by the path so far.
 Score = Callable[[Path, int], float]
 
 
@@ -26,7 +26,7 @@ class WittenBell:
         self.texts, self.order, self.vocab_size = texts, order, vocab_size
 
     def prob(self, history: Sequence[int], token: int) -> float:
-        """The chance of `token` after the newest `order - 1` tokens of `history`."""
+        """The probability of `token` after the newest `order - 1` tokens of `history`."""
         return self._prob(tuple(history[max(len(history) - self.order + 1, 0) :]) if self.order > 1 else (), token)
 
     def _prob(self, history: Path, token: int) -> float:
@@ -45,27 +45,27 @@ class NaiveLattice:
 
     def __init__(self, candidates: Sequence[Sequence[int]], score: Score, end_scores: Sequence[float], ends: set[int]):
         self.score, self.ends = score, ends
-        raw_ends = [place for place, tokens in enumerate(candidates) if tokens[0] in ends]
+        raw_ends = [offset for offset, tokens in enumerate(candidates) if tokens[0] in ends]
         self.length = raw_ends[0] + 1 if raw_ends else len(candidates)
         self.candidates, self.end_scores = candidates[: self.length], end_scores
 
     def total(self, path: Path, length: int) -> float:
         """The score of a path, filled up to `length` if it has ended."""
-        own = sum(self.score(path[:place], token) for place, token in enumerate(path))
-        return own + sum(self.end_scores[place] for place in range(len(path), length))
+        own = sum(self.score(path[:offset], token) for offset, token in enumerate(path))
+        return own + sum(self.end_scores[offset] for offset in range(len(path), length))
 
-    def extensions(self, path: Path, place: int) -> list[Path]:
-        """A path with each candidate of a place behind it; itself if it has ended."""
+    def extensions(self, path: Path, offset: int) -> list[Path]:
+        """A path with each candidate of a position behind it; itself if it has ended."""
         if path and path[-1] in self.ends:
             return [path]
-        return [(*path, token) for token in self.candidates[place]]
+        return [(*path, token) for token in self.candidates[offset]]
 
     def beam(self, width: int) -> Path:
         """The best path that a beam of this width finds."""
         paths: list[Path] = [()]
-        for place in range(self.length):
-            grown = [longer for path in paths for longer in self.extensions(path, place)]
-            paths = sorted(grown, key=lambda path: -self.total(path, place + 1))[:width]
+        for offset in range(self.length):
+            grown = [longer for path in paths for longer in self.extensions(path, offset)]
+            paths = sorted(grown, key=lambda path: -self.total(path, offset + 1))[:width]
         return paths[0]
 
     def best(self) -> Path:
@@ -73,10 +73,10 @@ class NaiveLattice:
         return max(self.all_paths(), key=lambda path: self.total(path, self.length))
 
     def all_paths(self) -> list[Path]:
-        """Every path that has ended or reaches the last place."""
+        """Every path that has ended or reaches the last position."""
         paths: list[Path] = [()]
-        for place in range(self.length):
-            paths = [longer for path in paths for longer in self.extensions(path, place)]
+        for offset in range(self.length):
+            paths = [longer for path in paths for longer in self.extensions(path, offset)]
         return paths
 
     def best_nodes(self, num_nodes: int) -> list[Path]:
@@ -86,7 +86,7 @@ class NaiveLattice:
 
 
 def mixed(log_probs: Sequence[dict[int, float]], proxy: WittenBell | None, history: Path, weight: float) -> Score:
-    """The mixed score of a token after a path: the drafter's `log_probs` of each place and the proxy's."""
+    """The mixed score of a token after a path: the drafter's `log_probs` of each position and the proxy's."""
 
     def score(path: Path, token: int) -> float:
         own = log_probs[len(path)][token]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def sees(attention: str, query: int, key: int, num_committed: int, block_size: int | None) -> bool:
-    """Whether the token at one place sees the one at another."""
+    """Whether the token at one position sees the one at another."""
     if attention == "full":
         return True
     if attention == "prefix_causal":
@@ -29,15 +29,15 @@ def naive_mask(attention: str, num_committed: int, num_tokens: int, block_size: 
 
 @torch.no_grad()
 def naive_logits(drafter: Any, text: list[int], block: list[int]) -> Tensor:
-    """Logits `[block, vocab]` of the places of a block behind a text; with a shift of 1 its last place is never read."""
+    """Logits `[block, vocab]` of the positions of a block behind a text; with a shift of 1 its last one is never read."""
     config = drafter.config
     shift, tokens = config.logits_shift, [*text, *block][: len(text) + len(block) - config.logits_shift]
     mask = naive_mask(config.attention, len(text), len(tokens), config.block_size)
-    places = torch.arange(len(tokens))[None]
+    positions = torch.arange(len(tokens))[None]
     logits = drafter.model(
-        input_ids=torch.tensor([tokens]), attention_mask=mask, position_ids=places, use_cache=False
+        input_ids=torch.tensor([tokens]), attention_mask=mask, position_ids=positions, use_cache=False
     ).logits
-    return torch.stack([logits[0, len(text) + place - shift] for place in range(len(block))]).float()
+    return torch.stack([logits[0, len(text) + offset - shift] for offset in range(len(block))]).float()
 
 
 def naive_refined(drafter: Any, text: list[int], num: int, num_steps: int) -> Tensor:
@@ -46,10 +46,10 @@ def naive_refined(drafter: Any, text: list[int], num: int, num_steps: int) -> Te
     block, found = [mask] * num, [torch.empty(0)] * num
     while mask in block:
         logits = naive_logits(drafter, text, block)
-        open_places = [place for place in range(num) if block[place] == mask]
-        for place in open_places:
-            found[place] = logits[place].index_fill(0, torch.tensor([mask]), -torch.inf)
-        surest = sorted(open_places, key=lambda place: -float(found[place].softmax(-1).max()))[:num_each]
-        for place in surest:
-            block[place] = int(found[place].argmax())
+        masked = [offset for offset in range(num) if block[offset] == mask]
+        for offset in masked:
+            found[offset] = logits[offset].index_fill(0, torch.tensor([mask]), -torch.inf)
+        surest = sorted(masked, key=lambda offset: -float(found[offset].softmax(-1).max()))[:num_each]
+        for offset in surest:
+            block[offset] = int(found[offset].argmax())
     return torch.stack(found)

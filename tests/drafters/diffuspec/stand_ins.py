@@ -108,13 +108,13 @@ def make_model(kind: str = "diffullama", seed: int = 1, **changes: Any) -> Any:
 
 
 def make_diffusion(target: Any = None, **options: Any) -> Any:
-    """A drafter in double precision that knows nothing of `target` but its vocabulary; a block of 5 unless told otherwise."""
+    """A drafter in double precision that knows nothing of `target` but its vocabulary; a block of 5 by default."""
     from transformers_falcon_spec import DiffusionDrafter, SpeculationConfig  # noqa: PLC0415  as in `tests/tiny.py`
 
     target = make_target().double() if target is None else target
     given = {"mask_token_id": target.config.vocab_size, "block_size": 5, **options}
     generation = {name: given.pop(name) for name in ("verifier", "num_tree_nodes") if name in given}
     model = make_model(vocab_size=target.config.vocab_size + 1)
-    drafter = DiffusionDrafter.from_model(model, target, **given)
+    drafter = DiffusionDrafter.wrap(model, target, **given)
     drafter.generation_config = SpeculationConfig(**generation)
     return drafter

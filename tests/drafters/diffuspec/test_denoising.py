@@ -7,9 +7,8 @@ import torch
 
 from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall
+from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall, visible
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
-from transformers_falcon_spec.drafters.diffuspec.visibility import visible
 
 TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
 ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5
@@ -22,7 +21,7 @@ def without_mask(logits: torch.Tensor, mask: int) -> torch.Tensor:
 
 @torch.no_grad()
 def rounds(drafter: Any, num_steps: int = 1) -> list[tuple[int, int, torch.Tensor]]:
-    """Of each round the length of the text, the places filled in, and what was said of them."""
+    """Of each round the length of the text, the number of positions filled in, and what was said of them."""
     row, found = DenoisedRow(drafter), []
     mask = drafter.config.mask_token_id
     for length in ROUNDS:
@@ -45,7 +44,7 @@ def test_what_is_kept_between_rounds_changes_nothing(attention: str, block_size:
 @pytest.mark.parametrize("num_steps", [2, 3, 4])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("attention", ["prefix_causal", "full"])
-def test_passes_commit_the_surest_places_first(attention: str, shift: int, num_steps: int) -> None:
+def test_passes_commit_the_surest_positions_first(attention: str, shift: int, num_steps: int) -> None:
     drafter = make_diffusion(attention=attention, logits_shift=shift)
 
     for length, num, logits in rounds(drafter, num_steps):
@@ -73,16 +72,16 @@ def blind_to_later(drafter: Any, lengths: tuple[int, ...], num: int) -> torch.Te
     All rounds are read at once. A round sees its own text and masks, and the text of earlier rounds, which do not see it.
     """
     mask, shift = drafter.config.mask_token_id, drafter.config.logits_shift
-    tokens, places, owners, lasts = [], [], [], []
+    tokens, positions, owners, lasts = [], [], [], []
     for number, (start, length) in enumerate(zip((0, *lengths), lengths, strict=False)):
         end = length + num - shift
         tokens += [*TEXT[start:length].tolist(), *[mask] * (num - shift)]
-        places += range(start, end)
+        positions += range(start, end)
         owners += [number] * (end - start)
-        lasts += [place < length for place in range(start, end)]
+        lasts += [position < length for position in range(start, end)]
     owner, is_text = torch.tensor(owners), torch.tensor(lasts)
     allowed = (owner[:, None] == owner) | ((owner[:, None] > owner) & is_text)
-    call = ModelCall(torch.tensor(tokens)[None], torch.tensor(places)[None], allowed[None], None, num)
+    call = ModelCall(torch.tensor(tokens)[None], torch.tensor(positions)[None], allowed[None], None, num)
     return call.logits(drafter.model)[0]
 
 
@@ -130,17 +129,17 @@ def test_only_new_text_is_read_where_the_cache_is_exact() -> None:
 @torch.no_grad()
 def test_a_later_token_is_seen_by_earlier_ones_with_full_attention_alone(attention: str) -> None:
     drafter = make_diffusion(attention=attention, block_size=4)
-    places = torch.arange(12)
-    allowed = visible(attention, 8, 4, places, places)[None]
+    positions = torch.arange(12)
+    allowed = visible(attention, 8, 4, positions, positions)[None]
 
     def logits(text: torch.Tensor) -> torch.Tensor:
-        return ModelCall(text[None], places[None], allowed, None, 12).logits(drafter.model)[0]
+        return ModelCall(text[None], positions[None], allowed, None, 12).logits(drafter.model)[0]
 
     text = torch.cat([TEXT[:8], torch.full((4,), drafter.config.mask_token_id)])
     before = logits(text)
     for changed in range(12):
         differs = (logits(text.index_fill(0, torch.tensor([changed]), 5)) != before).any(-1).tolist()
-        assert differs == [sees(attention, place, changed, 8, 4) for place in range(12)]
+        assert differs == [sees(attention, position, changed, 8, 4) for position in range(12)]
 
 
 def test_with_a_shift_the_first_token_is_the_models_own_next_token() -> None:
@@ -155,7 +154,7 @@ def test_with_a_shift_the_first_token_is_the_models_own_next_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "lengths", "rooms"),
+    ("options", "lengths", "most"),
     [
         ({"block_size": 5}, (3, 200), [5, 5]),
         ({"block_size": 5}, (252, 254, 256, 257), [5, 3, 1, 0]),  # of 256 positions; the last token needs none
@@ -166,8 +165,8 @@ def test_with_a_shift_the_first_token_is_the_models_own_next_token() -> None:
     ],
 )
 def test_drafts_end_with_the_block_and_the_models_context(
-    options: dict[str, Any], lengths: tuple[int, ...], rooms: list[int]
+    options: dict[str, Any], lengths: tuple[int, ...], most: list[int]
 ) -> None:
     row = DenoisedRow(make_diffusion(**options))
 
-    assert [row.max_draft_tokens(length) for length in lengths] == rooms
+    assert [row.max_draft_tokens(length) for length in lengths] == most

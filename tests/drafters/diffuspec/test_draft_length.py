@@ -1,6 +1,4 @@
-"""Draft lengths: the published formula on numbers worked out by hand, the stop at doubt, and what is refused."""
-
-from typing import Any
+"""Draft lengths: the published formula on numbers worked out by hand, and the stop at doubt."""
 
 import pytest
 import torch
@@ -10,24 +8,23 @@ from transformers_falcon_spec.drafters.diffuspec.draft_length import (
     ConfidenceStop,
     FixedLength,
 )
-from transformers_falcon_spec.errors import OptionError
 
 
 def _lengths(adaptive: AdaptiveLength, observed: list[tuple[int, int]]) -> list[int]:
-    lengths = [adaptive.next_length()]
+    lengths = [adaptive.length]
     for num_generated, num_accepted in observed:
         adaptive.observe(num_generated, num_accepted)
-        lengths.append(adaptive.next_length())
+        lengths.append(adaptive.length)
     return lengths
 
 
 def test_the_published_length_falls_from_30_to_20_at_once() -> None:
-    assert _lengths(AdaptiveLength(), [(30, 7), (20, 7), (20, 7)]) == [30, 20, 20, 20]
+    assert _lengths(AdaptiveLength(20, 30, delta=10, rho=0.5), [(30, 7), (20, 7), (20, 7)]) == [30, 20, 20, 20]
 
 
 def test_a_draft_accepted_whole_is_followed_by_a_longer_one() -> None:
     # averages 15 and 15: 15 + 10; then 20 and 20: 20 + 10; then 20 (of 20, 20) and 10.5: 20
-    assert _lengths(AdaptiveLength(), [(30, 30), (25, 25), (20, 1)]) == [30, 25, 30, 20]
+    assert _lengths(AdaptiveLength(20, 30, delta=10, rho=0.5), [(30, 30), (25, 25), (20, 1)]) == [30, 25, 30, 20]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +32,7 @@ def test_a_draft_accepted_whole_is_followed_by_a_longer_one() -> None:
     [(15, 8), (14, 7), (13, 7), (1, 2)],  # ceil(7.5), ceil(7), ceil(6.5), and ceil(0.5) below the least
 )
 def test_the_length_is_rounded_up(num_generated: int, length: int) -> None:
-    assert _lengths(AdaptiveLength(min_length=2, max_length=16), [(num_generated, 0)]) == [16, length]
+    assert _lengths(AdaptiveLength(2, 16, delta=10, rho=0.5), [(num_generated, 0)]) == [16, length]
 
 
 def test_the_newest_draft_weighs_rho() -> None:
@@ -56,30 +53,14 @@ def test_delta_is_added_where_as_much_is_accepted_as_generated() -> None:
     [([0.9, 0.5, 0.45, 0.2, 0.9], 3), ([0.1, 0.9], 1), ([0.9, 0.8], 2), ([0.44], 1)],
 )
 def test_drafts_stop_at_the_first_doubt_but_have_a_token(confidences: list[float], length: int) -> None:
-    assert ConfidenceStop(8).kept_length(torch.tensor(confidences, dtype=torch.double)) == length
-
-
-@pytest.mark.parametrize("controller", [FixedLength(5), ConfidenceStop(5, 0.0), AdaptiveLength(5, 5)])
-def test_all_answer_the_same_questions(controller: FixedLength) -> None:
-    controller.observe(num_generated=5, num_accepted=0)
-
-    assert controller.next_length() == 5
-    assert controller.kept_length(torch.tensor([0.3, 0.2])) == 2
+    assert ConfidenceStop(8, 0.45).kept_length(torch.tensor(confidences, dtype=torch.double)) == length
 
 
 @pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (FixedLength, {"length": 0}),
-        (AdaptiveLength, {"min_length": 0}),
-        (AdaptiveLength, {"min_length": 31}),
-        (AdaptiveLength, {"delta": -1}),
-        (AdaptiveLength, {"rho": 0}),
-        (AdaptiveLength, {"rho": 1.5}),
-        (ConfidenceStop, {"max_length": 0}),
-        (ConfidenceStop, {"max_length": 4, "threshold": -0.1}),
-    ],
+    "controller", [FixedLength(5), ConfidenceStop(5, 0.0), AdaptiveLength(5, 5, delta=10, rho=0.5)]
 )
-def test_options_out_of_range_are_refused(make: Any, options: dict[str, float]) -> None:
-    with pytest.raises(OptionError, match=next(reversed(options))):
-        make(**options)
+def test_all_answer_the_same_questions(controller: FixedLength) -> None:
+    controller.observe(num_generated=5, num_accepted=0)
+
+    assert controller.length == 5
+    assert controller.kept_length(torch.tensor([0.3, 0.2])) == 2

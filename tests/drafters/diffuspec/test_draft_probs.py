@@ -15,7 +15,7 @@ from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 from transformers_falcon_spec.drafters.diffuspec.lattice import prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import draw_marginals, mixed_scores, search_path
+from transformers_falcon_spec.drafters.diffuspec.path_search import PathScores, draw_marginals, search_path
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.generation.drafting import DraftBudget
 
@@ -23,9 +23,9 @@ CHAIN = [-1, 0, 1]
 
 
 def _path(logits: torch.Tensor) -> list[int]:
-    """What is drafted from logits `[places, vocab]`: root, then the path that reads best."""
-    lattice, proxy = prune(logits[None]), NgramProxy.fit([[0, 1, 0, 1]], 2, logits.shape[-1])
-    return [0, *search_path(lattice, mixed_scores(lattice, proxy, [0])).tolist()]
+    """What is drafted from logits `[positions, vocab]`: root, then the path that reads best."""
+    lattice, proxy = prune(logits), NgramProxy.fit([[0, 1, 0, 1]], 2, logits.shape[-1])
+    return [0, *search_path(PathScores(lattice, proxy, [0]))]
 
 
 def _naive(logits: torch.Tensor) -> Callable[[Sequence[int], Language, Draws], DrawnTree]:
@@ -65,7 +65,7 @@ def _walked(logits: torch.Tensor, target: Language) -> Mapping[Context, float]:
 
 
 def _one_hot(logits: torch.Tensor) -> Callable[[Sequence[int], Language, Draws], DrawnTree]:
-    """The searched path as what it is, a draw from one point for each place."""
+    """The searched path as what it is, a draw from one point for each position."""
 
     def draft(parents: Sequence[int], drafter: Language, draws: Draws) -> DrawnTree:
         path = _path(logits)
@@ -88,7 +88,7 @@ def test_marginals_for_a_searched_path_bias_the_text(rule: str) -> None:
 
     found = texts(RULES[rule], CHAIN, target, target, draw_tree=_naive(logits))
 
-    first_two = {text[:2] for text, chance in found.items() if chance > 0}
+    first_two = {text[:2] for text, prob in found.items() if prob > 0}
     assert first_two == {
         tuple(_path(logits)[1:])
     }  # what the search likes is always accepted: nothing else is ever written

@@ -13,7 +13,7 @@ from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec.drafters.diffuspec.generator import DiffusionCandidateGenerator
 from transformers_falcon_spec.drafters.diffuspec.lattice import prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import argmax_path, mixed_scores, search_path, tree_over
+from transformers_falcon_spec.drafters.diffuspec.path_search import PathScores, argmax_path, search_path, tree_over
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
 from transformers_falcon_spec.generation.target import Target
@@ -63,13 +63,13 @@ def paths(draft: Draft, row: int = 0) -> list[list[int]]:
             path = [node]
             while parents[path[-1]] >= 0:
                 path.append(parents[path[-1]])
-            found.append([ids[place] for place in reversed(path)])
+            found.append([ids[node] for node in reversed(path)])
     return sorted(found)
 
 
 @pytest.mark.parametrize("attention", ["full", "prefix_causal"])
 @pytest.mark.parametrize("shift", [0, 1])
-def test_an_argmax_draft_is_the_best_token_of_every_place(target: Any, attention: str, shift: int) -> None:
+def test_an_argmax_draft_is_the_best_token_of_every_position(target: Any, attention: str, shift: int) -> None:
     drafter = make_diffusion(target, attention=attention, logits_shift=shift, search="argmax")
 
     draft = draft_of(drafter, target)
@@ -90,11 +90,11 @@ def test_a_searched_draft_is_what_the_search_finds(target: Any, has_proxy: bool)
     draft = draft_of(drafter, target)
 
     proxy = NgramProxy.fit([*trained, TEXTS[0]], 3, 97) if has_proxy else None  # it reads the text as well
-    lattice = prune(naive_scores(drafter, TEXTS[0], 5)[None], 0.9, 8, [2])
-    path = search_path(lattice, mixed_scores(lattice, proxy, TEXTS[0][-2:], 0.3), 2)
+    lattice = prune(naive_scores(drafter, TEXTS[0], 5), 0.9, 8, [2])
+    path = search_path(PathScores(lattice, proxy, TEXTS[0][-2:], 0.3), 2)
     assert draft is not None
-    assert paths(draft) == [[5, *path.tolist()]]
-    assert has_proxy == (path.tolist() != argmax_path(lattice).tolist())
+    assert paths(draft) == [[5, *path]]
+    assert has_proxy == (path != argmax_path(lattice))
 
 
 def test_a_tree_is_that_over_the_lattice(target: Any) -> None:
@@ -103,12 +103,12 @@ def test_a_tree_is_that_over_the_lattice(target: Any) -> None:
 
     draft = draft_of(drafter, target)
 
-    lattice = prune(naive_scores(drafter, TEXTS[0], 5)[None], 0.8, 15, [2])
-    scores = mixed_scores(lattice, NgramProxy.fit([list(range(3, 97)), TEXTS[0]], 2, 97), TEXTS[0][-2:], 0.5)
-    tree = tree_over(lattice, scores, root=5, num_nodes=9)
+    lattice = prune(naive_scores(drafter, TEXTS[0], 5), 0.8, 15, [2])
+    scores = PathScores(lattice, NgramProxy.fit([list(range(3, 97)), TEXTS[0]], 2, 97), TEXTS[0][-2:], 0.5)
+    tree = tree_over(scores, root=5, num_nodes=9)
     assert draft is not None
-    assert draft.token_ids.tolist() == [tree.token_ids.tolist()]
-    assert draft.parents.tolist() == [tree.parents.tolist()]
+    assert draft.token_ids.tolist() == [tree.token_ids]
+    assert draft.parents.tolist() == [tree.parents]
     assert len(paths(draft)) > 1
 
 
@@ -181,7 +181,7 @@ def test_lengths_adapt_row_by_row_to_what_was_kept(target: Any) -> None:
         target, search="argmax", draft_length="adaptive", min_draft_tokens=2, growth=2, smoothing=1.0, block_size=8
     )
     best = [naive_scores(drafter, text, 8).argmax(-1).tolist() for text in TEXTS]
-    end = next(token for place, token in enumerate(best[0]) if place > 1 and token not in best[0][:place])
+    end = next(token for offset, token in enumerate(best[0]) if offset > 1 and token not in best[0][:offset])
     drafter.config.eos_token_id = end
     num_generated = [[*tokens, end].index(end) for tokens in best]  # before the text seems to end
     budget, lengths = DraftBudget((30, 30), 100), []
@@ -194,14 +194,14 @@ def test_lengths_adapt_row_by_row_to_what_was_kept(target: Any) -> None:
         assert [len(paths(first, row)[0]) - 1 for row in (0, 1)] == [min(num + 1, 8) for num in num_generated]
         texts = [text + [40] * (num + 1) for text, num in zip(TEXTS, num_kept, strict=True)]
         generator.commit(committed(texts, tuple(num + 1 for num in num_kept)))
-        lengths.append([row.length.next_length() for row in generator._rows])
+        lengths.append([row.length_rule.length for row in generator._rows])
 
     assert 1 < num_generated[0] < 7
     kept, lost = ([min(max(num + more, 2), 8) for num in num_generated] for more in (2, 0))
     assert lengths == [[kept[0], lost[1]], [lost[0], kept[1]]]
 
 
-def test_a_confident_draft_ends_before_the_first_place_in_doubt(target: Any) -> None:
+def test_a_confident_draft_ends_before_the_first_position_in_doubt(target: Any) -> None:
     drafter = make_diffusion(target, search="argmax", draft_length="confidence", least_confidence=0.12)
 
     lengths = set()
@@ -241,8 +241,8 @@ def test_drawn_drafts_say_what_they_were_drawn_from(target: Any) -> None:
     for row, num in enumerate((5, 3)):
         expected = torch.softmax(naive_scores(drafter, TEXTS[row], num) / 0.7, dim=-1)
         torch.testing.assert_close(draft.draft_probs[row, :num], expected, rtol=1e-4, atol=1e-6)
-        for place in range(num):
-            assert expected[place, draft.token_ids[row, place + 1]] > 0
+        for offset in range(num):
+            assert expected[offset, draft.token_ids[row, offset + 1]] > 0
 
 
 @pytest.mark.usefixtures("no_shape_checks")
@@ -282,7 +282,7 @@ def test_known_noise_is_taken_into_account(target: Any, search: str) -> None:
         assert paths(draft, row) == [[TEXTS[row][-1], *best]]
 
 
-def test_chances_are_those_of_the_diffusion_model(target: Any) -> None:
+def test_node_probs_are_those_of_the_diffusion_model(target: Any) -> None:
     for search in ("tree", "argmax", "marginal"):
         drafter = make_diffusion(target, search=search, num_tree_nodes=8)
         budget = replace(FREE, wants_node_probs=True, temperature=None if search != "marginal" else 0.9)
@@ -317,4 +317,4 @@ def test_searching_is_a_part_of_drafting(target: Any, search: str) -> None:
 
     assert 0 < stats.search_seconds < stats.draft_seconds
     assert (stats + stats).search_seconds == 2 * stats.search_seconds
-    assert runs.drafted(target, make_drafter(target)).speculation.search_seconds == 0  # a kind that tells nothing
+    assert runs.drafted(target, make_drafter(target)).speculation.search_seconds == 0  # a kind that does not search

@@ -99,12 +99,12 @@ def test_every_verifier_takes_drawn_marginals(verifier: str, num_rows: int) -> N
 
     assert out.sequences.shape == (num_rows, 32)
     assert out.speculation.num_drafted > 0
-    for place, scores in enumerate(out.scores):  # each token had a chance where it stands
-        assert (scores.gather(1, out.sequences[:, 8 + place, None]) > -torch.inf).all()
+    for number, scores in enumerate(out.scores):  # each token was possible at its position
+        assert (scores.gather(1, out.sequences[:, 8 + number, None]) > -torch.inf).all()
 
 
 @pytest.mark.parametrize("search", ["cps", "tree", "argmax"])
-def test_a_searched_draft_is_not_judged_as_if_it_had_been_drawn(search: str) -> None:
+def test_a_searched_draft_is_not_verified_as_if_it_had_been_drawn(search: str) -> None:
     target = make_target().double()
     drafter = make_diffusion(target, search=search, verifier="recursive_rejection")
 

@@ -22,10 +22,9 @@ from transformers_falcon_spec import (
     SpeculationConfig,
 )
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall
+from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall, visible
 from transformers_falcon_spec.drafters.diffuspec.configuration_diffuspec import OWN_FIELDS
 from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
-from transformers_falcon_spec.drafters.diffuspec.visibility import visible
 
 
 @pytest.mark.parametrize("ties", [True, False])
@@ -56,14 +55,14 @@ def test_a_fresh_drafter_is_the_targets_own_layers_with_a_mask_beside_its_tokens
 def test_targets_of_many_families_give_their_layers(family: str) -> None:
     target = make_target(family, seed=7).double()
     drafter = DiffusionDrafter.from_target(target, block_size=4, search="argmax").double().eval()
-    places = torch.arange(9)
+    positions = torch.arange(9)
     text = torch.cat([make_prompt(6)[0], torch.full((3,), drafter.config.mask_token_id)])
-    allowed = visible("prefix_causal", 6, 4, places, places)
+    allowed = visible("prefix_causal", 6, 4, positions, positions)
 
     pair = runs.told(target, drafter)
     with torch.no_grad():
-        trained = drafter(text[None], places[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
-        drafted = ModelCall(text[None], places[None], allowed[None], None, 9).logits(drafter.model)[0]
+        trained = drafter(text[None], positions[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
+        drafted = ModelCall(text[None], positions[None], allowed[None], None, 9).logits(drafter.model)[0]
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
@@ -170,7 +169,7 @@ def test_a_diffusion_model_on_disk_is_wrapped(tmp_path: Path) -> None:
 
 def test_a_wrapped_model_is_saved_as_a_drafter(tmp_path: Path) -> None:
     target = make_target(seed=7).double()
-    drafter = DiffusionDrafter.from_model(
+    drafter = DiffusionDrafter.wrap(
         make_model("a2d on a grid"), target, mask_token_id=MASK, **OPTIONS["a2d on a grid"]
     )
     drafter.save_pretrained(tmp_path)
@@ -217,6 +216,10 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ({"model_weight": 1.5}, r"`model_weight` must lie in 0\.\.1, but it is 1\.5"),
         ({"mass": 0.0}, "`mass` and `smoothing` above 0, but they are 10, 0.0 and 0.5"),
         ({"growth": -1}, "`growth` must be at least 0"),
+        ({"smoothing": 0.0}, "`mass` and `smoothing` above 0, but they are 10, 0.8 and 0.0"),
+        ({"least_confidence": -0.1}, r"`least_confidence` must lie in 0\.\.1, but it is -0\.1"),
+        ({"min_draft_tokens": 0}, "`min_draft_tokens` must be at least 1, but it is 0"),
+        ({"max_candidates": 0}, "`max_candidates` must be at least 1, but it is 0"),
         (
             {"num_draft_tokens": 9},
             "`num_draft_tokens` must be at most 5, the block that the model was trained to fill in, but it is 9",
@@ -258,6 +261,15 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 def test_a_diffusion_model_that_cannot_draft_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DiffusionConfig(**fields)
+
+
+def test_an_option_that_was_changed_to_a_wrong_value_is_refused_in_the_next_call() -> None:
+    target = make_target().double()
+    drafter = make_diffusion(target)
+    drafter.config.beam_width = 0
+
+    with pytest.raises(OptionError, match="`beam_width` must be at least 1, but it is 0"):
+        runs.drafted(target, drafter)
 
 
 def test_an_option_of_neither_the_drafter_nor_the_model_is_refused() -> None:

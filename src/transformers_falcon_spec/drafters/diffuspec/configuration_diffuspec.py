@@ -11,15 +11,20 @@ from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import own_fields
 from ..whole_model_config import WholeModelConfig
 
-ATTENTION = ("full", "prefix_causal", "block_causal")
-AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
-SEARCHES = ("cps", "argmax", "marginal", "tree")
-DRAFT_LENGTHS = ("adaptive", "confidence", "fixed")
 PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
-
 MASKED = "additive"  # `call` in files of older versions, which knew other forms of calling a model
-_LEAST = {"block_size": 1, "num_draft_tokens": 1, "min_draft_tokens": 1, "cache_rounds": 1, "num_steps": 1}
-_LEAST |= {"max_candidates": 1, "beam_width": 1}
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "attention": ("full", "prefix_causal", "block_causal"),
+    "auto_class": ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel"),
+    "logits_shift": (0, 1),
+    "search": ("cps", "argmax", "marginal", "tree"),
+    "draft_length": ("adaptive", "confidence", "fixed"),
+}
+_COUNTS = (
+    *("block_size", "num_draft_tokens", "min_draft_tokens", "cache_rounds"),
+    *("num_steps", "max_candidates", "beam_width"),
+)
 _SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
 
 
@@ -48,28 +53,24 @@ class DiffusionConfig(WholeModelConfig):
         num_steps (`int`, *optional*, defaults to 1):
             Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
         draft_length (`str`, *optional*, defaults to `"fixed"`):
-            `"fixed"`; `"adaptive"`, the paper's controller; or `"confidence"`, which stops where the model is not
-                sure.
-        num_draft_tokens (`int`, *optional*): Most tokens of a draft; None is `block_size`, or 20. k_max
-            in the paper.
-        min_draft_tokens (`int`, *optional*, defaults to 1): Fewest, where the length is controlled. k_min in the
-            paper, there 20.
+            `"fixed"`; `"adaptive"`, the paper's controller; `"confidence"`, which stops where the model is not sure.
+        num_draft_tokens (`int`, *optional*): Most tokens of a draft; None is `block_size`, or 20. k_max in the paper.
+        min_draft_tokens (`int`, *optional*, defaults to 1): Fewest of an adaptive length. k_min, 20 in the paper.
         growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
         smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
         least_confidence (`float`, *optional*, defaults to 0.45): Below this a draft of controlled confidence ends.
         search (`str`, *optional*, defaults to `"cps"`):
             `"cps"`: the path that diffusion model and a causal proxy like best; `"argmax"`: the best token of every
-                position;
-            `"marginal"`: every position drawn on its own, with the distributions that rejecting verifiers ask for;
-                `"tree"`: a tree.
+            position; `"marginal"`: every position drawn on its own, with the distributions that rejecting verifiers
+            ask for; `"tree"`: a tree.
         mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a position must have. tau in
             the paper.
         max_candidates (`int`, *optional*, defaults to 15): Most candidates of a position. M_max in the paper.
         beam_width (`int`, *optional*, defaults to 3): Paths that the search keeps. B in the paper.
-        model_weight (`float`, *optional*, defaults to 0.5):
-            Weight of the diffusion model's score; the proxy has the rest. lambda in the paper.
-        target_fingerprint (`dict`, *optional*): What the target was that it was trained for; None for models that
-            others trained.
+        model_weight (`float`, *optional*, defaults to 0.5): Weight of the diffusion model's score; the proxy has the
+            rest. lambda in the paper.
+        target_fingerprint (`dict`, *optional*): That of the target it was trained for; None for models that others
+            trained.
 
     Raises:
         [`OptionError`]: an option out of range, or at odds with another.
@@ -143,14 +144,12 @@ class DiffusionConfig(WholeModelConfig):
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()
-        choices = {"attention": ATTENTION, "auto_class": AUTO_CLASSES, "logits_shift": (0, 1)}
-        choices |= {"search": SEARCHES, "draft_length": DRAFT_LENGTHS}
-        for name, allowed in choices.items():
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise OptionError(f"`{name}` must be one of {allowed}, but it is {getattr(self, name)!r}.")
-        for name, least in _LEAST.items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
+        for name in _COUNTS:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
         for name in _SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
@@ -160,8 +159,7 @@ class DiffusionConfig(WholeModelConfig):
                 f"{self.mass} and {self.smoothing}."
             )
         self._check_lengths()
-        self._check_tokens()
-        self._check_cache()
+        self._check_model()
 
     def _check_lengths(self) -> None:
         if self.block_size is not None and self.most_draft_tokens > self.block_size:
@@ -176,22 +174,19 @@ class DiffusionConfig(WholeModelConfig):
             )
         if self.attention == "block_causal" and self.block_size is None:
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
+        if self.cache_rounds > 1 and self.attention != "full":
+            raise OptionError(
+                "`cache_rounds` above 1 is for full attention; the other kinds of attention keep an exact cache. It "
+                f"is {self.cache_rounds} with `attention={self.attention!r}`."
+            )
 
-    def _check_tokens(self) -> None:
+    def _check_model(self) -> None:
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in
         size = self.draft_config.vocab_size
         if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
             raise OptionError(
                 f"`mask_token_id` must lie in 0..{size - 1}, the diffusion model's ids, but it is "
                 f"{self.mask_token_id}."
-            )
-
-    def _check_cache(self) -> None:
-        assert isinstance(self.draft_config, PreTrainedConfig)
-        if self.cache_rounds > 1 and self.attention != "full":
-            raise OptionError(
-                "`cache_rounds` above 1 is for full attention; the other kinds of attention keep an exact cache. It "
-                f"is {self.cache_rounds} with `attention={self.attention!r}`."
             )
         if any(kind.sliding_window or kind.chunk_size for kind in layer_kinds(self.draft_config)):
             raise OptionError(

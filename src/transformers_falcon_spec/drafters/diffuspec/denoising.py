@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...generation.cache import drop_last
-from .calls import ModelCall
-from .visibility import visible
+from .calls import ModelCall, visible
 
 if TYPE_CHECKING:
     from .modeling_diffuspec import DiffusionDrafter
@@ -24,40 +23,29 @@ class DenoisedRow:
 
     def __init__(self, drafter: "DiffusionDrafter") -> None:
         self.drafter, self.config = drafter, drafter.config
+        self.grid = (drafter.config.block_size or 1) if drafter.config.attention == "block_causal" else 1
         self.num_cached = 0  # tokens of the text whose keys and values are kept
         self._cache = DynamicCache() if self.config.keeps_cache else None
         self._num_rounds = 0
 
     def max_draft_tokens(self, num_committed: int) -> int:
         """Most tokens that fit behind a text of this length: to the end of its block on the grid or the context."""
-        config = self.config
-        most = config.most_draft_tokens
-        context = getattr(config.draft_config, "max_position_embeddings", None)
+        most, shift = self.config.most_draft_tokens, self.config.logits_shift
+        context = getattr(self.config.draft_config, "max_position_embeddings", None)
         if context is not None:
-            most = min(most, context - num_committed + config.logits_shift)
-        if config.attention == "block_causal":
-            assert config.block_size is not None  # the configuration sees to it
-            most = min(most, config.block_size - num_committed % config.block_size + config.logits_shift)
+            most = min(most, context - num_committed + shift)
+        if self.config.attention == "block_causal":
+            most = min(most, self.grid - num_committed % self.grid + shift)
         return max(most, 0)
 
     def scores(self, text: Tensor, num_tokens: int, num_steps: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scores `[num_tokens, vocab]` that the model gives to `num_tokens` masks behind `text` `[tokens]`.
+        """Scores `[num_tokens, vocab]` of `num_tokens` masks behind all committed tokens, `text` `[tokens]`.
 
         With several passes every position keeps the scores of the last pass in which it was masked; between passes the
         surest of those that are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which
-        leaves both open).
-
-        Args:
-            text (`torch.Tensor` of shape `(tokens,)`): All committed tokens.
-            num_tokens (`int`): Positions to fill in, at least 1.
-            num_steps (`int`): Passes, at least 1.
-            scored (`Callable`): Makes scores `[num_tokens, vocab]` over the target's ids of logits.
+        leaves both open). `scored` makes scores over the target's ids of logits.
         """
-        if (
-            self._cache is not None
-            and self._num_rounds % self.config.cache_rounds == 0
-            and self.config.cache_rounds > 1
-        ):
+        if self.config.cache_rounds > 1 and self._num_rounds % self.config.cache_rounds == 0:
             self._crop(0)
         self._num_rounds += 1
         block = torch.full((num_tokens,), self.config.mask_token_id or 0, device=text.device)
@@ -72,7 +60,7 @@ class DenoisedRow:
         return found
 
     def _read(self, text: Tensor, block: Tensor) -> Tensor:
-        """Logits `[block, vocab]` of the positions of a block behind the text; what outlives the pass is cached."""
+        """Logits `[block, vocab]` of a block behind the text; keys and values that hold in later rounds are kept."""
         config, num_committed = self.config, len(text)
         start = min(self.num_cached, num_committed - config.logits_shift)
         self._crop(start)
@@ -83,15 +71,8 @@ class DenoisedRow:
         logits = call.logits(self.drafter.model)[0]
         if self._cache is not None:
             self.num_cached = len(slots)
-            self._crop(self._num_lasting(num_committed))
+            self._crop(num_committed - num_committed % self.grid)
         return logits
-
-    def _num_lasting(self, num_committed: int) -> int:
-        """Tokens of the text whose keys and values are the same, or are taken for the same, in the next round."""
-        if self.config.attention != "block_causal":
-            return num_committed
-        assert self.config.block_size is not None
-        return num_committed - num_committed % self.config.block_size
 
     def _crop(self, num_tokens: int) -> None:
         if self._cache is not None and self.num_cached > num_tokens:

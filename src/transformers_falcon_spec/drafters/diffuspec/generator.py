@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from .denoising import DenoisedRow
-from .draft_length import AdaptiveLength, ConfidenceStop, FixedLength
+from .draft_length import length_rule
 from .lattice import Lattice, prune
-from .path_search import LatticeTree, argmax_path, draw_marginals, mixed_scores, search_path, tree_over
+from .path_search import LatticeTree, PathScores, argmax_path, draw_marginals, search_path, tree_over
 
 if TYPE_CHECKING:
     from .configuration_diffuspec import DiffusionConfig
@@ -47,43 +47,36 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
             row.text = committed.sequence_ids[number, :length]
             if row.num_generated is not None and committed.num_new[number]:
-                row.length.observe(row.num_generated, committed.num_new[number] - 1)
+                row.length_rule.observe(row.num_generated, committed.num_new[number] - 1)
             row.num_generated = None
 
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A path or a tree for each row within the budget; None where no row may have one."""
-        num_steps = (
-            self.config.num_steps if budget.num_passes is None else min(self.config.num_steps, budget.num_passes)
-        )
-        nums = [
-            row.num_positions(depth if num_steps else 0, budget, self.draws_tree(budget))
-            for row, depth in zip(self._rows, budget.depths, strict=True)
-        ]
+        num_steps = self.config.num_steps
+        if budget.num_passes is not None:
+            num_steps = min(num_steps, budget.num_passes)
+        num_below = None if self._draws_tree(budget) else budget.num_nodes - 1
+        depths = budget.depths if num_steps else (0,) * len(self._rows)
+        nums = [row.num_positions(depth, num_below) for row, depth in zip(self._rows, depths, strict=True)]
         if not any(nums):
             return None
         self._search_seconds = 0.0
-        logits = [
-            self._filled_in(number, row, num, num_steps, budget)
-            if num
-            else torch.empty(0, self.target.vocab_size, dtype=torch.float)
-            for number, (row, num) in enumerate(zip(self._rows, nums, strict=True))
-        ]
-        if self._is_drawn(budget):
-            return self._drawn(logits, budget, num_steps)
-        found = [self._searched(row, part, budget) for row, part in zip(self._rows, logits, strict=True)]
-        return self._draft(found, logits, budget, num_steps)
+        scores = [self._filled_in(number, num, num_steps, budget) for number, num in enumerate(nums)]
+        if self.config.search == "marginal" and budget.temperature is not None and budget.noise is None:
+            return self._drawn(scores, budget, num_steps)
+        trees = [self._searched(row, part, budget) for row, part in zip(self._rows, scores, strict=True)]
+        return self._draft(trees, scores, budget, num_steps)
 
-    def draws_tree(self, budget: DraftBudget) -> bool:
+    def _draws_tree(self, budget: DraftBudget) -> bool:
         """Whether the draft is a tree and no path."""
         return self.config.search == "tree" and not budget.is_chain
 
-    def _is_drawn(self, budget: DraftBudget) -> bool:
-        """Whether tokens are drawn for rejection sampling; where noise of later draws is known, they are not."""
-        return self.config.search == "marginal" and budget.temperature is not None and budget.noise is None
-
-    def _filled_in(self, number: int, row: "_Row", num: int, num_steps: int, budget: DraftBudget) -> Tensor:
+    def _filled_in(self, number: int, num: int, num_steps: int, budget: DraftBudget) -> Tensor:
         """Scores `[num, vocab]` over the target's tokens of the positions behind a text, less noise that is known."""
+        if not num:
+            return torch.empty(0, self.target.vocab_size, dtype=torch.float)
+        row = self._rows[number]
         text = row.text.to(self.drafter.device)
         text = text.where(text < self.drafter.model.config.vocab_size, 0)  # one that the model lacks
         noise = None
@@ -96,63 +89,57 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """Logits `[positions, vocab]` over the target's tokens, -inf where it would never write one."""
         shared = logits[:, : self.config.draft_vocab_size]
         scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[1]), value=-torch.inf)
-        scores = scores.index_fill(
-            1, torch.tensor(self.forbidden_ids, dtype=torch.long, device=scores.device), -torch.inf
-        )
+        scores.index_fill_(1, torch.tensor(self.forbidden_ids, dtype=torch.long, device=scores.device), -torch.inf)
         return scores if noise is None else scores - noise
 
     def _lattice(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> Lattice:
         """The candidates of the positions to draft for; the row remembers where the text seems to end."""
         with self._searching():
-            sharpened = scores[None] / (budget.temperature or 1.0)
+            sharpened = scores / (budget.temperature or 1.0)
             lattice = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
         lattice = lattice.cpu()  # waits for the pass
-        row.num_generated = int(lattice.num_generated[0])
-        return lattice.row(0, row.length.kept_length(lattice.confidences[0]))
+        row.num_generated = lattice.num_generated
+        return lattice.first(row.length_rule.kept_length(lattice.confidences))
 
-    def _searched(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> "LatticeTree":
-        """The draft of one row, root included."""
-        root = int(row.text[-1])
+    def _searched(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> LatticeTree:
+        """The path or tree that the search picks for one row, root included."""
+        config, root = self.config, int(row.text[-1])
         if not len(scores):
             return LatticeTree.path(root)
         lattice = self._lattice(row, scores, budget)
         with self._searching():
-            return self._chosen(row, root, lattice, budget)
+            if config.search in ("argmax", "marginal"):
+                return LatticeTree.path(root, argmax_path(lattice))
+            mixed = PathScores(lattice, row.read_proxy(), row.text[-_HISTORY:].tolist(), config.model_weight)
+            if self._draws_tree(budget):
+                return tree_over(mixed, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
+            return LatticeTree.path(root, search_path(mixed, config.beam_width))
 
-    def _chosen(self, row: "_Row", root: int, lattice: Lattice, budget: DraftBudget) -> "LatticeTree":
-        """The path or tree that the search picks from one row's lattice."""
-        config = self.config
-        if config.search in ("argmax", "marginal"):
-            return LatticeTree.path(root, argmax_path(lattice))
-        mixed = mixed_scores(lattice, row.read_proxy(), row.text[-_HISTORY:].tolist(), config.model_weight)
-        if self.draws_tree(budget):
-            num_nodes = min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes)
-            return tree_over(lattice, mixed, root, num_nodes)
-        return LatticeTree.path(root, search_path(lattice, mixed, config.beam_width))
-
-    def _drawn(self, logits: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
+    def _drawn(self, scores: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
         """Drawn paths of all rows and what they were drawn from; how long they are does not depend on the draws."""
         nums = [
-            int(self._lattice(row, part, budget).lengths[0]) if len(part) else 0
-            for row, part in zip(self._rows, logits, strict=True)
+            self._lattice(row, part, budget).length if len(part) else 0
+            for row, part in zip(self._rows, scores, strict=True)
         ]
-        cut = pad_sequence([part[:num].to(self.drafter.device) for part, num in zip(logits, nums, strict=True)], True)
+        cut = pad_sequence([part[:num].to(self.drafter.device) for part, num in zip(scores, nums, strict=True)], True)
         tokens, probs = draw_marginals(cut, budget, self.rng)
-        found = [
-            LatticeTree.path(int(row.text[-1]), drawn[:num])
+        trees = [
+            LatticeTree.path(int(row.text[-1]), drawn[:num].tolist())
             for row, drawn, num in zip(self._rows, tokens, nums, strict=True)
         ]
-        draft = self._draft(found, logits, budget, num_steps)
+        draft = self._draft(trees, scores, budget, num_steps)
         index = torch.arange(draft.token_ids.shape[1], device=probs.device)
         return replace(draft, draft_probs=probs, dist_index=index.where(index < len(index) - 1, -1)[None])
 
-    def _draft(self, found: list[LatticeTree], logits: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
+    def _draft(self, trees: list[LatticeTree], scores: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
         """The draft of all rows; shorter rows end in nodes that belong to nobody."""
+        pairs = zip(trees, scores, strict=True)
+        node_probs = [_node_probs(tree, part, budget) for tree, part in pairs] if budget.wants_node_probs else []
         return Draft(
-            pad_sequence([tree.token_ids for tree in found], True).to(self.drafter.device),
-            pad_sequence([tree.parents for tree in found], True, -1).to(self.drafter.device),
+            pad_sequence([torch.tensor(tree.token_ids) for tree in trees], True).to(self.drafter.device),
+            pad_sequence([torch.tensor(tree.parents) for tree in trees], True, -1).to(self.drafter.device),
             num_passes=num_steps,
-            node_probs=_node_probs(found, logits, budget),
+            node_probs=pad_sequence(node_probs, True) if node_probs else None,
             search_seconds=self._search_seconds,
         )
 
@@ -170,16 +157,16 @@ class _Row:
     """The state of one row during a call: its text, proxy and draft length."""
 
     def __init__(self, drafter: "DiffusionDrafter") -> None:
-        self.reader, self.length = DenoisedRow(drafter), _length_of(drafter.config)
+        self.reader, self.length_rule = DenoisedRow(drafter), length_rule(drafter.config)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
-        self.num_generated: int | None = None  # of a draft nobody has judged yet, the positions before its end
+        self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
         self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
         self._num_counted = 0
 
-    def num_positions(self, depth: int, budget: DraftBudget, is_tree: bool) -> int:
-        """Positions to fill in."""
-        most = min(depth, self.length.next_length(), self.reader.max_draft_tokens(len(self.text)))
-        return most if is_tree else min(most, budget.num_nodes - 1)
+    def num_positions(self, depth: int, num_below: int | None) -> int:
+        """Positions to fill in; a path has no more than `num_below` nodes below the root."""
+        most = min(depth, self.length_rule.length, self.reader.max_draft_tokens(len(self.text)))
+        return most if num_below is None else min(most, num_below)
 
     def read_proxy(self) -> "ContextProxy | None":
         """The proxy, which has read all of the text; None without one."""
@@ -189,27 +176,14 @@ class _Row:
         return self._proxy
 
 
-def _node_probs(drafts: list[LatticeTree], logits: list[Tensor], budget: DraftBudget) -> Tensor | None:
-    """The diffusion model's probability of each node `[rows, nodes]`, 1 at the root; None where nobody asks."""
-    if not budget.wants_node_probs:
-        return None
-    rows = []
-    for draft, scores in zip(drafts, logits, strict=True):
-        depths = [0]
-        for parent in draft.parents[1:].tolist():
-            depths.append(depths[parent] + 1)
-        probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
-        positions = torch.tensor(depths[1:], dtype=torch.long) - 1
-        rows.append(torch.cat([torch.ones(1, dtype=torch.float), probs[positions, draft.token_ids[1:]]]))
-    return pad_sequence(rows, True)
-
-
-def _length_of(config: "DiffusionConfig") -> FixedLength:
-    """The rule for the length of one row's drafts."""
-    most = config.most_draft_tokens
-    if config.draft_length == "adaptive":
-        return AdaptiveLength(config.min_draft_tokens, most, config.growth, config.smoothing)
-    return ConfidenceStop(most, config.least_confidence) if config.draft_length == "confidence" else FixedLength(most)
+def _node_probs(tree: LatticeTree, scores: Tensor, budget: DraftBudget) -> Tensor:
+    """The diffusion model's probability of each node `[nodes]` of one row, 1 at the root."""
+    depths = [0]
+    for parent in tree.parents[1:]:
+        depths.append(depths[parent] + 1)
+    probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
+    below = probs[torch.tensor(depths)[1:] - 1, torch.tensor(tree.token_ids)[1:]]
+    return torch.cat([torch.ones(1, dtype=torch.float), below])
 
 
 def _special_ids(config: "DiffusionConfig") -> tuple[list[int], list[int]]:

@@ -19,14 +19,14 @@ from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD
 from ..whole_model import WholeModelDrafter, shared_vocabulary
-from .calls import ModelCall, check_attention, check_forward
+from .calls import ModelCall
 from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig
 from .generator import DiffusionCandidateGenerator
-from .mask_token import check_mask, mask_id
-from .presets import fitted_proxy, preset_options
 from .proxy import NgramProxy, load_saved_proxy
+from .wrapping import check_attention, check_forward, check_mask, fitted_proxy, mask_id, preset_options
 
 DEFAULT_BLOCK = 8  # of a fresh drafter
+_NOT_DRAFTING = {"draft_config", "auto_class", "vocab_size", "draft_vocab_size", "target_name_or_path", FIELD}
 
 
 class DiffusionDrafter(WholeModelDrafter):
@@ -72,8 +72,8 @@ class DiffusionDrafter(WholeModelDrafter):
         Raises:
             [`OptionError`]: an option that is neither.
         """
-        given = {name: value for name, value in options.items() if name in OWN_FIELDS}
-        model = make_draft_model(target, **{name: value for name, value in options.items() if name not in OWN_FIELDS})
+        given = {name: options.pop(name) for name in OWN_FIELDS & options.keys()}
+        model = make_draft_model(target, **options)
         mask_token_id = model.config.vocab_size
         _add_mask(model)
         given = {"block_size": DEFAULT_BLOCK, "mask_token_id": mask_token_id, **given}
@@ -81,7 +81,7 @@ class DiffusionDrafter(WholeModelDrafter):
         return cls(config, model).eval()
 
     @classmethod
-    def from_model(
+    def wrap(
         cls,
         model: PreTrainedModel,
         target: PreTrainedModel,
@@ -100,9 +100,8 @@ class DiffusionDrafter(WholeModelDrafter):
             target ([`~transformers.PreTrainedModel`]): The target.
             preset (`str`, *optional*): `"paper"` drafts with the paper's options, where `options` do not say
                 otherwise.
-            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-                That of `model`, to compare tokens and to find the mask. Without both only vocabularies of one size are
-                the same.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of `model`, to compare tokens and
+                to find the mask. Without both only vocabularies of one size are the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
             mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never
                 drafted.
@@ -129,10 +128,7 @@ class DiffusionDrafter(WholeModelDrafter):
         drafter.proxy = fitted_proxy(preset, proxy_texts, config.vocab_size)
         return drafter
 
-    @classmethod
-    def wrap(cls, model: PreTrainedModel, target: PreTrainedModel, **options: Any) -> Self:
-        """The same as [`~DiffusionDrafter.from_model`]."""
-        return cls.from_model(model, target, **options)
+    from_model = wrap
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load the proxy, if one was saved."""
@@ -161,13 +157,13 @@ class DiffusionDrafter(WholeModelDrafter):
         kept: Bool[Tensor, "rows tokens"],
         **_: Any,
     ) -> Tensor:
-        """Logits `[kept, draft_vocab_size]` in float32 at the kept tokens; for training, without a cache.
+        """Logits `[kept, draft_vocab_size]` in float32 of texts with masks; for training, without a cache.
 
         Args:
             token_ids (`torch.Tensor` of shape `(rows, tokens)`): Texts with masks.
-            positions (`torch.Tensor` of shape `(rows, tokens)`): Where each token stands in its text.
+            positions (`torch.Tensor` of shape `(rows, tokens)`): The position of each token in its text.
             allowed (`torch.Tensor` of shape `(rows, tokens, tokens)`): What each one sees.
-            kept (`torch.Tensor` of shape `(rows, tokens)`): Where logits are asked for.
+            kept (`torch.Tensor` of shape `(rows, tokens)`): Which tokens logits are asked for.
         """
         call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
         states = decoder_of(self.model)(**call.arguments(self.model.dtype))[0]
@@ -187,15 +183,7 @@ class DiffusionDrafter(WholeModelDrafter):
     @property
     def draft_settings(self) -> dict[str, Any]:
         """Settings besides weights that decide its drafts."""
-        left_out = {
-            "draft_config",
-            "auto_class",
-            "vocab_size",
-            "draft_vocab_size",
-            "target_name_or_path",
-            FIELD,
-        }
-        settings = {name: getattr(self.config, name) for name in sorted(OWN_FIELDS - left_out)}
+        settings = {name: getattr(self.config, name) for name in sorted(OWN_FIELDS - _NOT_DRAFTING)}
         nodes = {"num_tree_nodes": self.generation_config.num_tree_nodes} if self.config.search == "tree" else {}
         return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
 
@@ -209,8 +197,9 @@ class DiffusionDrafter(WholeModelDrafter):
         """A generator that drafts with this model for one call.
 
         Raises:
-            [`OptionError`]: the options name a static tree, or ask for one that grows.
+            [`OptionError`]: the options name a static tree, or ask for one that grows, or the configuration is wrong.
         """
+        self.config.check()
         _ = self.is_tree_dynamic
         if self.generation_config.draft_tree is not None:
             raise OptionError(

@@ -4,30 +4,35 @@ Interpolated Witten-Bell smoothing: with c(h, w) counted after the history h, N(
 p(w | h) = (c(h, w) + T(h) p(w | h')) / (N(h) + T(h)), where h' is h without its oldest token and the last resort is 1
 / V. It needs no held-out text, is a distribution at once, and can be counted on while text is written. Sources: Witten
 and Bell 1991 (method C), in the interpolated form of Chen and Goodman 1998, section 2.6. The paper (arXiv 2510.02358)
-takes 3-grams of KenLM, which needs a C++ build, reads words and cannot count on; no maintained library does this for
-token ids.
+takes 3-grams of KenLM, which needs a C++ build, reads words and cannot count on.
 
-Whoever searches asks for a dozen tokens after a few contexts at a time, of which most come again: contexts are opened
-as dictionaries and kept. Searching sorted tensors for all histories of a lattice at once took about twenty times as
-long (LOG.md, 2026-11-22).
+A search asks for a dozen tokens after a few contexts at a time, of which most come again: contexts are opened as
+dictionaries and kept. Searching sorted tensors took about twenty times as long (LOG.md, 2026-11-22).
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
-from ...errors import OptionError
+from ...errors import CheckpointError, OptionError
+from ...provenance import file_sha256
 from ..saved_adapters import base_of_adapter, options_of_base
 from .ngram_counts import Followers, NgramCounts, count_ngrams
-from .proxy_files import COUNTS_FILE, DESCRIPTION_FILE, read_ngrams, write_ngrams
 
 LONGEST_ORDER = 3
 LARGEST_VOCAB = 2**21  # three tokens then fit one 64-bit number
 MOST_OPENED = 2**16  # contexts kept open
+COUNTS_FILE, DESCRIPTION_FILE = "ngram_proxy.safetensors", "ngram_proxy.json"
+VERSION = 1  # of these files
+_KINDS = {"version": int, "order": int, "vocab_size": int, "sha256": str}  # of the description's fields
+_REMEDY = "Fetch the proxy again, or fit and save it again."
 
 Context = tuple[int, ...]
 
@@ -47,8 +52,7 @@ class NgramProxy:
 
     def __init__(self, ngrams: list[NgramCounts], vocab_size: int) -> None:
         """`ngrams` of 1 token, 2 tokens and so on."""
-        self.vocab_size, self.order = vocab_size, len(ngrams)
-        self._ngrams = ngrams
+        self.ngrams, self.order, self.vocab_size = ngrams, len(ngrams), vocab_size
         self._opened: dict[Context, Followers] = {}
 
     @staticmethod
@@ -77,32 +81,37 @@ class NgramProxy:
         Raises:
             [`CheckpointError`]: a file is missing, cut short, changed, or of another version.
         """
-        return NgramProxy(*read_ngrams(Path(folder)))
+        described, path = _description(Path(folder) / DESCRIPTION_FILE), Path(folder) / COUNTS_FILE
+        tensors, found = _read(path, "be a whole safetensors file", load_file), file_sha256(path)
+        if found != described["sha256"]:
+            raise CheckpointError(
+                f"`{path}` must have the checksum {described['sha256']} of `{DESCRIPTION_FILE}`, but it has {found}. "
+                f"{_REMEDY}"
+            )
+        size, lengths = described["vocab_size"], range(1, described["order"] + 1)
+        pairs = [(tensors[f"keys.{length}"], tensors[f"counts.{length}"]) for length in lengths]
+        return NgramProxy([NgramCounts.of_tensors(keys, counts, size) for keys, counts in pairs], size)
 
     def save(self, folder: str | Path) -> None:
-        """Write it as safetensors with a description that holds the checksum."""
-        write_ngrams(Path(folder), self._ngrams, self.vocab_size)
+        """Write it as safetensors with a description, without which counts that were not finished cannot be read."""
+        tensors: dict[str, Tensor] = {}
+        for length, level in enumerate(self.ngrams, start=1):
+            tensors[f"keys.{length}"], tensors[f"counts.{length}"] = level.to_tensors()
+        counts, description = Path(folder) / COUNTS_FILE, Path(folder) / DESCRIPTION_FILE
+        counts.parent.mkdir(parents=True, exist_ok=True)
+        description.unlink(missing_ok=True)
+        save_file(tensors, counts)
+        sizes = {"version": VERSION, "order": self.order, "vocab_size": self.vocab_size}
+        described = json.dumps({**sizes, "sha256": file_sha256(counts)}, indent=2)
+        description.write_text(described + "\n", encoding="utf-8")
 
     @property
     def fingerprint(self) -> str:
         """Tells fitted proxies apart."""
         found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
-        for level in self._ngrams:
+        for level in self.ngrams:
             found.update(level.keys.tobytes() + level.counts.tobytes())
         return found.hexdigest()
-
-    def over(self, vocab_size: int) -> "NgramProxy":
-        """The model of the same text over a larger vocabulary that begins with these tokens.
-
-        Raises:
-            [`OptionError`]: the vocabulary is smaller, or too large.
-        """
-        if not self.vocab_size <= vocab_size <= LARGEST_VOCAB:
-            raise OptionError(
-                f"`vocab_size` must lie from {self.vocab_size}, that of the proxy, to {LARGEST_VOCAB}, but it is "
-                f"{vocab_size}."
-            )
-        return NgramProxy([level.rebased(vocab_size) for level in self._ngrams], vocab_size)
 
     def in_context(self) -> "ContextProxy":
         """A model that starts out as this one and learns from the text of one call; this one stays as it is."""
@@ -128,7 +137,7 @@ class NgramProxy:
         if found is None:
             if len(self._opened) >= MOST_OPENED:
                 self._opened = {}
-            found = self._opened[context] = self._ngrams[len(context)].followers(context)
+            found = self._opened[context] = self.ngrams[len(context)].followers(context)
         return found
 
     def _probs(self, context: Context, token_ids: Sequence[int], known: dict[Context, list[float]]) -> list[float]:
@@ -141,10 +150,7 @@ class NgramProxy:
 
 
 class ContextProxy(NgramProxy):
-    """A proxy that goes on counting while one text is written; made by [`NgramProxy.in_context`].
-
-    It says what a proxy fitted to that text as well would say. What it has counted itself is kept beside what it
-    shares.
+    """A proxy that goes on counting while one text is written, as if fitted to that text as well.
 
     Example:
 
@@ -159,7 +165,7 @@ class ContextProxy(NgramProxy):
     """
 
     def __init__(self, proxy: NgramProxy) -> None:
-        super().__init__(proxy._ngrams, proxy.vocab_size)
+        super().__init__(proxy.ngrams, proxy.vocab_size)
         self._shared = proxy
         self._own: dict[Context, Followers] = {}
         self._newest: Context = ()  # what n-grams of coming tokens may begin with
@@ -174,8 +180,7 @@ class ContextProxy(NgramProxy):
             for start in range(len(self._newest) + 1):
                 context = self._newest[start:]
                 if context not in self._own:
-                    shared = self._shared.followers(context)
-                    self._own[context] = Followers(shared.total, shared.num_kinds, shared.counts)
+                    self._own[context] = self._shared.followers(context).copy()
                 self._own[context].count(token)
             newest = (*self._newest, token)
             self._newest = newest[max(len(newest) - self.order + 1, 0) :]
@@ -202,3 +207,30 @@ def load_saved_proxy(name_or_path: Any, **hub: Any) -> NgramProxy | None:
     ]
     folder = next((Path(file).parent for file in files if file is not None), None)
     return None if folder is None else NgramProxy.load(folder)
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """The description of saved counts, all of whose fields are there."""
+    described = _read(path, "hold a JSON object", lambda path: json.loads(path.read_text(encoding="utf-8")))
+    if not isinstance(described, dict) or any(type(described.get(name)) is not kind for name, kind in _KINDS.items()):
+        raise CheckpointError(
+            f"`{path}` must be an object with {sorted(_KINDS)}, but it is {described!r:.200}. {_REMEDY}"
+        )
+    if described["version"] != VERSION:
+        raise CheckpointError(
+            f"`{path}` must be of version {VERSION}, but it is of version {described['version']}. Fit and save the "
+            "proxy again, or take the version of this package that wrote it."
+        )
+    return described
+
+
+def _read(path: Path, what: str, read: Callable[[Path], Any]) -> Any:
+    """What `read` finds in a file, which must be there and must do `what`."""
+    try:
+        return read(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"A proxy must have both `{COUNTS_FILE}` and `{DESCRIPTION_FILE}`, but `{path}` is not there. {_REMEDY}"
+        ) from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"`{path}` must {what}, but it cannot be read: {error}. {_REMEDY}") from error

@@ -16,13 +16,13 @@ from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
-from transformers_falcon_spec.drafters.diffuspec.mask_token import mask_id
+from transformers_falcon_spec.drafters.diffuspec.wrapping import mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
 
 
 def wrapped(kind: str, target: Any, **options: Any) -> Any:
-    """A stand-in as a drafter, told what its family needs."""
-    return DiffusionDrafter.from_model(make_model(kind), target, **{"mask_token_id": MASK, **OPTIONS[kind], **options})
+    """A stand-in as a drafter, with the options that its family needs."""
+    return DiffusionDrafter.wrap(make_model(kind), target, **{"mask_token_id": MASK, **OPTIONS[kind], **options})
 
 
 def test_the_mask_is_the_tokenizers_before_that_of_the_configuration() -> None:
@@ -70,13 +70,13 @@ def test_a_model_that_ignores_its_mask_is_refused() -> None:
     with pytest.raises(
         OptionError, match=r"a text must not see the last one, but in a `Dream` they do\. Choose another"
     ):
-        DiffusionDrafter.from_model(model, target, mask_token_id=MASK, attention="prefix_causal")
+        DiffusionDrafter.wrap(model, target, mask_token_id=MASK, attention="prefix_causal")
 
     model.forward = lambda input_ids, attention_mask=None, position_ids=None, **kwargs: forward(
         input_ids, naive_mask("prefix_causal", 99, input_ids.shape[1], None)
     )
     with pytest.raises(OptionError, match="a text must see the last one, but in a `Dream` they do not"):
-        DiffusionDrafter.from_model(model, target, mask_token_id=MASK, attention="full")
+        DiffusionDrafter.wrap(model, target, mask_token_id=MASK, attention="full")
 
 
 def test_attention_that_reads_no_masks_is_refused() -> None:
@@ -86,7 +86,7 @@ def test_attention_that_reads_no_masks_is_refused() -> None:
     with pytest.raises(
         OptionError, match=r"must take masks, as \('sdpa', 'eager'\) do, but it is 'flash_attention_2'"
     ):
-        DiffusionDrafter.from_model(model, make_target(), mask_token_id=MASK)
+        DiffusionDrafter.wrap(model, make_target(), mask_token_id=MASK)
 
 
 def test_a_forward_of_another_form_is_refused() -> None:
@@ -94,7 +94,7 @@ def test_a_forward_of_another_form_is_refused() -> None:
     model.forward = lambda input_ids, attention_mask=None: model(input_ids, attention_mask)
 
     with pytest.raises(OptionError, match="must take `attention_mask`, `position_ids`, but it lacks `position_ids`"):
-        DiffusionDrafter.from_model(model, make_target(), mask_token_id=MASK)
+        DiffusionDrafter.wrap(model, make_target(), mask_token_id=MASK)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,7 @@ def test_a_forward_of_another_form_is_refused() -> None:
     ],
 )
 def test_the_mask_is_that_of_the_tokenizer(ours: Any, theirs: Any) -> None:
-    drafter = DiffusionDrafter.from_model(
-        make_model(), make_target(), tokenizer=ours, target_tokenizer=theirs, block_size=4
-    )
+    drafter = DiffusionDrafter.wrap(make_model(), make_target(), tokenizer=ours, target_tokenizer=theirs, block_size=4)
 
     assert drafter.config.mask_token_id == ours.mask_token_id
 
@@ -145,7 +143,7 @@ def test_the_mask_is_that_of_the_tokenizer(ours: Any, theirs: Any) -> None:
 def test_a_mask_that_is_a_word_of_the_target_is_refused(options: dict[str, Any], message: str) -> None:
     pattern = message if ".*" in message else message.replace("<|mask|>", r"<\|mask\|>")
     with pytest.raises(DrafterMismatchError, match=pattern):
-        DiffusionDrafter.from_model(make_model(vocab_size=VOCAB_SIZE), make_target(), **options)
+        DiffusionDrafter.wrap(make_model(vocab_size=VOCAB_SIZE), make_target(), **options)
 
 
 def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted() -> None:
@@ -153,7 +151,7 @@ def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted()
 
     model = make_model(vocab_size=VOCAB_SIZE)
 
-    drafter = DiffusionDrafter.from_model(model, target, mask_token_id=40, mask_is_text=True, block_size=5)
+    drafter = DiffusionDrafter.wrap(model, target, mask_token_id=40, mask_is_text=True, block_size=5)
     pair = runs.told(target, drafter)
 
     pair.assert_equal()
@@ -173,7 +171,7 @@ def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted()
 )
 def test_a_mask_that_nobody_names_and_an_unknown_preset_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        DiffusionDrafter.from_model(make_model(), make_target(), **options)
+        DiffusionDrafter.wrap(make_model(), make_target(), **options)
 
 
 def test_the_papers_preset_drafts_with_the_papers_numbers_whatever_the_family() -> None:
@@ -193,7 +191,7 @@ def test_the_papers_preset_drafts_with_the_papers_numbers_whatever_the_family() 
     drafter.generation_config.tune = False  # drafts are as long as the preset says
     pair = runs.told(target, drafter, max_new_tokens=40)
     pair.assert_equal()
-    assert pair.stats.num_drafted > 10 * pair.stats.num_steps  # fewer where the text has less room left
+    assert pair.stats.num_drafted > 10 * pair.stats.num_steps  # fewer where the text has less left to write
     assert pair.stats.acceptance_length > 1.1
 
 
@@ -213,7 +211,7 @@ def test_the_papers_lengths_need_a_model_of_such_blocks() -> None:
 
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(DrafterMismatchError, match="must be compared, but the draft model brings no tokenizer"):
-        DiffusionDrafter.from_model(make_model(vocab_size=VOCAB_SIZE + 5), make_target(), mask_token_id=VOCAB_SIZE)
+        DiffusionDrafter.wrap(make_model(vocab_size=VOCAB_SIZE + 5), make_target(), mask_token_id=VOCAB_SIZE)
 
 
 def test_remote_code_runs_where_it_is_trusted_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
