@@ -20,12 +20,11 @@ from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.compatibility.fingerprint import record_target
 from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
 from transformers_falcon_spec.errors import CheckpointError, OptionError
-from transformers_falcon_spec.evaluation.doctor.diagnosis import diagnose
 from transformers_falcon_spec.evaluation.doctor.expectation import Expectation, expected_acceptance
 from transformers_falcon_spec.evaluation.doctor.findings import NAMES, Report
-from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, measured_fault
+from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, diagnose, measured_fault
 from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
-from transformers_falcon_spec.evaluation.doctor.weight_files import file_faults, why_unreadable
+from transformers_falcon_spec.evaluation.doctor.weight_files import add_unreadable, file_faults
 
 ROOT = Path(__file__).parents[2]
 PAIR = {"target": str(ROOT / "models" / "reference-target"), "drafter": str(ROOT / "models" / "falcon-reference")}
@@ -54,7 +53,7 @@ def examined(
 
 
 def names_of(report: Report) -> list[str]:
-    return [verdict.name for verdict in report.findings]
+    return [finding.name for finding in report.findings]
 
 
 def signed_pair(**changes: Any) -> tuple[Any, Any, Any]:
@@ -114,8 +113,8 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
     report = examined(target, tokenizer, drafter.to(target.dtype))
 
     assert [name for name in names_of(report) if name not in MEASURED] == fault
-    assert message in "".join(verdict.text for verdict in report.findings)
-    assert list(report.sections) == ["contract", "reading", "template", "acceptance", "costs"]
+    assert message in "".join(finding.text for finding in report.findings)
+    assert list(report.sections) == ["fingerprint", "reading", "template", "acceptance", "costs"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
 
@@ -131,24 +130,25 @@ def test_a_target_that_cannot_work_ends_the_diagnosis(changes: dict[str, Any]) -
 
 
 def test_a_target_that_reads_masks_but_no_trees_has_no_mask_bug() -> None:
-    section, verdicts, can_verify = check_tree_reading(make_target("bloom"))
+    report = Report("target", "drafter")
 
-    assert [verdict.name for verdict in verdicts] == ["no trees"]
-    assert (section["form"], can_verify) == ("paths", True)
-    assert section["reads_masks"] is not False
+    assert check_tree_reading(make_target("bloom"), report)
+    assert names_of(report) == ["no trees"]
+    assert report.sections["reading"]["form"] == "paths"
+    assert report.sections["reading"]["reads_masks"] is not False
 
 
-def test_a_template_that_marks_too_little_is_told() -> None:
+def test_a_template_that_marks_too_little_is_reported() -> None:
     thin = MARKED_TEMPLATE.replace("== 'assistant'", "== 'assistant' and loop.index > 3")
 
-    found = {
-        name: check_template(make_tokenizer(text))
-        for name, text in (("marked", MARKED_TEMPLATE), ("unmarked", PLAIN_TEMPLATE), ("thin", thin), ("none", None))
-    }
+    reports = {name: Report("target", "drafter") for name in ("marked", "unmarked", "thin", "none")}
+    for report, text in zip(reports.values(), (MARKED_TEMPLATE, PLAIN_TEMPLATE, thin, None), strict=True):
+        check_template(make_tokenizer(text), report)
 
-    named = {name: [verdict.name for verdict in verdicts] for name, (_, verdicts) in found.items()}
+    named = {name: names_of(report) for name, report in reports.items()}
     assert named == {"marked": [], "unmarked": [], "thin": ["template mask"], "none": []}
-    assert found["thin"][0]["marked_runs"] < found["thin"][0]["turns"] == 3
+    section = reports["thin"].sections["template"]
+    assert section["marked_runs"] < section["turns"] == 3
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +185,12 @@ def test_a_slow_drafter_cannot_pay(pair: Any, monkeypatch: pytest.MonkeyPatch) -
 
     report = examined(*pair, expected_acceptance(PAIR["drafter"], pair[2], None), max_new_tokens=8)
 
-    (verdict,) = report.findings
-    assert verdict.name == "slow machine"
-    assert re.search(r"drafting takes \d+\.\d ms of a step", verdict.text)
+    (finding,) = report.findings
+    assert finding.name == "slow machine"
+    assert re.search(r"drafting takes \d+\.\d ms of a step", finding.text)
 
 
-def test_acceptance_below_the_promise_is_told_unless_something_else_explains_it(
+def test_acceptance_below_the_promise_is_reported_unless_something_else_explains_it(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -256,17 +256,17 @@ COSTS = {
         (1.2, 3.3, None, None),
     ],
 )
-def test_too_little_kept_and_too_dear_are_told_apart(
+def test_too_little_kept_and_too_dear_are_two_findings(
     length: float, promised: float | None, least_cost: float | None, expected: str | None
 ) -> None:
     acceptance = {"acceptance_length": length, "is_low": False, "promised_by": "training.json"}
     acceptance |= {} if promised is None else {"promised_length": promised}
 
-    verdict = measured_fault(acceptance, COSTS | {"least_cost": least_cost}, [])
+    finding = measured_fault(acceptance, COSTS | {"least_cost": least_cost}, [])
 
-    assert (verdict and verdict.name) == expected
+    assert (finding and finding.name) == expected
     if expected == "slow machine":
-        assert "reading a draft takes 30.0 ms, 3.0 times a single token" in verdict.text
+        assert "reading a draft takes 30.0 ms, 3.0 times a single token" in finding.text
 
 
 def cut(path: Path) -> None:
@@ -276,9 +276,9 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        (cut, r"`model.safetensors` must have \d+ bytes, but it has \d+"),
-        (lambda path: path.write_bytes(path.read_bytes()[:40]), "ends after 40 bytes, within a header of"),
-        (lambda path: path.write_bytes(b"abc"), "has 3 bytes and no header"),
+        (cut, r"`model.safetensors` is cut short, or no safetensors file, at \d+ bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:40]), "is cut short, or no safetensors file, at 40 bytes"),
+        (lambda path: path.write_bytes(b"abc"), "is cut short, or no safetensors file, at 3 bytes"),
         (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "is a pointer of Git LFS"),
     ],
 )
@@ -294,9 +294,10 @@ def test_truncated_weights_are_found_by_name(
     assert main(["doctor", *folders, "--json"]) == 0
 
     report = json.loads(capsys.readouterr().out)
-    (verdict,) = report["verdicts"]
-    assert verdict["name"] == "truncated weights"
-    assert re.search(fault, verdict["text"])
+    (finding,) = report["findings"]
+    assert finding["name"] == "truncated weights"
+    assert finding["documentation"] == "docs/troubleshooting.md#truncated-weights"
+    assert re.search(fault, finding["text"])
     assert "environment" in report
 
 
@@ -310,11 +311,16 @@ def test_a_missing_shard_counts_as_truncated_and_whole_files_do_not(tmp_path: Pa
 
 
 def test_a_checkpoint_that_is_whole_but_none_is_broken(tmp_path: Path) -> None:
-    assert why_unreadable(str(tmp_path), CheckpointError("no drafter")).name == "broken checkpoint"
+    report = Report("target", "drafter")
+    add_unreadable(report, str(tmp_path), CheckpointError("no drafter"))
+
+    assert names_of(report) == ["broken checkpoint"]
 
 
 @pytest.mark.usefixtures("machine_clock")
-def test_the_command_shows_every_section_and_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_every_section_and_the_conclusion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_target(tmp_path / "target")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     make_drafter(target).save_pretrained(tmp_path / "drafter")
@@ -325,15 +331,15 @@ def test_the_command_shows_every_section_and_the_verdict(tmp_path: Path, capsys:
     assert main(["doctor", *folders, "--limit", "1", "--max_new_tokens", "8"]) == 0
 
     shown = capsys.readouterr().out
-    for title in ("environment", "contract", "reading", "template", "acceptance", "costs", "verdict"):
+    for title in ("environment", "fingerprint", "reading", "template", "acceptance", "costs", "conclusion"):
         assert re.search(rf"^{title} ", shown, flags=re.MULTILINE)
     assert re.search(r"^threads +\d+$", shown, flags=re.MULTILINE)
     assert "LOW ACCEPTANCE: " in shown or "SLOW MACHINE: " in shown
 
 
-def test_every_verdict_has_a_section_of_its_name_and_every_section_a_verdict() -> None:
+def test_every_finding_has_a_section_of_its_name_and_every_section_a_finding() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    section = page.partition("## The doctor's verdicts\n")[2].partition("\n## ")[0]
+    section = page.partition("## What the doctor finds\n")[2].partition("\n## ")[0]
 
     headings = [heading.lower() for heading in re.findall(r"^### (.+)$", section, flags=re.MULTILINE)]
 

@@ -18,12 +18,11 @@ from rich.console import Console
 from transformers import logging
 
 from ..errors import CheckpointError
-from ..evaluation.doctor.diagnosis import diagnose
 from ..evaluation.doctor.expectation import Expectation, expected_acceptance
-from ..evaluation.doctor.findings import Report
-from ..evaluation.doctor.measurement import Case, built_in_prompts
+from ..evaluation.doctor.findings import Report, documentation_of
+from ..evaluation.doctor.measurement import Case, built_in_prompts, diagnose
 from ..evaluation.doctor.setup_checks import environment
-from ..evaluation.doctor.weight_files import why_unreadable
+from ..evaluation.doctor.weight_files import add_unreadable
 from ..evaluation.prompts import Prompt, read_prompts
 from .loading import load_drafter
 from .options import DTYPE_HELP, PairOptions, TextOptions, option
@@ -69,7 +68,7 @@ def _load_or_report(report: Report, name: str, load: Callable[[], Loaded]) -> Lo
     try:
         return load()
     except CheckpointError as error:
-        report.findings.append(why_unreadable(name, error))
+        add_unreadable(report, name, error)
         return None
 
 
@@ -85,10 +84,10 @@ def _show(report: Report) -> None:
         console.rule(title, align="left")
         for name, value in section.items():
             console.print(f"{name.replace('_', ' '):24s} {_format(value)}")
-    console.rule("verdict", align="left")
+    console.rule("conclusion", align="left")
     console.print(report.conclusion)
     for finding in report.findings:
-        console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({finding.documentation})")
+        console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({documentation_of(finding)})")
 
 
 def _format(value: Any) -> str:

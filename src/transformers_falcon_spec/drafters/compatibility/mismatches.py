@@ -31,12 +31,12 @@ _TRAIN_ON = "Load the target it was trained for, or train the drafter on with th
 
 
 @dataclass(frozen=True)
-class Mismatch:
-    """One way in which a target is not the one that a drafter was made for.
+class Finding:
+    """One thing that is wrong with a pair, above all a target that is not the one that a drafter was made for.
 
     Args:
         name (`str`): What `falcon-spec doctor` and `docs/troubleshooting.md` call it.
-        text (`str`): What differs, and what it costs.
+        text (`str`): What was found, and what it costs.
         remedy (`str`): What to do.
         is_fatal (`bool`): Whether drafting with this target makes no sense.
     """
@@ -50,7 +50,7 @@ class Mismatch:
         return f"{self.text} {self.remedy}"
 
 
-_CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], list[Mismatch]]]] = WeakKeyDictionary()
+_CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], list[Finding]]]] = WeakKeyDictionary()
 _LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies of the drafter need not repeat it
 
 
@@ -76,7 +76,7 @@ def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = No
             logger.warning("%s", mismatch)
 
 
-def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Mismatch]:
+def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Finding]:
     """Differences between a target at hand and the one that a drafter was made for; none where none is stored.
 
     Of a drafter with an adapter, which fits it to another target, only fatal ones.
@@ -94,11 +94,11 @@ def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) 
     return [mismatch for mismatch in found if mismatch.is_fatal or not has_adapter]
 
 
-def _costly(name: str, what: str, cost: str, remedy: str = _TRAIN_ON) -> Mismatch:
-    return Mismatch(name, f"{what}. The text stays the target's own, but {cost}.", remedy)
+def _costly(name: str, what: str, cost: str, remedy: str = _TRAIN_ON) -> Finding:
+    return Finding(name, f"{what}. The text stays the target's own, but {cost}.", remedy)
 
 
-def _other_ids(expected: TargetFingerprint, given: TargetFingerprint, here: str, made_for: str) -> Iterator[Mismatch]:
+def _other_ids(expected: TargetFingerprint, given: TargetFingerprint, here: str, made_for: str) -> Iterator[Finding]:
     # A base model and its chat version end texts differently and share all other ids. Where embeddings have nothing in
     # common either, all ids are other tokens.
     both = {name: (set(expected.ids.get(name, ())), set(given.ids[name])) for name in KEY_IDS}
@@ -110,7 +110,7 @@ def _other_ids(expected: TargetFingerprint, given: TargetFingerprint, here: str,
     embeddings, own_embeddings = (fingerprint.weights.get("embeddings") for fingerprint in (expected, given))
     if embeddings is not None and own_embeddings is not None and not embeddings.is_related(own_embeddings):
         text = f"{what}, and its embeddings are another model's: no draft could be kept."
-        yield Mismatch(OTHER_TARGET, text, f"Load the target it was trained for: {made_for}.", is_fatal=True)
+        yield Finding(OTHER_TARGET, text, f"Load the target it was trained for: {made_for}.", is_fatal=True)
     else:
         yield _costly(OTHER_TARGET, what, f"expect {' and '.join(_COSTS_OF_ID[name] for name in other)}")
 
@@ -121,7 +121,7 @@ def _listed(ids: set[int]) -> str:
 
 def _other_weights(
     expected: TargetFingerprint, given: TargetFingerprint, here: str, made_for: str
-) -> Iterator[Mismatch]:
+) -> Iterator[Finding]:
     like = {part: found.likeness(given.weights[part]) for part, found in expected.weights.items()
             if part in given.weights}  # fmt: skip
     same, other = ([part for part in like if (like[part] == "same") is wanted] for wanted in (True, False))
@@ -145,7 +145,7 @@ def _other_weights(
 
 def _other_settings(
     expected: TargetFingerprint, given: TargetFingerprint, here: str, made_for: str
-) -> Iterator[Mismatch]:
+) -> Iterator[Finding]:
     has_adapters = ADAPTERS in given.weights
     if has_adapters != (ADAPTERS in expected.weights):
         how, made = ("with", "not made") if has_adapters else ("without the", "made")

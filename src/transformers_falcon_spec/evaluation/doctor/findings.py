@@ -1,9 +1,9 @@
 """The faults that the doctor knows by name, and the report that lists those it found."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...drafters.compatibility.mismatches import OTHER_DTYPE, OTHER_TARGET, QUANTISED, WRONG_TEMPLATE, Mismatch
+from ...drafters.compatibility.mismatches import OTHER_DTYPE, OTHER_TARGET, QUANTISED, WRONG_TEMPLATE, Finding
 
 TRUNCATED = "truncated weights"
 BROKEN = "broken checkpoint"
@@ -16,33 +16,17 @@ NAMES = (  # each has a section in docs/troubleshooting.md
     *(TRUNCATED, BROKEN, OTHER_TARGET, QUANTISED, OTHER_DTYPE, WRONG_TEMPLATE, TEMPLATE_MASK, MASK_BUG, NO_TREES),
     *(LOW_ACCEPTANCE, SLOW_MACHINE),
 )
-PAGE = "docs/troubleshooting.md"
-
 Section = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One fault: its name, what was found and what it costs, and what to do about it."""
-
-    name: str  # one of `NAMES`
-    text: str
-    remedy: str
-
-    @classmethod
-    def of_mismatch(cls, mismatch: Mismatch) -> "Finding":
-        """The finding for a difference between the drafter's target and the given one."""
-        return cls(mismatch.name, mismatch.text, mismatch.remedy)
-
-    @property
-    def documentation(self) -> str:
-        """The section of the documentation that explains the fault."""
-        return f"{PAGE}#{self.name.replace(' ', '-')}"
+def documentation_of(finding: Finding) -> str:
+    """The section of the documentation that explains a finding."""
+    return f"docs/troubleshooting.md#{finding.name.replace(' ', '-')}"
 
 
 @dataclass
 class Report:
-    """What the doctor measured, by section, and the faults that it found, the gravest first.
+    """What the doctor measured, by section, and what it found, the gravest first.
 
     Sections stand in the order in which they were examined; those after a fault that stops everything are missing.
     """
@@ -51,6 +35,10 @@ class Report:
     drafter: str
     sections: dict[str, Section] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+
+    def add(self, name: str, text: str, remedy: str) -> None:
+        """Add a finding, whose name is one of `NAMES`."""
+        self.findings.append(Finding(name, text, remedy))
 
     @property
     def conclusion(self) -> str:
@@ -71,6 +59,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as `falcon-spec doctor --json` prints it."""
-        verdicts = [{**asdict(finding), "place": finding.documentation} for finding in self.findings]
+        findings = [
+            {"name": each.name, "text": each.text, "remedy": each.remedy, "documentation": documentation_of(each)}
+            for each in self.findings
+        ]
         models = {"target": self.target, "drafter": self.drafter}
-        return {**models, **self.sections, "verdicts": verdicts, "conclusion": self.conclusion}
+        return {**models, **self.sections, "findings": findings, "conclusion": self.conclusion}

@@ -1,8 +1,8 @@
-"""Writes texts with and without the drafter, and compares acceptance with the expectation and costs with gains."""
+"""The doctor's examination of a pair, from its configuration to the acceptance and the speed of its texts."""
 
 import copy
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...core.stats import GenerationStats
 from ...drafters.base import DrafterModel
+from ...drafters.compatibility.mismatches import Finding
 from ..benchmark import Benchmark
 from ..methods import with_drafter, with_options
 from ..prompts import Prompt
 from ..summary import pooled_stats, summarize, wilson_interval
 from .expectation import Expectation
-from .findings import LOW_ACCEPTANCE, SLOW_MACHINE, Finding, Section
+from .findings import LOW_ACCEPTANCE, SLOW_MACHINE, TEMPLATE_MASK, Report, Section
+from .setup_checks import check_pair, check_template, check_tree_reading
 
+Runs = list[dict[str, Any]]  # as `Benchmark` records them
 UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
 TOLERANCE = 0.85  # of the expected acceptance; prompts differ by as much
 MAX_STEP_COST = 2.0  # plain steps that the cheapest draft may cost where no acceptance is expected
@@ -46,90 +49,92 @@ class Case:
     expected: Expectation | None = None
 
 
-@dataclass(frozen=True)
-class Measurement:
+def diagnose(case: Case, report: Report) -> None:
+    """Fill the report; a fault that makes drafting impossible ends the examination before any text is written.
+
+    Raises:
+        [`BenchmarkError`]: a text could not be written.
+    """
+    fits = check_pair(case.drafter, case.target, case.tokenizer, report)
+    can_verify = check_tree_reading(case.target, report)
+    check_template(case.tokenizer, report)
+    if not (fits and can_verify):
+        return
+    runs = _runs(case)
+    pooled = [{**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"} for run in runs]
+    rows = {row["method"]: row for row in summarize(pooled)}
+    explained_by = [finding.name for finding in report.findings if finding.name != TEMPLATE_MASK]
+    acceptance, costs = _acceptance(runs, rows[UNTUNED], case.expected), _costs(runs, rows)
+    report.sections["acceptance"] = acceptance | {"explained_by": explained_by if acceptance["is_low"] else []}
+    report.sections["costs"] = costs
+    fault = measured_fault(acceptance, costs, explained_by)
+    report.findings += [] if fault is None else [fault]
+
+
+def _runs(case: Case) -> Runs:
     """Greedy runs of the target alone, of the drafter without a tuner, and of the drafter as it is configured."""
+    untuned = copy.deepcopy(case.drafter.generation_config)
+    untuned.tune = False
+    methods = {UNTUNED: with_options(case.drafter, untuned), AS_CONFIGURED: case.drafter}
+    benchmark = Benchmark(
+        target=case.target,
+        tokenizer=case.tokenizer,
+        methods=[with_drafter(name, drafter) for name, drafter in methods.items()],
+        prompts=list(case.prompts),
+        decodings=["greedy"],
+        max_new_tokens=case.max_new_tokens,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return benchmark.run(Path(folder) / "runs.jsonl").complete()
 
-    runs: list[dict[str, Any]]  # as `Benchmark` records them
 
-    @classmethod
-    def of_case(cls, case: Case) -> "Measurement":
-        """Write all texts of a case.
+def _acceptance(runs: Runs, row: dict[str, Any], expected: Expectation | None) -> Section:
+    """The section on the acceptance of untuned drafts, and whether it is lower than expected."""
+    own = [run for run in runs if run["method"] == UNTUNED]
+    stats = sum(map(pooled_stats, own), GenerationStats())
+    section: Section = {
+        "acceptance_length": stats.acceptance_length,
+        "interval": row["acceptance_length_pooled_interval"],
+        "by_depth": stats.acceptance_by_depth,
+        "num_steps": stats.num_steps,
+        "notes": stats.notes,
+        "is_low": expected is not None and _is_lower_than(expected, own, stats),
+    }
+    if expected is None:
+        return section
+    return section | {
+        "promised_by": expected.source,
+        "promised_length": expected.acceptance_length,
+        "promised_by_depth": expected.by_depth,
+    }
 
-        Raises:
-            [`BenchmarkError`]: a text could not be written.
-        """
-        untuned = copy.deepcopy(case.drafter.generation_config)
-        untuned.tune = False
-        methods = {UNTUNED: with_options(case.drafter, untuned), AS_CONFIGURED: case.drafter}
-        benchmark = Benchmark(
-            target=case.target,
-            tokenizer=case.tokenizer,
-            methods=[with_drafter(name, drafter) for name, drafter in methods.items()],
-            prompts=list(case.prompts),
-            decodings=["greedy"],
-            max_new_tokens=case.max_new_tokens,
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            return cls(benchmark.run(Path(folder) / "runs.jsonl").complete())
 
-    @property
-    def stats(self) -> GenerationStats:
-        """The counts of untuned drafts over all texts."""
-        return sum((pooled_stats(run) for run in self.runs if run["method"] == UNTUNED), GenerationStats())
+def _is_lower_than(expected: Expectation, runs: Runs, stats: GenerationStats) -> bool:
+    """Whether acceptance is lower than expected by more than luck and other prompts explain."""
+    if not expected.lowest:
+        kept, offered = (counts[0] if counts else 0 for counts in (stats.kept_by_depth, stats.offered_by_depth))
+        return offered > 0 and wilson_interval(kept, offered)[1] < TOLERANCE * expected.by_depth[0]
+    least = min(expected.lowest.values())
+    return any(
+        row["acceptance_length_pooled_interval"][1] < TOLERANCE * expected.lowest.get(row["set"], least)
+        for row in summarize(runs)
+    )
 
-    def row(self, method: str) -> dict[str, Any]:
-        """The rates of a method over all prompts."""
-        pooled = [{**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"} for run in self.runs]
-        return next(row for row in summarize(pooled) if row["method"] == method)
 
-    def acceptance(self, expected: Expectation | None) -> Section:
-        """The section on acceptance, and whether it is lower than expected."""
-        stats, row = self.stats, self.row(UNTUNED)
-        section: Section = {
-            "acceptance_length": stats.acceptance_length,
-            "interval": row["acceptance_length_pooled_interval"],
-            "by_depth": stats.acceptance_by_depth,
-            "num_steps": stats.num_steps,
-            "notes": stats.notes,
-            "is_low": expected is not None and self._is_lower_than(expected),
-        }
-        if expected is None:
-            return section
-        return section | {
-            "promised_by": expected.source,
-            "promised_length": expected.acceptance_length,
-            "promised_by_depth": expected.by_depth,
-        }
-
-    def _is_lower_than(self, expected: Expectation) -> bool:
-        """Whether acceptance is lower than expected by more than chance and other prompts explain."""
-        if not expected.lowest:
-            stats = self.stats
-            kept, offered = (counts[0] if counts else 0 for counts in (stats.kept_by_depth, stats.offered_by_depth))
-            return offered > 0 and wilson_interval(kept, offered)[1] < TOLERANCE * expected.by_depth[0]
-        rows = [row for row in summarize(self.runs) if row["method"] == UNTUNED]
-        least = min(expected.lowest.values())
-        return any(
-            row["acceptance_length_pooled_interval"][1] < TOLERANCE * expected.lowest.get(row["set"], least)
-            for row in rows
-        )
-
-    def costs(self) -> Section:
-        """The section on the seconds of a step and of its parts, by size."""
-        untuned, configured = self.row(UNTUNED), self.row(AS_CONFIGURED)
-        tuned = [run["speculation"]["tuning"] for run in self.runs if run["method"] == AS_CONFIGURED]
-        tuning: dict[str, Any] = tuned[-1] if tuned else {}
-        section: Section = {
-            "plain_seconds": untuned.get("plain_seconds_per_step"),
-            **{f"{name}_seconds": untuned[f"{name}_seconds_per_step"] for name in ("draft", "verify", "other")},
-            "step_cost": untuned.get("step_cost"),
-            "read_seconds_by_nodes": tuning.get("read_seconds", {}),
-            "draft_seconds_by_passes": tuning.get("draft_seconds", {}),
-            "speedup_of_whole_drafts": untuned.get("speedup"),
-            "speedup": configured.get("speedup"),
-        }
-        return section | {"least_cost": _least_cost(section)}
+def _costs(runs: Runs, rows: Mapping[str, dict[str, Any]]) -> Section:
+    """The section on the seconds of a step and of its parts, by size."""
+    untuned, configured = rows[UNTUNED], rows[AS_CONFIGURED]
+    tuning = next(run["speculation"]["tuning"] for run in reversed(runs) if run["method"] == AS_CONFIGURED)
+    section: Section = {
+        "plain_seconds": untuned.get("plain_seconds_per_step"),
+        **{f"{name}_seconds": untuned[f"{name}_seconds_per_step"] for name in ("draft", "verify", "other")},
+        "step_cost": untuned.get("step_cost"),
+        "read_seconds_by_nodes": tuning.get("read_seconds", {}),
+        "draft_seconds_by_passes": tuning.get("draft_seconds", {}),
+        "speedup_of_whole_drafts": untuned.get("speedup"),
+        "speedup": configured.get("speedup"),
+    }
+    return section | {"least_cost": _least_cost(section)}
 
 
 def _least_cost(section: Section) -> float | None:

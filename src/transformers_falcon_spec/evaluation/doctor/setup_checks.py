@@ -7,13 +7,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafters.base import DrafterModel
 from ...drafters.compatibility.fingerprint import FIELD, TargetFingerprint
-from ...drafters.compatibility.mismatches import OTHER_TARGET, mismatches_of
+from ...drafters.compatibility.mismatches import OTHER_TARGET, Finding, mismatches_of
 from ...errors import DrafterMismatchError, TargetError, TrainingError
 from ...generation.probe import probe, reads_masks
 from ...provenance import provenance
 from ...training.dataset import ConversationDataset
 from ...training.mask_coverage import LOW_SHARE
-from .findings import MASK_BUG, NO_TREES, TEMPLATE_MASK, Finding, Section
+from .findings import MASK_BUG, NO_TREES, TEMPLATE_MASK, Report, Section
 
 logger = logging.getLogger(__name__)
 
@@ -41,51 +41,48 @@ def environment(device: str) -> Section:
     return {name: origin[name] for name in names} | {"usable_cores": cores, "load": load}
 
 
-def check_contract(
-    drafter: DrafterModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Section, list[Finding], bool]:
-    """What the drafter's config says of its target, what differs, and whether the two can work together."""
+def check_pair(
+    drafter: DrafterModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, report: Report
+) -> bool:
+    """Report what the drafter's config says of its target, and what differs; True if the two can work together."""
     stored, given = getattr(drafter.config, FIELD, None), TargetFingerprint.of_target(target, tokenizer)
-    section: Section = {
+    report.sections["fingerprint"] = {
         "made_for": drafter.config.target_name_or_path,
-        "has_contract": stored is not None,
+        "is_stored": stored is not None,
         "known_weights": sorted(stored["weights"]) if stored else [],
         "not_looked_at": given.skipped,
         "dtype": given.dtype,
     }
     found = mismatches_of(drafter, target, tokenizer)
-    findings = [Finding.of_mismatch(mismatch) for mismatch in found]
+    report.findings += found
     try:
         drafter.check_target(target)
     except DrafterMismatchError as error:
         if not any(mismatch.is_fatal for mismatch in found):
             remedy = "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`."
-            findings.insert(0, Finding(OTHER_TARGET, str(error), remedy))
-        return section, findings, False
-    return section, findings, True
+            report.findings.insert(0, Finding(OTHER_TARGET, str(error), remedy))
+        return False
+    return True
 
 
-def check_tree_reading(target: PreTrainedModel) -> tuple[Section, list[Finding], bool]:
-    """How the target reads draft trees, and whether it can verify anything at all."""
-    respects_masks = _respects_masks(target)
+def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
+    """Report how the target reads draft trees; True if it can verify anything at all."""
+    section = report.sections["reading"] = {"form": None, "reads_masks": _respects_masks(target)}
     try:
         found = probe(target)
     except TargetError as error:
-        section: Section = {"form": None, "reads_masks": respects_masks, "reason": str(error)}
-        return section, [_tree_fault(target, str(error), respects_masks)], False
-    section = {
-        "form": found.form,
-        "reads_masks": respects_masks,
-        "tree_error": found.tree_error,
-        "control_error": found.control_error,
-        "reason": found.reason,
-        "has_hooks": found.has_hooks,
-    }
-    return section, [] if found.can_tree else [_tree_fault(target, found.reason, respects_masks)], True
+        section["reason"] = str(error)
+        _add_tree_fault(target, report)
+        return False
+    names = ("form", "tree_error", "control_error", "reason", "has_hooks")
+    section.update({name: getattr(found, name) for name in names})
+    if not found.can_tree:
+        _add_tree_fault(target, report)
+    return True
 
 
 def _respects_masks(target: PreTrainedModel) -> bool | None:
-    """Whether attention follows the mask that it is given; None if the target fails before it can be told."""
+    """Whether attention follows the mask that it is given; None if the target fails before that is known."""
     try:
         return reads_masks(target)
     except Exception as error:  # noqa: BLE001  a model may raise anything here; the probe decides what it can do
@@ -93,42 +90,36 @@ def _respects_masks(target: PreTrainedModel) -> bool | None:
         return None
 
 
-def _tree_fault(target: PreTrainedModel, reason: str, respects_masks: bool | None) -> Finding:
-    kind, attention = type(target).__name__, target.config._attn_implementation
-    if respects_masks is False:
+def _add_tree_fault(target: PreTrainedModel, report: Report) -> None:
+    kind, attention, section = type(target).__name__, target.config._attn_implementation, report.sections["reading"]
+    if section["reads_masks"] is False:
         text = (
             f"The attention of `{kind}` (`{attention}`) ignores masks: a node's logits are the same whatever "
-            f"its parent is. Drafts are read as chains or as rows, or not at all. {reason}"
+            f"its parent is. Drafts are read as chains or as rows, or not at all. {section['reason']}"
         )
-        remedy = 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.'
-        return Finding(MASK_BUG, text, remedy)
-    text = f"`{kind}` cannot read a tree in one forward, so fewer drafts fit into a step: {reason}"
+        report.add(MASK_BUG, text, 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.')
+        return
+    text = f"`{kind}` cannot read a tree in one forward, so fewer drafts fit into a step: {section['reason']}"
     remedy = "Expect less of trees with this target; docs/architectures.md lists those that read them."
-    return Finding(NO_TREES, text, remedy)
+    report.add(NO_TREES, text, remedy)
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase) -> tuple[Section, list[Finding]]:
-    """How much of two short conversations the chat template marks as text of the assistant."""
+def check_template(tokenizer: PreTrainedTokenizerBase, report: Report) -> None:
+    """Report how much of two short conversations the chat template marks as text of the assistant."""
+    section = report.sections["template"] = {"has_template": tokenizer.chat_template is not None}
     if tokenizer.chat_template is None:
-        return {"has_template": False}, []
-    section: Section = {"has_template": True}
+        return
     try:
         found = ConversationDataset(CONVERSATIONS, tokenizer, MAX_LENGTH).coverage
     except TrainingError as error:
-        return section | {"error": str(error)}, [_template_fault(str(error))]
-    section |= {"share": found.share, "turns": found.num_turns, "marked_runs": found.num_runs}
-    if found.share < LOW_SHARE or found.num_runs < found.num_turns:
-        return section, [
-            _template_fault(
-                f"Of {found.num_turns} turns of the assistant the template marks {found.num_runs}, "
-                f"{found.share:.0%} of the tokens."
-            )
-        ]
-    return section, []
-
-
-def _template_fault(problem: str) -> Finding:
-    return Finding(
+        section["error"] = problem = str(error)
+    else:
+        section |= {"share": found.share, "turns": found.num_turns, "marked_runs": found.num_runs}
+        if found.share >= LOW_SHARE and found.num_runs >= found.num_turns:
+            return
+        marked = f"the template marks {found.num_runs}, {found.share:.0%} of the tokens."
+        problem = f"Of {found.num_turns} turns of the assistant {marked}"
+    report.add(
         TEMPLATE_MASK,
         f"{problem} A drafter trained with it learns from what is marked alone.",
         "Look at the mask with `falcon-spec train --show_masks`, and mend the `{% generation %}` marks.",

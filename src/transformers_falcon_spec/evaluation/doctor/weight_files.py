@@ -1,32 +1,31 @@
 """The reasons why weights cannot be loaded: files cut short, pointers of Git LFS, or missing files."""
 
 import json
-import struct
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
 
-from .findings import BROKEN, TRUNCATED, Finding
+from .findings import BROKEN, TRUNCATED, Report
 
 _POINTER = b"version https://git-lfs"
-_LENGTH = 8  # bytes at the start of a file that hold the length of its header
 
 
-def why_unreadable(name: str, error: Exception) -> Finding:
-    """The fault of a checkpoint that could not be loaded because of `error`."""
+def add_unreadable(report: Report, name: str, error: Exception) -> None:
+    """Add the fault of a checkpoint that could not be loaded because of `error`."""
     folder = folder_of(name)
     faults = [] if folder is None else file_faults(folder)
     if faults:
         remedy = "Fetch the files again; `git lfs pull` fetches what a pointer stands for."
-        return Finding(TRUNCATED, f"The weights of `{name}` are not whole: {'; '.join(faults)}.", remedy)
-    return Finding(
-        BROKEN, f"`{name}` cannot be loaded: {error}", "Take another checkpoint, or convert it if it is foreign."
-    )
+        report.add(TRUNCATED, f"The weights of `{name}` are not whole: {'; '.join(faults)}.", remedy)
+    else:
+        remedy = "Take another checkpoint, or convert it if it is foreign."
+        report.add(BROKEN, f"`{name}` cannot be loaded: {error}", remedy)
 
 
 def file_faults(folder: Path) -> list[str]:
-    """What is wrong with the safetensors files of a folder, as far as the lengths in their headers show."""
+    """What is wrong with the safetensors files of a folder, as far as their headers show."""
     found = [fault for path in sorted(folder.glob("*.safetensors")) if (fault := _fault(path)) is not None]
     for index in sorted(folder.glob("*.safetensors.index.json")):
         try:
@@ -40,29 +39,14 @@ def file_faults(folder: Path) -> list[str]:
 
 def _fault(path: Path) -> str | None:
     """What is wrong with one safetensors file; None if nothing is."""
-    size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(_LENGTH + len(_POINTER))
-        if start.startswith(_POINTER):
+        if file.read(len(_POINTER)) == _POINTER:
             return f"`{path.name}` is a pointer of Git LFS"
-        if len(start) < _LENGTH:
-            return f"`{path.name}` has {size} bytes and no header"
-        (length,) = struct.unpack("<Q", start[:_LENGTH])
-        if size < _LENGTH + length:
-            return f"`{path.name}` ends after {size} bytes, within a header of {length}"
-        file.seek(_LENGTH)
-        return _fault_of_header(path.name, file.read(length), size)
-
-
-def _fault_of_header(name: str, header: bytes, size: int) -> str | None:
-    """What is wrong with a file of `size` bytes that begins with `header`; None if nothing is."""
     try:
-        entries = json.loads(header)
-    except ValueError:
-        return f"`{name}` has a header that cannot be read"
-    ends = [entry["data_offsets"][1] for part, entry in entries.items() if part != "__metadata__"]
-    expected = _LENGTH + len(header) + max(ends, default=0)
-    return f"`{name}` must have {expected} bytes, but it has {size}" if size < expected else None
+        with safe_open(path, framework="pt"):
+            return None
+    except SafetensorError as error:
+        return f"`{path.name}` is cut short, or no safetensors file, at {path.stat().st_size} bytes ({error})"
 
 
 def folder_of(name: str) -> Path | None:
