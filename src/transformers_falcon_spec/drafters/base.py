@@ -20,16 +20,14 @@ from .compatibility.mismatches import check_fingerprint
 from .config_fields import name_portably
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
+_KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of weights, as stock loading lists them
+
 
 class LoopOnly:
     """Base of what drafts in this package's loop alone: it says so where another loop asks it for text."""
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
-        """Drafters write no text; `target.generate(..., assistant_model=drafter)` does.
-
-        Raises:
-            [`PatchError`]: always.
-        """
+        """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
         raise PatchError(
             f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked "
             "for text, as Transformers' own assisted decoding does after `disable()`. Call "
@@ -47,9 +45,8 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     generation_config: SpeculationConfig
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
-    generator_class: ClassVar[
-        Callable[..., TreeCandidateGenerator]
-    ]  # called with drafter, target, longest text, draws
+    # called with drafter, target, longest text and the generator of its draws
+    generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
     publisher: ClassVar[Callable[..., str] | None] = None  # the layer above, which knows the Hub, puts itself here
 
     def __init__(self, config: Any) -> None:
@@ -92,18 +89,15 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     @property
     def is_tree_dynamic(self) -> bool:
-        """Whether trees grow, where the verifier lets them; a tree in the options says no.
-
-        Raises:
-            [`OptionError`]: the options ask for it, and drafters of this kind cannot.
-        """
+        """Whether trees grow, where the verifier lets them; a tree in the options says no."""
         options = self.generation_config
         if options.dynamic_tree and not self.can_grow_trees:
             raise OptionError(
                 f"A `{type(self).__name__}` grows no trees, so `dynamic_tree` must be None or False, but it is True."
             )
-        by_default = self.grows_trees and options.draft_tree is None
-        return by_default if options.dynamic_tree is None else options.dynamic_tree
+        return (
+            self.grows_trees and options.draft_tree is None if options.dynamic_tree is None else options.dynamic_tree
+        )
 
     @property
     def tree_depth(self) -> int:
@@ -128,25 +122,17 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         raise NotImplementedError
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
-        """A generator that drafts with this model for one call.
-
-        Raises:
-            [`OptionError`]: the options ask for a tree that drafters of this kind do not draft.
-        """
+        """A generator that drafts with this model for one call."""
         return self.generator_class(self, target, max_length, rng)
 
     def check_target(self, model: PreTrainedModel) -> None:
-        """Refuse a target of another shape or on another device; its dtype may differ from the drafter's.
-
-        What else differs from the target that it was made for is logged once.
+        """Refuse a target that the drafter was not made for; what else differs from the right one is logged once.
 
         Raises:
-            [`DrafterMismatchError`]: a size of `model` is not what the drafter was made for, or its ids are other
-                tokens.
-            [`CheckpointError`]: the fingerprint in its config cannot be read.
-            [`GenerationError`]: the drafter is on another device than `model`.
-            [`OptionError`]: the options ask for trees that drafters of this kind do not draft, that reach beyond the
-                target's context, or that have more nodes than the decoding loop reads.
+            [`DrafterMismatchError`]: `model` has other sizes, or its ids are other tokens.
+            [`CheckpointError`]: the fingerprint in the config cannot be read.
+            [`GenerationError`]: the drafter is on another device.
+            [`OptionError`]: the options ask for trees that the drafter or the decoding loop cannot have.
         """
         self._check_tree(model)
         for what, (expected, given) in self.compared_sizes(model).items():
@@ -155,7 +141,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                     f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
                     f"{given}. Load the target it was trained for: {target_name(self.config)}."
                 )
-        _check_device(self.device, model)
+        is_meta = self.device.type == "meta"
+        if is_meta or (self.device != model.device and not is_spread(model)):  # parts of a spread target move inputs
+            raise GenerationError(
+                f"The drafter must be on the target's device, `{model.device}`, but it is on `{self.device}`. "
+                f"{'Load its weights.' if is_meta else 'Move it: `drafter.to(target.device)`.'}"
+            )
         check_fingerprint(self, model)
 
     def _check_tree(self, model: PreTrainedModel) -> None:
@@ -176,11 +167,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """By name each size that the drafter was made for, and that of a target."""
-        return {
-            "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
-            "features": (self.feature_size, feature_width(model, self.feature_layers)),
-            "embeddings": (self.config.embedding_size, embedding_width(model)),
-        }
+        sizes = {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
+        if self.feature_layers:
+            sizes["features"] = (self.feature_size, feature_width(model, self.feature_layers))
+        if hasattr(self.config, "embedding_size"):
+            sizes["embeddings"] = (self.config.embedding_size, embedding_width(model))
+        return sizes
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config and options; the arguments are those of `PreTrainedModel.save_pretrained`."""
@@ -193,7 +185,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         """Publish it: weights, config, recipe, card and provenance. The options are those of `hub.publish.push`.
 
         Raises:
-            [`PublishError`]: the drafter came with a recipe, without the package; the upload broke off or was refused.
+            [`PublishError`]: the drafter came with a recipe, or the upload broke off or was refused.
         """
         if self.publisher is None:
             raise PublishError(
@@ -227,17 +219,15 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         finally:  # weights that came broken fail in many ways
             check_download(pretrained_model_name_or_path, **hub_options(kwargs))
         model, info = loaded
-        kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
-        wrong = {kind: sorted(map(str, info[kind])) for kind in kinds if info[kind]}
+        wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:
             raise CheckpointError(
                 f"`{pretrained_model_name_or_path}` must hold exactly the weights of `{cls.__name__}`, but it has "
                 f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
             )
         check_finite(model, pretrained_model_name_or_path)
-        model.generation_config = (
-            read_options(pretrained_model_name_or_path, **hub_options(kwargs)) or SpeculationConfig()
-        )
+        options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
+        model.generation_config = options or SpeculationConfig()
         return loaded if wants_info else model
 
     @classmethod
@@ -247,10 +237,8 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         model = cls._checked(base, *args, **options_of_base(kwargs))
         info = put_adapter(model, adapter, **hub)
         check_finite(model, adapter)
-        if hasattr(model.config, FIELD):
-            setattr(
-                model.config, FIELD, None
-            )  # it is of the drafter beneath, and the adapter fits that to another target
+        if hasattr(model.config, FIELD):  # of the drafter beneath, which the adapter fits to another target
+            setattr(model.config, FIELD, None)
         model.generation_config = read_options(adapter, **hub) or model.generation_config
         return (model, info) if wants_info else model  # type: ignore[return-value]  # as the stock function does
 
@@ -272,16 +260,3 @@ class TextDrafter(DrafterModel):
     def feature_size(self) -> int:
         """0, for nothing of the target is read."""
         return 0
-
-    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """The vocabulary that the drafter was made for, and that of a target."""
-        return {"a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size)}
-
-
-def _check_device(device: torch.device, target: PreTrainedModel) -> None:
-    """A target spread over devices moves what its parts are given itself, so any of those will do."""
-    if device.type == "meta" or (device != target.device and not is_spread(target)):
-        raise GenerationError(
-            f"The drafter must be on the target's device, `{target.device}`, but it is on `{device}`. "
-            f"{'Load its weights.' if device.type == 'meta' else 'Move it: `drafter.to(target.device)`.'}"
-        )

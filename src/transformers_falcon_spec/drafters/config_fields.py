@@ -18,10 +18,8 @@ _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 def target_fields(target: PreTrainedModel) -> dict[str, Any]:
     """Fields that a drafter's config copies from its target: vocabulary, special ids and name."""
     config = target.config.get_text_config(decoder=True)
-    fields = {name: getattr(config, name, None) for name in _SPECIAL_IDS}
-    fields["vocab_size"] = config.vocab_size
-    fields["target_name_or_path"] = target.config._name_or_path
-    return fields
+    special = {name: getattr(config, name, None) for name in _SPECIAL_IDS}
+    return {**special, "vocab_size": config.vocab_size, "target_name_or_path": target.config._name_or_path}
 
 
 def trained_target_fields(target: PreTrainedModel) -> dict[str, Any]:
@@ -35,11 +33,7 @@ def own_fields(config_class: Any) -> set[str]:
 
 
 def check_fields(config_class: type, options: dict[str, Any]) -> None:
-    """Refuse options that are no fields of a configuration.
-
-    Raises:
-        [`OptionError`]: at least one is none.
-    """
+    """Refuse options that are no fields of a configuration: [`OptionError`]."""
     unknown = sorted(set(options) - {field.name for field in fields(config_class)})
     if unknown:
         raise OptionError(f"`{config_class.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")

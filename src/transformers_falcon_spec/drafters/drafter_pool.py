@@ -1,11 +1,12 @@
 """Several drafters for one target: the tuner asks, in each step, the one that brings most tokens a second."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import OptionError
@@ -66,7 +67,6 @@ class DrafterPool(LoopOnly, nn.Module):
         self.generation_config = SpeculationConfig(**self._common_options())
 
     def _common_options(self) -> dict[str, Any]:
-        """Options that hold for all of them."""
         found = {name: [getattr(drafter.generation_config, name) for drafter in self.members] for name in COMMON}
         for name, values in found.items():
             if len(set(values)) > 1:
@@ -92,8 +92,7 @@ class DrafterPool(LoopOnly, nn.Module):
     @property
     def device(self) -> torch.device:
         """The device of its first drafter."""
-        device: torch.device = self.members[0].device
-        return device
+        return self.members[0].device
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -101,16 +100,14 @@ class DrafterPool(LoopOnly, nn.Module):
         return tuple(layer for drafter in self.members for layer in drafter.feature_layers)
 
     def check_target(self, model: PreTrainedModel) -> None:
-        """Refuse a target that one of them was not made for.
+        """Refuse a target that one of them was not made for, as each drafter does.
 
         Raises:
-            [`DrafterMismatchError`]: it is of other sizes.
-            [`GenerationError`]: it is on another device.
-            [`OptionError`]: the options ask for what cannot be drafted; trees are asked of the pool and not of its
-                drafters; or draws are judged whose drafter the clock would choose.
+            [`OptionError`]: trees are asked of the pool and not of its drafters, or the clock would choose the drafter
+                for a rule that compares draws with probabilities.
         """
-        options = self.generation_config
-        asked = [name for name in TREES if getattr(options, name) != getattr(SpeculationConfig(), name)]
+        options, defaults = self.generation_config, SpeculationConfig()
+        asked = [name for name in TREES if getattr(options, name) != getattr(defaults, name)]
         if asked:
             raise OptionError(
                 f"Trees must be asked of each drafter of a `DrafterPool`, but its own options have {asked}. Set "
@@ -119,8 +116,7 @@ class DrafterPool(LoopOnly, nn.Module):
         if verifier_named(options.verifier).needs_draft_probs and not options.deterministic:
             raise OptionError(
                 f'A `DrafterPool` asks a drafter by the clock, so with `verifier="{options.verifier}"`, which judges '
-                "what was drawn, "
-                "`deterministic` must be True, but it is False."
+                "what was drawn, `deterministic` must be True, but it is False."
             )
         for drafter in self.members:
             drafter.check_target(model)
@@ -143,23 +139,20 @@ class PoolGenerator(TreeCandidateGenerator):
 
     def __init__(self, pool: DrafterPool, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
-        drafters = pool.members
-        self.generators = [
-            drafter.candidate_generator(_MemberView(target, drafter.feature_size), max_length, rng)
-            for drafter in drafters
-        ]
+        widths = [drafter.feature_size for drafter in pool.members]
+        views = [_MemberView(target, width) for width in widths]
+        members = zip(pool.members, views, strict=True)
+        self.generators = [drafter.candidate_generator(view, max_length, rng) for drafter, view in members]
         self.feature_layers = pool.feature_layers
         self.wants_node_choices = any(generator.wants_node_choices for generator in self.generators)
-        self._columns = list(pairwise(accumulate((drafter.feature_size for drafter in drafters), initial=0)))
+        self._columns = list(pairwise(accumulate(widths, initial=0)))  # of each one's features
 
     def commit(self, committed: Committed) -> None:
         """Hand everyone the text and the features that it reads."""
         features = committed.features
         for generator, (start, end) in zip(self.generators, self._columns, strict=True):
-            own: Tensor | None = features[..., start:end] if features is not None and end > start else None
-            generator.commit(
-                Committed(committed.sequence_ids, committed.lengths, committed.num_new, own, committed.node_choices)
-            )
+            own = features[..., start:end] if features is not None and end > start else None
+            generator.commit(replace(committed, features=own))
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The draft of the drafter that the budget names."""

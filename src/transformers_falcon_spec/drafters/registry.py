@@ -24,18 +24,7 @@ from .medusa import MedusaDrafter
 
 @dataclass(frozen=True)
 class DraftingMethod:
-    """One way to draft, and where its parts are.
-
-    Args:
-        name (`str`): What options, recipes and records call it, such as `"falcon"`.
-        drafter (`type[DrafterModel]`): The class of its drafters, whose `config_class` names their configuration.
-        title (`str`): What cards call it, such as `"Falcon"`.
-        objective (`type` or `str`, *optional*):
-            What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are
-            not trained.
-        converters (`Mapping[str, Any]`, *optional*):
-            By the name of a format of foreign checkpoints what reads it: a function, or `"module:function"`.
-    """
+    """One way to draft, and where its parts are; [`register_drafter`] explains the fields."""
 
     name: str
     drafter: type[DrafterModel]
@@ -51,7 +40,7 @@ class DraftingMethod:
 
     @property
     def model_type(self) -> str:
-        """The `model_type` in `config.json` of its drafters, by which `AutoModel` finds their class."""
+        """The `model_type` of their configurations, by which `AutoModel` finds the class."""
         return self.config_class.model_type
 
 

@@ -15,11 +15,7 @@ _OF_ADAPTER_ALONE = ("revision", "subfolder")  # of where to look; the drafter l
 
 
 def base_of_adapter(name_or_path: Any, **hub: Any) -> str | None:
-    """The model that an adapter was made for; None if this is no adapter, or a whole model that comes with one.
-
-    Raises:
-        [`CheckpointError`]: an adapter that does not say what it was made for.
-    """
+    """The model that an adapter was made for; None if this is no adapter, or a whole model that comes with one."""
     if name_or_path is None or (Path(name_or_path) / hub.get("subfolder", "") / CONFIG_NAME).is_file():
         return None
     file = find_adapter_config_file(name_or_path, **hub)
@@ -45,11 +41,7 @@ def options_of_base(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict[str, Any]:
-    """Load an adapter into a drafter, all of it, and say what stock loading says.
-
-    Raises:
-        [`CheckpointError`]: it was made for a drafter of other sizes or of another kind, or is not whole.
-    """
+    """Load an adapter, all of it, into the drafter that it fits, and return what stock loading says."""
     try:
         info = drafter.load_adapter(str(name_or_path), adapter_kwargs=hub).to_dict()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:

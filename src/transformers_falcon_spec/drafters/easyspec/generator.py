@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...generation.cache import HOLE
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView
 from ..tree_drafting.grown import GrownTreeGenerator
 
@@ -30,17 +29,14 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
     def __init__(
         self, drafter: "LayerParallelDrafter", target: TargetView, max_length: int, rng: torch.Generator
     ) -> None:
+        num_shared = drafter.config.draft_vocab_size
+        if num_shared != drafter.config.vocab_size:
+            self.draft_token_ids = torch.arange(num_shared, device=drafter.device)
         super().__init__(drafter, target, max_length, rng)
         self._backend = drafter.backend()
         context = getattr(drafter.model.config, "max_position_embeddings", None)
         self._context = max_length if context is None else int(context)
         self._draft_positions = torch.empty(0, dtype=torch.long)  # [rows, draft slots] where drafted tokens stand
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens that both models have."""
-        assert self.drafter.config.draft_vocab_size is not None  # filled in
-        return self.drafter.config.draft_vocab_size
 
     def commit(self, committed: Committed) -> None:
         """Keep the new tokens for the next proposal; at first the whole text."""
@@ -55,47 +51,28 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
             min(depth, self._context - read - new) * (new > 0)
             for depth, read, new in zip(budget.depths, self.num_read, num_new, strict=True)
         ]
-        if all(
-            depth < 0 for depth, new in zip(max_depths, num_new, strict=True) if new
-        ):  # as it is where nothing is new
+        if all(depth < 0 for depth, new in zip(max_depths, num_new, strict=True) if new):  # so, too, if nothing is new
             return None
         ids, _, num_new = self.take_pending(padding_side="left")
-        states = self._read(ids.to(self.drafter.device), num_new)
-        return self.draft([max(depth, 0) for depth in max_depths], budget, states[:, None])
-
-    def _read(self, ids: Tensor, num_new: list[int]) -> Tensor:
-        """Read new tokens, each row's newest one last; the states `[rows, 1, hidden]` after those."""
         is_exact = self.drafter.config.calibrate or not len(self.slots)
-        positions, allowed = self.assign_slots(ids, num_new)
-        slot_positions = self.slots.positions
-        self._draft_positions = slot_positions[:, :0]
-        return self._states(ids, allowed, positions.clamp(min=0), slot_positions, is_exact)[:, -1:]
+        positions = self.assign_slots(num_new)
+        self._draft_positions = positions[:, :0]
+        states = self._read(ids, self.causal_mask(positions), positions.clamp(min=0), is_exact)[:, -1:]
+        return self.draft([max(depth, 0) for depth in max_depths], budget, states[:, None])
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
-        ids, held = token_ids[..., 0], self.slots.positions
-        positions = torch.tensor(self.num_read, device=ids.device)[:, None] + number - 1
-        positions = positions.expand_as(ids)
+        positions = torch.tensor(self.num_read, device=token_ids.device)[:, None] + number - 1
+        positions = positions.expand(-1, token_ids.shape[1])
         self._draft_positions = torch.cat([self._draft_positions, positions], dim=-1)
-        is_held = (held != HOLE)[:, None].expand(-1, seen.shape[1], -1)
-        allowed = torch.cat([is_held, seen.to(is_held.device)], dim=-1)
-        slot_positions = torch.cat([held, self._draft_positions], dim=-1)
-        return self._states(ids, allowed, positions, slot_positions, is_exact=False)[:, :, None]
+        return self._read(token_ids[..., 0], self.draft_mask(seen), positions, is_exact=False)[:, :, None]
 
-    def _states(
-        self, ids: Tensor, allowed: Tensor, positions: Tensor, slot_positions: Tensor, is_exact: bool
-    ) -> Tensor:
-        return self.drafter.read(ids, allowed, positions, slot_positions, self.slots.cache, self._backend, is_exact)
+    def _read(self, ids: Tensor, allowed: Tensor, positions: Tensor, is_exact: bool) -> Tensor:
+        """States `[rows, tokens, hidden]` of tokens, which see the slots of the text and of the draft."""
+        slots = torch.cat([self.slots.positions, self._draft_positions], dim=-1)
+        ids = ids.to(self.drafter.device)
+        return self.drafter.read(ids, allowed, positions, slots, self.slots.cache, self._backend, is_exact)
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of the draft model's own head, over the tokens that both models have."""
         return self.drafter.logits(features)
-
-    def over_target_ids(self, probs: Tensor) -> Tensor:
-        """Probabilities over the target's vocabulary; what the models do not share has none."""
-        num_missing = self.drafter.config.vocab_size - probs.shape[-1]
-        return torch.nn.functional.pad(probs, (0, num_missing)) if num_missing else probs
-
-    def over_draft_ids(self, values: Tensor) -> Tensor:
-        """Values of the tokens that can be drafted."""
-        return values[..., : self.num_draft_tokens]

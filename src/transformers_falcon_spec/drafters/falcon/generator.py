@@ -51,10 +51,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         if not any(self.num_unread):
             return None
         features = self._read_pending()
-        has_block = [
-            num >= self.block_size and pending.num_taken > 0
-            for num, pending in zip(self.num_read, self.pending, strict=True)
-        ]
+        rows = zip(budget.depths, self.num_read, self.pending, strict=True)
+        has_block = [num >= self.block_size and pending.num_taken > 0 for _, num, pending in rows]
         if not any(has_block):
             return None
         depths = [depth * ready for depth, ready in zip(budget.depths, has_block, strict=True)]
@@ -73,7 +71,6 @@ class FalconCandidateGenerator(GrownTreeGenerator):
             rows.append(known[len(known) - num_rerun[row] - num :])
             self._tails[row] = known[max(len(known) - self.block_size + 1, 0) :]
         self.slots.forget(num_rerun)
-        self.slots.tidy()
         outputs = self._attend_newest(pad_sequence(rows, True, padding_side="left"), list(map(len, rows)))
         missing = self.block_size - outputs.shape[1]
         outputs = torch.cat([outputs.new_zeros(len(outputs), max(missing, 0), outputs.shape[2]), outputs], dim=1)
@@ -81,13 +78,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
 
     def _attend_newest(self, rows: Tensor, num_tokens: list[int]) -> Tensor:
         """The attention blocks over each text's newest rows, right-aligned; blocks end at the newest row."""
-        num_read = torch.tensor(self.num_read, device=rows.device)
-        positions = num_read[:, None] + torch.arange(-rows.shape[1], 0, device=rows.device)
-        if min(num_tokens) < rows.shape[1]:
-            first = num_read - torch.tensor(num_tokens, device=rows.device)
-            positions = positions.masked_fill(positions < first[:, None], HOLE)
-        ends = block_ends(positions, self.block_size, num_read)
-        self.slots.append(positions, num_tokens)
+        positions = self.assign_slots(num_tokens)
+        ends = block_ends(positions, self.block_size, torch.tensor(self.num_read, device=positions.device))
         mask = block_causal_mask(ends, self.slots.positions) & (self.slots.positions != HOLE)[:, None]
         block_positions = self.block_size - 1 - (ends - positions)
         return self.drafter.attend(rows, mask, positions.clamp(min=0), block_positions, self.slots.cache)
@@ -107,11 +99,9 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         fused, self._block_state = self.drafter.recur(inputs, state)
         first = torch.tensor(self.num_read, device=fused.device)[:, None] + (number - 1) * size
         block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
-        is_held = (self.slots.positions != HOLE)[:, None].expand(-1, seen.shape[1], -1)
-        mask, rows = torch.cat([is_held, seen.to(is_held.device)], dim=-1), fused.reshape(num_rows, blocks * size, -1)
-        outputs = self.drafter.attend(
-            rows, mask, first + block_positions, block_positions.expand(num_rows, -1), self.slots.cache
-        )
+        rows, mask = fused.reshape(num_rows, blocks * size, -1), self.draft_mask(seen)
+        positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
+        outputs = self.drafter.attend(rows, mask, positions, block_positions, self.slots.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
 
     @property

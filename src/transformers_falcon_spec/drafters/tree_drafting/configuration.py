@@ -48,7 +48,7 @@ class PairConfig(LlamaConfig):
     target_fingerprint: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill in the widths that follow from other fields."""
+        """Fill in the widths that follow from other fields, and refuse options out of range: [`OptionError`]."""
         if self.feature_size is None:
             self.feature_size = self.hidden_size * len(self.feature_layers)
         if self.embedding_size is None:
@@ -57,11 +57,7 @@ class PairConfig(LlamaConfig):
         self.check()
 
     def check(self) -> None:
-        """Refuse options out of range or at odds with one another.
-
-        Raises:
-            [`OptionError`]: an option is one of those.
-        """
+        """Refuse options out of range or at odds with one another."""
         if not self.feature_layers:
             raise OptionError(
                 "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
@@ -77,11 +73,7 @@ class PairConfig(LlamaConfig):
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
-        """A configuration whose sizes fit `target`; `options` overrides any field.
-
-        Raises:
-            [`OptionError`]: an option that is no field.
-        """
+        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
         check_fields(cls, options)
         text = target.config.get_text_config(decoder=True)
         hidden, heads = head_width(target), text.num_attention_heads  # what it drafts is read by the target's head

@@ -59,11 +59,6 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 f"knows {self.num_draft_tokens}. Take a narrower tree."
             )
 
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens that the drafter can draft."""
-        return self.target.vocab_size
-
     def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """A tree within the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
         is_judged = budget.temperature is not None and budget.noise is None
@@ -167,9 +162,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
             return logits
         rows, _blocks, size, _tokens = logits.shape
         noises = [budget.noise(row, depth + offset + 1) for row in range(rows) for offset in range(size)]
-        noise = self.over_draft_ids(torch.stack(noises).to(logits)).reshape(rows, 1, size, -1)
+        noise = torch.stack(noises).to(logits)
+        noise = noise if self.draft_token_ids is None else noise[:, self.draft_token_ids]
+        noise = noise.reshape(rows, 1, size, -1)
         return logits - (budget.temperature or 1.0) * noise.log()
-
-    def over_draft_ids(self, values: Tensor) -> Tensor:
-        """Values `[..., vocab]` of the target's tokens, of those alone that the drafter can draft."""
-        return values

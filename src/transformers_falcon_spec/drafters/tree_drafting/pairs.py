@@ -10,9 +10,8 @@ from transformers import DynamicCache
 from ...generation.cache import HOLE, RowSlots
 from ...generation.drafting import Committed, TargetView, TreeCandidateGenerator
 
-MOST_WAITING = (
-    512  # pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these
-)
+# Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
+MOST_WAITING = 512
 
 
 class PendingPairs:
@@ -60,11 +59,9 @@ class PairGenerator(TreeCandidateGenerator):
         """Keep the new pairs for the next proposal."""
         assert committed.features is not None  # a drafter of this kind reads at least one layer
         if not self.pending:
-            num_rows, device = len(committed.lengths), committed.sequence_ids.device
-            self.pending = [PendingPairs() for _ in range(num_rows)]
-            self.num_read = [0] * num_rows
-            no_positions = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
-            self.slots = RowSlots(self.slots.cache, no_positions)
+            self.pending = [PendingPairs() for _ in committed.lengths]
+            self.num_read = [0] * len(self.pending)
+            self.slots = RowSlots(DynamicCache(), committed.sequence_ids[:, :0])
         for row, (length, num_new) in enumerate(zip(committed.lengths, committed.num_new, strict=True)):
             ids = committed.sequence_ids[row, :length]
             self.pending[row].add(ids[length - num_new :], committed.features[row, :num_new], ids[-1:])
@@ -96,18 +93,27 @@ class PairGenerator(TreeCandidateGenerator):
         self.num_read = [num + new for num, new in zip(self.num_read, num_new, strict=True)]
         return ids, features, num_new
 
-    def assign_slots(self, ids: Tensor, num_new: list[int]) -> tuple[Tensor, Tensor]:
-        """Assign slots to new pairs, each row's newest one last: positions `[rows, pairs]` and the mask over slots."""
-        self.slots.tidy()
-        num_read = torch.tensor(self.num_read, device=ids.device)
-        positions = num_read[:, None] + torch.arange(-ids.shape[1], 0, device=ids.device)
-        if min(num_new) < ids.shape[1]:
-            first = num_read - torch.tensor(num_new, device=ids.device)
+    def assign_slots(self, num_tokens: list[int]) -> Tensor:
+        """Assign slots to each row's newest tokens; their positions `[rows, tokens]`, right-aligned, holes before."""
+        num_read = torch.tensor(self.num_read, device=self.drafter.device)
+        positions = num_read[:, None] + torch.arange(-max(num_tokens), 0, device=num_read.device)
+        if min(num_tokens) < max(num_tokens):
+            first = num_read - torch.tensor(num_tokens, device=num_read.device)
             positions = positions.masked_fill(positions < first[:, None], HOLE)
-        self.slots.positions = self.slots.positions.to(ids.device)
-        self.slots.append(positions, num_new)
+        self.slots.tidy()
+        self.slots.positions = self.slots.positions.to(num_read.device)
+        self.slots.append(positions, num_tokens)
+        return positions
+
+    def causal_mask(self, positions: Tensor) -> Tensor:
+        """Mask `[rows, tokens, slots]`: tokens at `positions` see the text up to themselves."""
         held = self.slots.positions[:, None]
-        return positions, (held <= positions[..., None]) & (held != HOLE)
+        return (held <= positions[..., None]) & (held != HOLE)
+
+    def draft_mask(self, seen: Tensor) -> Tensor:
+        """Mask `[rows, tokens, slots]` of drafted tokens, which see the whole text and `seen` of the draft's slots."""
+        held = (self.slots.positions != HOLE)[:, None].expand(-1, seen.shape[1], -1)
+        return torch.cat([held, seen.to(held.device)], dim=-1)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The target's embeddings in the drafter's type and device."""

@@ -17,32 +17,17 @@ class DraftPass:
     """One pass of the drafter. The first reads the committed rows; the others the blocks of one level, side by side.
 
     `by_block_offset` divides a pass into parts that hold the nodes of one offset.
-
-    Args:
-        nodes (`torch.Tensor` of shape `(drafted,)`): Nodes that get their token from this pass.
-        sources (`torch.Tensor` of shape `(3, drafted)`): For each its block, row in the block, and rank.
-        num_ranks (`int`): Best tokens needed of a row.
-        parents (`torch.Tensor` of shape `(parents,)`): Nodes whose children this pass drafts.
-        lists (`torch.Tensor` of shape `(2, parents)`): For each of them the block and the row that its children come
-            from.
-        siblings (`torch.Tensor` of shape `(2, drafted)`): For each drafted node the index of its parent among
-            `parents`, and its own among its siblings.
-        fed_nodes (`torch.Tensor` of shape `(blocks, k)`): Nodes whose tokens each block holds; empty in the first
-            pass.
-        parent_blocks (`torch.Tensor` of shape `(blocks,)`): The block of the previous pass that each one continues.
-        tail_mask (`torch.Tensor` of shape `(blocks * k, draft rows)`): Which draft rows, of this and earlier passes,
-            are seen.
     """
 
-    nodes: Tensor
-    sources: Tensor
-    num_ranks: int
-    parents: Tensor
-    lists: Tensor
-    siblings: Tensor
-    fed_nodes: Tensor
-    parent_blocks: Tensor
-    tail_mask: Tensor
+    nodes: Tensor  # [drafted] nodes that get their token from this pass
+    sources: Tensor  # [3, drafted] for each its block, row in the block, and sibling rank
+    num_ranks: int  # best tokens needed of a row
+    parents: Tensor  # [parents] nodes whose children this pass drafts
+    lists: Tensor  # [2, parents] for each of them the block and the row that its children come from
+    siblings: Tensor  # [2, drafted] the index of each node's parent among `parents`, and its own among its siblings
+    fed_nodes: Tensor  # [blocks, k] nodes whose tokens each block holds; empty in the first pass
+    parent_blocks: Tensor  # [blocks] the block of the previous pass that each one continues
+    tail_mask: Tensor  # [blocks * k, draft rows] which draft rows, of this and earlier passes, are seen
 
     @cached_property
     def by_block_offset(self) -> tuple["DraftPass", ...]:
@@ -78,9 +63,7 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
     while len(passes) * block_size < max(depths):
         first_depth = len(passes) * block_size + 1
         drafted = [node for node in range(len(tree)) if first_depth <= depths[node] < first_depth + block_size]
-        above = {
-            node: tree.path_to(node)[1:first_depth] for node in drafted
-        }  # the block's own nodes and all before them
+        above = {node: tree.path_to(node)[1:first_depth] for node in drafted}  # what stands before each block
         sources = [[paths.index(above[node]) for node in drafted], [depths[node] - first_depth for node in drafted]]
         sources.append([ranks[node] for node in drafted])
         parent_of = [tree.parents[0, node].item() for node in drafted]
@@ -103,11 +86,8 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
             )
         )
         num_earlier += 0 if len(passes) == 1 else len(paths)
-        next_paths = [
-            tree.path_to(node)[1:]
-            for node in drafted
-            if depths[node] == first_depth + block_size - 1 and node in tree.parents[0].tolist()
-        ]
+        last = [node for node in drafted if depths[node] == first_depth + block_size - 1]
+        next_paths = [tree.path_to(node)[1:] for node in last if node in tree.parents]
         parent_blocks = [paths.index(path[: first_depth - 1]) for path in next_paths]
         lineages = [(*lineages[parent], num_earlier + i) for i, parent in enumerate(parent_blocks)]
         paths = next_paths

@@ -20,22 +20,15 @@ class StaticTreeGenerator(PairGenerator):
     """A generator that drafts trees whose shape is known beforehand, `block_size` tokens a pass."""
 
     block_size: int = 1
+    draft_token_ids: Tensor | None = None  # the target's id of each token that can be drafted; None: all, as they are
 
     @abstractmethod
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """Features `[rows, blocks, k, hidden]` of pass `number`, 1 or more, all its blocks in one forward.
 
-        Keys and values of the blocks stay in the cache until the draft is complete.
-
-        Args:
-            token_ids (`torch.Tensor` of shape `(rows, blocks, k)`): Drafted tokens, those of a block each other's
-                path.
-            features (`torch.Tensor` of shape `(rows, blocks before, k, hidden)`): Those of the pass before.
-            parents (`torch.Tensor` of shape `(rows, blocks)`): The block of the pass before that each one goes on
-                from.
-            seen (`torch.Tensor` of shape `(rows, blocks * k, draft slots)`): Which drafted tokens each one sees, of
-                this pass and of earlier ones.
-            number (`int`): The pass.
+        Of the tokens `[rows, blocks, k]` each block continues the block of the pass before that `parents`
+        `[rows, blocks]` names, from whose `features` it is drafted, and sees the drafted tokens `seen`
+        `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is complete.
         """
 
     @property
@@ -44,13 +37,10 @@ class StaticTreeGenerator(PairGenerator):
         return True
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """Logits `[rows, nodes, tokens]` after nodes at one offset of their blocks, given the tokens before.
+        """Logits `[rows, nodes, tokens]` after nodes at one offset, where that depends on their tokens.
 
-        Args:
-            token_ids (`torch.Tensor` of shape `(rows, nodes)`): The nodes' tokens.
-            logits (`torch.Tensor` of shape `(rows, blocks, tokens)`): What each block says of the offset.
-            features (`torch.Tensor` of shape `(rows, blocks, hidden)`): The features that those come from.
-            blocks (`torch.Tensor` of shape `(rows, nodes)`): The block of each node.
+        `logits` `[rows, blocks, tokens]` are those of each block at the offset, `features` what they come from;
+        `blocks` `[rows, nodes]` names the block of each node.
         """
         raise NotImplementedError
 
@@ -58,13 +48,21 @@ class StaticTreeGenerator(PairGenerator):
         """Logits of features, over the tokens that the drafter can draft."""
         return self.target.head(features)
 
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that the drafter can draft."""
+        return self.target.vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
+
     def target_ids(self, token_ids: Tensor) -> Tensor:
         """The target's ids of the drafter's."""
-        return token_ids
+        return token_ids if self.draft_token_ids is None else self.draft_token_ids[token_ids]
 
     def over_target_ids(self, probs: Tensor) -> Tensor:
-        """Probabilities over the tokens of the target, of those over the tokens that the drafter can draft."""
-        return probs
+        """Probabilities over the target's tokens; what cannot be drafted has none."""
+        if self.draft_token_ids is None:
+            return probs
+        spread = probs.new_zeros(*probs.shape[:-1], self.target.vocab_size)
+        return spread.index_copy(-1, self.draft_token_ids, probs)
 
     def draft_static(self, tree: DraftTree, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """`tree` cut to the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
@@ -83,9 +81,8 @@ class StaticTreeGenerator(PairGenerator):
                 seen = draft_pass.tail_mask.expand(len(token_ids), -1, -1)
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
             logits = self.draft_logits(features)
-            for offset, part in enumerate(
-                (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
-            ):
+            parts = (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
+            for offset, part in enumerate(parts):
                 inputs = (part, offset, logits, features, token_ids)
                 if budget.temperature is None:
                     found = self._best(*inputs)
@@ -93,14 +90,14 @@ class StaticTreeGenerator(PairGenerator):
                     probs, found = self._drawn(part, self._lists(*inputs), budget, number)
                     if budget.noise is None:
                         num_dists = sum(dist.shape[1] for dist in dists)
-                        indices = torch.arange(num_dists, num_dists + probs.shape[1], device=dist_index.device)
-                        dist_index[0, part.parents] = indices
+                        dist_index[0, part.parents] = num_dists + torch.arange(
+                            len(part.parents), device=dist_index.device
+                        )
                         dists.append(probs)
                 token_ids[:, part.nodes] = found.to(token_ids.device)
                 if node_probs is not None:
-                    node_probs[:, part.nodes.cpu()] = self._node_probs(
-                        part, self._lists(*inputs), found, budget, number
-                    )
+                    likely = self._node_probs(part, self._lists(*inputs), found, budget, number)
+                    node_probs[:, part.nodes.cpu()] = likely
         self.slots.forget_drafted()
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
         by_row = parents_by_row(tree, depths).to(token_ids.device)

@@ -10,18 +10,14 @@ PARTS = ("greedy", "sampled")
 
 
 def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
-    """Refuse stored `confidence_temperatures` that are none, or that do not fill whole blocks.
-
-    Raises:
-        [`OptionError`]: they are one of those.
-    """
+    """Refuse stored `confidence_temperatures` that are none, or that do not fill whole blocks: [`OptionError`]."""
     if values is None:
         return
     if set(values) != set(PARTS) or not all(_are_numbers(values[part]) for part in PARTS):
         raise OptionError(
             'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite '
-            "numbers, those of "
-            f"greedy above 0 and the others at least 0, but it is {values!r:.120}. Fit them: `falcon-spec calibrate`."
+            "numbers, those of greedy above 0 and the others at least 0, but it is "
+            f"{values!r:.120}. Fit them: `falcon-spec calibrate`."
         )
     if any(value == 0 for value in values["greedy"]):
         raise OptionError(f"Greedy `confidence_temperatures` must be above 0, but they are {values['greedy']}.")
