@@ -30,6 +30,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         self, drafter: "LayerParallelDrafter", target: TargetView, max_length: int, rng: torch.Generator
     ) -> None:
         num_shared = drafter.config.draft_vocab_size
+        assert num_shared is not None  # filled in
         if num_shared != drafter.config.vocab_size:
             self.draft_token_ids = torch.arange(num_shared, device=drafter.device)
         super().__init__(drafter, target, max_length, rng)

@@ -89,10 +89,8 @@ class StaticTreeGenerator(PairGenerator):
                 else:
                     probs, found = self._drawn(part, self._lists(*inputs), budget, number)
                     if budget.noise is None:
-                        num_dists = sum(dist.shape[1] for dist in dists)
-                        dist_index[0, part.parents] = num_dists + torch.arange(
-                            len(part.parents), device=dist_index.device
-                        )
+                        indices = torch.arange(len(part.parents), device=dist_index.device)
+                        dist_index[0, part.parents] = indices + sum(dist.shape[1] for dist in dists)
                         dists.append(probs)
                 token_ids[:, part.nodes] = found.to(token_ids.device)
                 if node_probs is not None:
