@@ -1,24 +1,4 @@
-"""Every exception of the package. A message says what must hold, what came, and what to do.
-
-```
-FalconSpecError
-├── DraftTreeError          a draft tree that is not well formed, or a draft with the shape of one
-├── OptionError             an option out of range, unknown, or at odds with another
-├── GenerationError         a `generate` call that speculative decoding cannot serve
-├── TargetError             a target that cannot read draft trees or chains
-├── DrafterMismatchError    a drafter made for another target
-├── DistributedError        processes that decode together lost each other, or differ; `RankError` is its old name
-├── CheckpointError         files or weights of a drafter that are missing or broken
-├── PatchError              Transformers has other functions than those to wrap; `SeamError` is its old name
-├── ParityError             a text decoded with a drafter that is not the target's own
-├── BenchmarkError          a method that failed in a benchmark which the others finished
-│   └── ProcessKilledError  a method whose process was ended by a signal
-├── HubError                the Hub cannot be reached, or refuses
-├── PublishError            an upload that must not be made, that broke off, or that the Hub refused
-├── ConversationError       a training row that cannot be read, with its file and line
-└── TrainingError           a training run that cannot start or go on
-```
-"""
+"""Every exception of the package. A message says what must hold, what came, and what to do."""
 
 
 class FalconSpecError(Exception):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils.sha import sha_fileobj
 from torch import Tensor, nn
 
 _NUM_HASHED = 1024  # values of each weight that are hashed
-_BYTES_AT_ONCE = 1 << 20
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 _ABSOLUTE = re.compile(r"(?<![\w./~-])(?:[A-Za-z]:[\\/]|/(?!/))[^\s'\"`,;:()\[\]{}<>|=]*")
 _HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # folders of the Hub's cache, which hold the repository's name
@@ -43,19 +43,18 @@ def portable(value: Any) -> Any:
     """Replace absolute paths of this machine by ones that make sense on others; everything else stays as it is.
 
     Paths in the project or in the current folder, or in the folder above either, become relative. Of other paths `...`
-    and the last two names are kept, or `...`, the folder of the Hub's cache and the names after it.
-
-    Args:
-        value (`Any`): A path, a text that may hold some, or lists and dictionaries of such.
+    and the last two names are kept, or `...`, the folder of the Hub's cache and the names after it. `value` is a path,
+    a text that may hold some, or lists and dictionaries of such.
     """
     if isinstance(value, dict):
         return {name: portable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(portable, value))
-    is_text, is_path = isinstance(value, str | Path), isinstance(value, Path)
-    if is_text and Path(value).is_absolute() and (is_path or _exists(Path(value).parent)):  # it may hold spaces
+    if not isinstance(value, str | Path):
+        return value
+    if Path(value).is_absolute() and (isinstance(value, Path) or _exists(Path(value).parent)):  # it may hold spaces
         return _portable_path(str(value))
-    return _ABSOLUTE.sub(lambda found: _portable_path(found[0]), str(value)) if is_text else value
+    return _ABSOLUTE.sub(lambda found: _portable_path(found[0]), str(value))
 
 
 def _portable_path(text: str) -> str:
@@ -135,25 +134,19 @@ def _adapter_state(layer: Any) -> list[Any]:
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file of any size, in hexadecimal digits."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(_BYTES_AT_ONCE):
-            digest.update(part)
-    return digest.hexdigest()
+        return sha_fileobj(file).hex()
 
 
 def _commit() -> str:
-    """The commit of the checkout, with `-modified` if files differ from it; `unknown` outside a checkout."""
-    folder = Path(__file__).parent
+    """The commit of the checkout, with `-modified` if sources differ from it; `unknown` outside a checkout."""
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "--", "src"],
-            cwd=folder.parents[1],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        is_modified = _git("status", "--porcelain", "--untracked-files=no", "--", "..")
+        return _git("rev-parse", "HEAD") + ("-modified" if is_modified else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head.stdout.strip() + ("-modified" if changed.stdout.strip() else "")
+
+
+def _git(*arguments: str) -> str:
+    command, folder = ["git", *arguments], Path(__file__).parent
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

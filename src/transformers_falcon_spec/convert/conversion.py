@@ -1,20 +1,28 @@
-"""Converting a checkpoint: reading it, detecting its format, and writing the drafter with a record of its source."""
+"""Converting a checkpoint: it is read, its format detected, and the drafter written with a record of its source."""
 
 import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from ..drafters.base import DrafterModel
 from ..drafters.registry import METHODS, resolved
-from ..errors import OptionError
+from ..errors import CheckpointError, OptionError
 from ..provenance import provenance
-from .building import Conversion, build_drafter
 from .formats import Format, detect
 from .source import Checkpoint, read_checkpoint
 from .target_facts import read_target
+from .weight_files import shortened
 
-RECORD_FILE = "conversion.json"
+EMBEDDINGS = "embed_tokens.weight"  # a frozen copy of the target's
 logger = logging.getLogger(__name__)
 
 
@@ -45,41 +53,109 @@ def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None 
 
     ```
     """
-    _check_free(Path(dest))
+    dest = Path(dest)
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another place.")
     facts = None if target is None else read_target(target)
     checkpoint = read_checkpoint(str(source))
     kind = detect(checkpoint.config, checkpoint.tensors)
     convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
-    _write(resolved(convert)(checkpoint, facts), Path(dest), checkpoint, kind)
+    _write(resolved(convert)(checkpoint, facts), dest, checkpoint, kind)
     return kind
 
 
-def _check_free(dest: Path) -> None:
-    """Check that nothing would be overwritten."""
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another place.")
+@dataclass(frozen=True)
+class Conversion:
+    """The result of a converter: class, config and weights of the drafter."""
+
+    drafter_class: type[DrafterModel]
+    config: PreTrainedConfig
+    weights: dict[str, Tensor]  # by the names of this package
+    dropped: list[str] = field(default_factory=list)  # foreign weights, because they are copies of the target's
+    filled: dict[str, float] = field(default_factory=dict)  # values of weights that the source does not have
+
+
+def rename_weights(
+    checkpoint: Checkpoint, names: dict[str, str], droppable: Collection[str] = ()
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Rename all weights as `names` says and list the `droppable` ones; no other may be missing or left over."""
+    seen = set(checkpoint.tensors)
+    wrong = {"missing": set(names) - seen, "unexpected": seen - set(names) - set(droppable)}
+    if any(wrong.values()):
+        parts = [f"{kind}: {shortened(found)}" for kind, found in wrong.items() if found]
+        raise CheckpointError(
+            f"`{checkpoint.name}` must hold exactly the weights of its format, but there are {'; '.join(parts)}. "
+            f"Check that config and weights belong together and that no weight was renamed."
+        )
+    return {ours: checkpoint.tensors[theirs] for theirs, ours in names.items()}, sorted(seen & set(droppable))
+
+
+def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> None:
+    """Check the shape of a weight, if the checkpoint holds it."""
+    found = tuple(checkpoint.tensors[key].shape) if key in checkpoint.tensors else shape
+    if found != shape:
+        raise _wrong_shapes(checkpoint.name, {key: f"{found} instead of {shape}"})
+
+
+def _build_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
+    """Build the drafter, with every weight in the smallest dtype that holds all of them."""
+    config = conversion.config
+    check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, config.hidden_size))
+    with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
+        drafter = conversion.drafter_class(config)
+    expected = drafter.state_dict()
+    assert set(expected) == set(conversion.weights)  # else a converter does not fit its drafter
+    foreign = {id(weight): name for name, weight in checkpoint.tensors.items()}
+    wrong = {
+        foreign[id(weight)]: f"{_describe(weight)} instead of {_describe(expected[key])}"
+        for key, weight in conversion.weights.items()
+        if _describe(weight) != _describe(expected[key])
+    }
+    if wrong:
+        raise _wrong_shapes(checkpoint.name, wrong)
+    floats = [value.dtype for value in conversion.weights.values() if value.is_floating_point()]
+    dtype = reduce(torch.promote_types, floats)
+    weights = {  # copies, for Medusa files hold one weight under several names
+        key: value.to(dtype if value.is_floating_point() else value.dtype, copy=True).contiguous()
+        for key, value in conversion.weights.items()
+    }
+    drafter.load_state_dict(weights, assign=True)
+    drafter.config.dtype = dtype
+    return drafter
+
+
+def _describe(weight: Tensor) -> str:
+    """Describe the shape of a weight, and its dtype unless that is a floating point one."""
+    return f"{tuple(weight.shape)}" + ("" if weight.is_floating_point() else f" of {weight.dtype}")
+
+
+def _wrong_shapes(name: str, wrong: dict[str, str]) -> CheckpointError:
+    return CheckpointError(
+        f"The weights of `{name}` must have the shapes that its config says, but these do not: {shortened(wrong)}. "
+        f"Check that config and weights belong together."
+    )
 
 
 def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Format) -> None:
     """Write the drafter to `dest`: all of its files, or none if anything fails."""
-    drafter = build_drafter(conversion, checkpoint)
+    drafter = _build_drafter(conversion, checkpoint)
     if conversion.dropped:
         logger.info("Left out, because they are the target's own: %s.", ", ".join(conversion.dropped))
     if conversion.filled:
         logger.info("Filled in, because the source does without them: %s.", conversion.filled)
+    record = provenance(
+        source=checkpoint.name,
+        format=kind.value,
+        source_sha256=checkpoint.files,
+        target=conversion.config.target_name_or_path,
+        dropped_weights=conversion.dropped,
+        filled_weights=conversion.filled,
+    )
     dest.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
         drafter.save_pretrained(unfinished)
-        record = provenance(
-            source=checkpoint.name,
-            format=kind.value,
-            source_sha256=checkpoint.files,
-            target=conversion.config.target_name_or_path,
-            dropped_weights=conversion.dropped,
-            filled_weights=conversion.filled,
-        )
-        (unfinished / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (unfinished / "conversion.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         unfinished.chmod(0o755)  # a temporary folder is its owner's alone
         if dest.exists():
             dest.rmdir()  # empty

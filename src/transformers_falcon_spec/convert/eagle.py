@@ -1,25 +1,33 @@
-"""Converting Eagle-1 and Eagle-2 checkpoints (`fc.weight` and one layer, `layers.0`) to version 1 of [`EagleDrafter`].
+"""Converting Eagle checkpoints: Eagle-1 and 2 (`fc.weight`, `layers.0.*`), and Eagle-3 as published or of speculators.
 
-Source: SafeAILab/EAGLE, `eagle/model/cnets1.py`. HASS trains weights of the same form.
+Sources: SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`; vllm-project/speculators, `models/eagle3`. Weights
+of HASS have the form of Eagle-1. Eagle-3.1 adds a norm for each feature and feeds back the normed output.
 """
 
 from typing import Any
 
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
 from ..drafters.eagle import EagleConfig, EagleDrafter
+from ..drafters.eagle.configuration_eagle import MIN_LAYERS_AS_PUBLISHED, eagle3_feature_layers
 from ..errors import CheckpointError
-from .building import Conversion, check_shape, rename_weights
+from .conversion import EMBEDDINGS, Conversion, check_shape, rename_weights
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
-from .target_facts import TargetFacts, check_widths, fields_of
+from .target_facts import SPECIAL_IDS, TargetFacts, check_widths, fields_of, needs_target
 
-EMBEDDINGS = "embed_tokens.weight"  # a frozen copy of the target's
+VOCABULARY = ("d2t", "t2d")
+TARGET_COPIES = (EMBEDDINGS, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen copies of the target's
+NUM_LAYERS_READ = 3
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def convert_eagle(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """Convert an Eagle-1 or Eagle-2 checkpoint; both have weights of one form."""
-    fields = one_layer(layer_fields(checkpoint.config, checkpoint.name), checkpoint.name)
-    hidden = fields["hidden_size"]
-    check_widths(hidden, target)
+    """Convert an Eagle-1 or Eagle-2 checkpoint to version 1; both have weights of one form."""
+    fields = _layer_fields(checkpoint.config, checkpoint.name)
+    check_widths(fields["hidden_size"], target)
     config = EagleConfig(
         **fields,
         **fields_of(checkpoint.config, target, checkpoint.config.get("_name_or_path")),
@@ -29,15 +37,143 @@ def convert_eagle(checkpoint: Checkpoint, target: TargetFacts | None) -> Convers
     )
     names = {"fc.weight": "fc.weight"} | ({"fc.bias": "fc.bias"} if config.fc_bias else {})
     names |= layer_names("layers.0", "layer", ("post_attention_layernorm",), config.qkv_bias)
-    weights, dropped = rename_weights(checkpoint, names, [EMBEDDINGS])
-    check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, hidden))
-    return Conversion(EagleDrafter, config, weights, dropped)
+    return Conversion(EagleDrafter, config, *rename_weights(checkpoint, names, [EMBEDDINGS]))
 
 
-def one_layer(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """Check that the drafter has one decoder layer, and return its fields."""
+def convert_eagle3(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+    """Convert a checkpoint in the form that was published with Eagle-3."""
+    config = checkpoint.config
+    fields = _layer_fields(config, checkpoint.name)
+    options = {
+        **fields_of(config, target, config.get("_name_or_path")),
+        "head_dim": config.get("head_dim") or fields["head_dim"],
+        "norm_output": flag(config, "norm_output", False, checkpoint.name),
+        "fc_norm": flag(config, "fc_norm", False, checkpoint.name),
+    }
+    inner = config.get("eagle_config") or {}
+    layer_ids = config.get(LAYER_IDS) or (inner.get(LAYER_IDS) if isinstance(inner, dict) else None)
+    return _convert(checkpoint, target, {**fields, **options}, layer_ids, "midlayer")
+
+
+def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+    """Convert a checkpoint in the form of speculators, where the layer has a config of its own."""
+    config, name = checkpoint.config, checkpoint.name
+    inner = config.get("transformer_layer_config")
+    if not isinstance(inner, dict) or inner.get("model_type", "llama") != "llama":
+        raise CheckpointError(
+            f"`transformer_layer_config` must describe a layer of `model_type` 'llama', but in `{name}` it is "
+            f"{inner.get('model_type') if isinstance(inner, dict) else inner!r}."
+        )
+    if flag(config, "embed_requires_grad", False, name):
+        raise CheckpointError(
+            f"An Eagle drafter must read the target's own embeddings, but `{name}` trained some of its own "
+            f"(`embed_requires_grad`), and this package would drop them."
+        )
+    derived = dict.fromkeys(("rope_parameters", "head_dim", "num_key_value_heads"))  # they follow from other fields
+    layer_config = {**LlamaConfig().to_dict(), **derived, **inner}
+    fields = _layer_fields(layer_config, name)
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}  # the target
+    ids = {field: inner.get(field) for field in SPECIAL_IDS}
+    options = {
+        **fields_of({"vocab_size": layer_config["vocab_size"], **ids}, target, verifier.get("name_or_path")),
+        "head_dim": layer_config["head_dim"] or fields["head_dim"],
+        "attention_bias": flag(layer_config, "attention_bias", False, name),
+        "norm_before_residual": flag(config, "norm_before_residual", False, name),
+        "norm_before_fc": flag(config, "norm_before_fc", False, name),
+    }
+    return _convert(checkpoint, target, {**fields, **options}, config.get(LAYER_IDS), "layers.0")
+
+
+def _layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Read the fields of the decoder layer, and check that there is one."""
+    fields = layer_fields(config, name)
     if (num_layers := fields["num_hidden_layers"]) != 1:
         raise CheckpointError(
             f"An Eagle drafter must have one decoder layer to be converted, but `{name}` has {num_layers}."
         )
     return fields
+
+
+def _convert(
+    checkpoint: Checkpoint, target: TargetFacts | None, options: dict[str, Any], layer_ids: Any, layer: str
+) -> Conversion:
+    hidden = options["hidden_size"]
+    if (checkpoint.config.get("target_hidden_size") or hidden) != hidden:
+        raise CheckpointError(
+            f"An Eagle drafter must be as wide as its target, whose embeddings it reads, but `{checkpoint.name}` has "
+            f"{hidden} and `target_hidden_size` {checkpoint.config['target_hidden_size']}: it has embeddings of its "
+            "own, which are not converted."
+        )
+    check_widths(hidden, target, reads_head_input=False)
+    config = EagleConfig(
+        **options,
+        version=3,
+        draft_vocab_size=checkpoint.config.get("draft_vocab_size"),
+        feature_layers=_feature_layers(layer_ids, target, checkpoint.name),
+    )
+    weights, dropped = rename_weights(checkpoint, _names(config, layer), [*TARGET_COPIES, *VOCABULARY])
+    if config.has_own_vocabulary:
+        weights |= _vocabulary(checkpoint, config)
+        dropped = [name for name in dropped if name not in VOCABULARY]
+    return Conversion(EagleDrafter, config, weights, dropped)
+
+
+def _names(config: EagleConfig, layer: str) -> dict[str, str]:
+    own = ["fc.weight", "norm.weight", "lm_head.weight"]
+    own += ["input_norm.weight"] if config.norm_before_fc else []
+    own += [f"fc_norm.{index}.weight" for index in range(NUM_LAYERS_READ) if config.fc_norm]
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    names = {name: name for name in own} | layer_names(layer, "layer", norms, config.attention_bias)
+    if config.attention_bias:
+        names[f"{layer}.self_attn.o_proj.bias"] = "layer.self_attn.o_proj.bias"
+    return names
+
+
+def _feature_layers(layer_ids: Any, target: TargetFacts | None, name: str) -> tuple[int, ...]:
+    """Return the hidden states that the drafter reads: those in its config, else those of the published rule."""
+    if layer_ids is None:
+        if target is None:
+            raise needs_target("how many layers the target has, for from them follows which ones the drafter reads")
+        if target.num_layers < MIN_LAYERS_AS_PUBLISHED:
+            raise CheckpointError(
+                f"`{name}` must say which layers it reads (`{LAYER_IDS}`), for the published rule needs a target of "
+                f"at least {MIN_LAYERS_AS_PUBLISHED} layers, and `{target.fields['target_name_or_path']}` has "
+                f"{target.num_layers}."
+            )
+        return eagle3_feature_layers(target.num_layers)
+    is_list = isinstance(layer_ids, list) and all(type(each) is int and each >= 0 for each in layer_ids)
+    if not is_list or len(layer_ids) != NUM_LAYERS_READ or len(set(layer_ids)) != NUM_LAYERS_READ:
+        raise CheckpointError(
+            f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} different hidden states, counted from 0, but in `{name}` it "
+            f"is {layer_ids!r}."
+        )
+    if target is not None and max(layer_ids) >= target.num_layers:
+        raise CheckpointError(
+            f"`{LAYER_IDS}` must lie in 0..{target.num_layers - 1}, the inputs of the target's layers, but in "
+            f"`{name}` it is {layer_ids}."
+        )
+    return tuple(layer_ids)
+
+
+def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor]:
+    """Check and return the draft vocabulary: `d2t` holds offsets from draft to target ids, `t2d` marks target ids."""
+    if "d2t" not in checkpoint.tensors:
+        raise CheckpointError(
+            f"`{checkpoint.name}` must hold `d2t`, which tells its {config.num_draft_tokens} tokens from the target's "
+            f"{config.vocab_size}, but it does not. Fetch the whole checkpoint."
+        )
+    check_shape(checkpoint, "d2t", (config.num_draft_tokens,))
+    check_shape(checkpoint, "t2d", (config.vocab_size,))
+    offsets = checkpoint.tensors["d2t"]
+    ids = offsets + torch.arange(len(offsets))
+    is_inside = not offsets.is_floating_point() and bool(((ids >= 0) & (ids < config.vocab_size)).all())
+    is_valid = is_inside and len(ids.unique()) == len(ids)
+    can_draft = torch.zeros(config.vocab_size, dtype=torch.bool)
+    if is_valid:
+        can_draft[ids] = True
+    if not is_valid or not can_draft.equal(checkpoint.tensors.get("t2d", can_draft).bool()):
+        raise CheckpointError(
+            f"`d2t` must lead to different tokens of the target's {config.vocab_size}, those that `t2d` marks, but in "
+            f"`{checkpoint.name}` it does not. An offset is added to the drafter's id: target = draft + d2t[draft]."
+        )
+    return {"d2t": offsets.long(), "t2d": can_draft}

@@ -10,8 +10,7 @@ import torch
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.falcon.paper_tree import paper_tree
 from ..errors import CheckpointError
-from .building import Conversion, check_shape, rename_weights
-from .eagle import EMBEDDINGS
+from .conversion import EMBEDDINGS, Conversion, rename_weights
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
 from .target_facts import TargetFacts, check_widths, fields_of
@@ -21,24 +20,22 @@ DROPOUT = 0.1
 
 
 def convert_falcon(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """Convert a Falcon checkpoint."""
+    """Convert a Falcon checkpoint; biases that it does without are filled in with zeros."""
     config = _config(checkpoint, target)
-    names: dict[str, str] = {}
-    for layer in range(NUM_RECURRENT_LAYERS):
-        parts = [f"{kind}_{end}_l{layer}" for kind in _kinds(checkpoint) for end in ("ih", "hh")]
-        names |= {f"lstm.{part}": f"recurrence.{part}" for part in parts}
+    has_recurrent_bias = flag(checkpoint.config, "bias", True, checkpoint.name)
+    ends = [f"{end}_l{layer}" for layer in range(NUM_RECURRENT_LAYERS) for end in ("ih", "hh")]
+    kinds = ("weight", "bias") if has_recurrent_bias else ("weight",)
+    names = {f"lstm.{kind}_{end}": f"recurrence.{kind}_{end}" for kind in kinds for end in ends}
+    sizes = {} if has_recurrent_bias else {f"recurrence.bias_{end}": 4 * config.hidden_size for end in ends}
     for layer in range(config.num_hidden_layers):
         norms = ("post_attention_layernorm",) if layer == 0 else ("input_layernorm", "post_attention_layernorm")
         names |= layer_names(f"layers.{layer}", f"layers.{layer}", norms, config.attention_bias)
+        if config.attention_bias:  # the source has them on queries, keys and values only
+            sizes[f"layers.{layer}.self_attn.o_proj.bias"] = config.hidden_size
     weights, dropped = rename_weights(checkpoint, names, [EMBEDDINGS])
-    check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, config.hidden_size))
-    filled = _fill(weights, config, has_recurrent_bias="bias" in _kinds(checkpoint))
-    return Conversion(FalconSpecDrafter, config, weights, dropped, filled)
-
-
-def _kinds(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the kinds of weights that the LSTM has."""
-    return ("weight", "bias") if flag(checkpoint.config, "bias", True, checkpoint.name) else ("weight",)
+    dtype = next(iter(weights.values())).dtype
+    weights |= {name: torch.zeros(size, dtype=dtype) for name, size in sizes.items()}
+    return Conversion(FalconSpecDrafter, config, weights, dropped, filled=dict.fromkeys(sizes, 0.0))
 
 
 def _config(checkpoint: Checkpoint, target: TargetFacts | None) -> FalconSpecConfig:
@@ -47,8 +44,7 @@ def _config(checkpoint: Checkpoint, target: TargetFacts | None) -> FalconSpecCon
     if type(block_size) is not int or block_size < 1:
         raise CheckpointError(f"`k_mask` must be a whole number of at least 1, but it is {block_size!r}.")
     fields = layer_fields(config, checkpoint.name)
-    hidden = fields["hidden_size"]
-    check_widths(hidden, target)
+    check_widths(fields["hidden_size"], target)
     return FalconSpecConfig(
         **fields,
         **fields_of(config, target, config.get("_name_or_path")),
@@ -60,17 +56,3 @@ def _config(checkpoint: Checkpoint, target: TargetFacts | None) -> FalconSpecCon
         recurrent_dropout=DROPOUT,
         draft_tree=paper_tree(block_size).to_json(),
     )
-
-
-def _fill(weights: dict[str, torch.Tensor], config: FalconSpecConfig, has_recurrent_bias: bool) -> dict[str, float]:
-    """Add zeros for the biases that the source does not have, and return their names."""
-    filled = []
-    if config.attention_bias:  # the source has them on queries, keys and values only, this package on the output, too
-        filled += [f"layers.{layer}.self_attn.o_proj.bias" for layer in range(config.num_hidden_layers)]
-    sizes = dict.fromkeys(filled, config.hidden_size)
-    if not has_recurrent_bias:
-        parts = [f"recurrence.bias_{end}_l{layer}" for layer in range(NUM_RECURRENT_LAYERS) for end in ("ih", "hh")]
-        sizes |= dict.fromkeys(parts, 4 * config.hidden_size)
-    some_weight = next(iter(weights.values()))
-    weights |= {name: torch.zeros(size, dtype=some_weight.dtype) for name, size in sizes.items()}
-    return dict.fromkeys(sizes, 0.0)

@@ -5,10 +5,11 @@ arXiv 2401.10774.
 """
 
 import re
+from functools import partial
 
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
 from ..errors import CheckpointError
-from .building import Conversion, rename_weights
+from .conversion import Conversion, rename_weights
 from .source import Checkpoint
 from .target_facts import TargetFacts, check_size, fields_of
 from .weight_files import shortened
@@ -16,17 +17,8 @@ from .weight_files import shortened
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 
-def convert_medusa(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """Convert Medusa-1 heads."""
-    return _convert(checkpoint, target, has_lm_heads=True)
-
-
-def convert_medusa_v2(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
-    """Convert v2 heads, which end in the target's LM head; the vocabulary size is that of `target`."""
-    return _convert(checkpoint, target, has_lm_heads=False)
-
-
-def _convert(checkpoint: Checkpoint, target: TargetFacts | None, has_lm_heads: bool) -> Conversion:
+def convert_medusa(checkpoint: Checkpoint, target: TargetFacts | None, has_lm_heads: bool = True) -> Conversion:
+    """Convert Medusa heads; v2 heads end in the LM head of `target`, which gives the size of the vocabulary."""
     num_heads, num_layers = _counts(checkpoint)
     parts = [f"{layer}.linear.{part}" for layer in range(num_layers) for part in ("weight", "bias")]
     parts += [f"{num_layers}.weight"] if has_lm_heads else []
@@ -46,6 +38,9 @@ def _convert(checkpoint: Checkpoint, target: TargetFacts | None, has_lm_heads: b
         has_lm_heads=has_lm_heads,
     )
     return Conversion(MedusaDrafter, config, weights)
+
+
+convert_medusa_v2 = partial(convert_medusa, has_lm_heads=False)
 
 
 def _counts(checkpoint: Checkpoint) -> tuple[int, int]:

@@ -30,21 +30,12 @@ SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a foreign checkpoint.
+    """The content of a foreign checkpoint."""
 
-    Args:
-        name (`str`): The folder or Hub id, as the user gave it.
-        folder (`Path`): The folder of its files.
-        config (`dict`): Its `config.json`.
-        tensors (`dict`): Its weights by their foreign names; all are finite.
-        files (`dict`): SHA-256 of every file that was read, by name.
-    """
-
-    name: str
-    folder: Path
+    name: str  # the folder or Hub id, as the user gave it
     config: dict[str, Any]
-    tensors: dict[str, Tensor]
-    files: dict[str, str]
+    tensors: dict[str, Tensor]  # by their foreign names; all are finite
+    files: dict[str, str]  # SHA-256 of every file that was read, by name
 
 
 def read_checkpoint(source: str) -> Checkpoint:
@@ -66,9 +57,9 @@ def read_checkpoint(source: str) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     for path in paths:
         tensors |= read_tensors(path)
-    check_values(tensors, str(source))
+    check_values(tensors, source)
     files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths]}
-    return Checkpoint(source, folder, config, tensors, files)
+    return Checkpoint(source, config, tensors, files)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,22 +10,16 @@ from ..drafters.config_fields import target_fields
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.model_parts import embedding_width, head_width
 
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """Sizes and special ids of a target.
+    """Sizes and special ids of a target."""
 
-    Args:
-        fields (`dict`): What the config of every drafter copies from its target.
-        hidden_size (`int`): Width of its hidden states.
-        head_size (`int`): Width of what its head reads.
-        embedding_size (`int`): Width of its token embeddings.
-        num_layers (`int`): Layers of its decoder.
-    """
-
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # what the config of every drafter copies from its target
     hidden_size: int
-    head_size: int
+    head_size: int  # width of what its head reads
     embedding_size: int
     num_layers: int
 
@@ -59,7 +53,7 @@ def fields_of(config: dict[str, Any], target: TargetFacts | None, name: str | No
         return target.fields
     if size is None:
         raise needs_target("how large the vocabulary is")
-    ids = {field: config.get(field) for field in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {field: config.get(field) for field in SPECIAL_IDS}
     return {"vocab_size": size, "target_name_or_path": name or None, **ids}
 
 

@@ -124,8 +124,8 @@ register_drafter(
     ".training.objectives.eagle:EagleObjective",
     {
         "Eagle-1/2": ".convert.eagle:convert_eagle",
-        "Eagle-3": ".convert.eagle3:convert_eagle3",
-        "Eagle-3 (speculators)": ".convert.eagle3:convert_eagle3_speculators",
+        "Eagle-3": ".convert.eagle:convert_eagle3",
+        "Eagle-3 (speculators)": ".convert.eagle:convert_eagle3_speculators",
     },
 )
 register_drafter(

@@ -29,25 +29,14 @@ _SHAPES_MODULE = '''"""Annotations in place of jaxtyping: `Float[Tensor, "rows t
 from torch import Tensor
 
 
-class _Shaped:
+class Shaped:
+    """Any values."""
+
     def __class_getitem__(cls, _: object) -> type:
         return Tensor
 
 
-class Bool(_Shaped):
-    """Truth values."""
-
-
-class Float(_Shaped):
-    """Numbers of any precision."""
-
-
-class Int(_Shaped):
-    """Whole numbers."""
-
-
-class Shaped(_Shaped):
-    """Any values."""
+Bool = Float = Int = Shaped
 '''
 
 _GENERATE_MODULE = '''"""Generates the target's own text in fewer passes.
@@ -68,16 +57,15 @@ def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> No
     Raises:
         [`CheckpointError`]: the class is neither of this package nor registered.
     """
-    start = {module_of(drafter_class), module_of(CustomGenerate)}
     code = folder / FOLDER
     code.mkdir(parents=True, exist_ok=True)
-    for module in sorted(closure(start)):
-        (code / f"{flat_name(module)}.py").write_text(flattened(module), encoding="utf-8")
-    names = {"drafter": flat_name(module_of(drafter_class)), "module": flat_name(module_of(CustomGenerate))}
-    generate = _GENERATE_MODULE.format(name=drafter_class.__name__, **names)
-    (code / "generate.py").write_text(generate, encoding="utf-8")
-    (code / f"{_SHAPES}.py").write_text(_SHAPES_MODULE, encoding="utf-8")
-    (code / "requirements.txt").write_text("\n".join(requirements()) + "\n", encoding="utf-8")
+    drafter, module = (module_of(kind) for kind in (drafter_class, CustomGenerate))
+    names = {"name": drafter_class.__name__, "drafter": flat_name(drafter), "module": flat_name(module)}
+    files = {f"{flat_name(each)}.py": flattened(each) for each in sorted(closure({drafter, module}))}
+    files |= {"generate.py": _GENERATE_MODULE.format(**names), f"{_SHAPES}.py": _SHAPES_MODULE}
+    files["requirements.txt"] = "\n".join(requirements()) + "\n"
+    for file, content in files.items():
+        (code / file).write_text(content, encoding="utf-8")
 
 
 def auto_map(drafter_class: type[DrafterModel]) -> dict[str, str]:
@@ -96,14 +84,14 @@ def requirements() -> list[str]:
 def module_of(kind: type) -> str:
     """The name of a class's module: within this package, or in full for a registered drafter of another package."""
     package, _, name = kind.__module__.partition(".")
-    if any(kind in (method.drafter, method.config_class) for method in METHODS.values()) and package != _PACKAGE:
+    if package == _PACKAGE:
+        return name
+    if any(kind in (method.drafter, method.config_class) for method in METHODS.values()):
         return kind.__module__
-    if package != _PACKAGE:
-        raise CheckpointError(
-            f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
-            f"`{kind.__module__}`. Load the drafter with a class of the package."
-        )
-    return name
+    raise CheckpointError(
+        f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
+        f"`{kind.__module__}`. Load the drafter with a class of the package."
+    )
 
 
 def flat_name(module: str) -> str:
@@ -138,12 +126,11 @@ def flattened(module: str) -> str:
             lines[node.lineno : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno)
     for number, line in enumerate(lines):
         lines[number] = re.sub(r"^from jaxtyping import", f"from .{_SHAPES} import", line)
+    origin = _path(module).name
     if _path(module).is_relative_to(_SOURCE):
         path = _path(module).relative_to(_SOURCE.parent).as_posix()
-        head = f"# {path} of {_PACKAGE} {version(_PACKAGE)}, Apache-2.0; made flat by {_PACKAGE}.hub.bundle."
-    else:
-        head = f"# {_path(module).name}; made flat by {_PACKAGE}.hub.bundle."
-    return "\n".join([head, *lines]) + "\n"
+        origin = f"{path} of {_PACKAGE} {version(_PACKAGE)}, Apache-2.0"
+    return "\n".join([f"# {origin}; made flat by {_PACKAGE}.hub.bundle.", *lines]) + "\n"
 
 
 def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
@@ -152,9 +139,7 @@ def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
         return line.replace(f"from {'.' * node.level}{node.module} import", f"from .{flat_name(names[''])} import", 1)
     if node.module is not None:  # public names, from where each is defined
         found = [f"from .{flat_name(names[each.name])} import {ast.unparse(each)}" for each in node.names]
-        return "\n".join(
-            line[: node.col_offset] + each for each in found
-        )  # Transformers finds those that begin a line
+        return "\n".join(line[: node.col_offset] + each for each in found)  # Transformers reads whole lines
     parts = [f"{flat_name(names[each.name])} as {each.asname or each.name}" for each in node.names]
     return line[: node.col_offset] + f"from . import {', '.join(parts)}"
 

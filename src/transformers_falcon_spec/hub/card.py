@@ -16,6 +16,7 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..drafters.base import DrafterModel
+from ..drafters.compatibility.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError
 from ..evaluation.prompts import SET_NAMES
@@ -66,7 +67,6 @@ def render_card(
     drafter: DrafterModel,
     repo_id: str,
     target: str,
-    *,
     figures: Sequence[Figures] = (),
     training: Mapping[str, Any] | None = None,
     about: About | None = None,
@@ -84,19 +84,10 @@ def render_card(
         "drafter_class": type(drafter).__name__,
         "num_parameters": drafter.num_parameters(),
         "target_facts": _target_facts(drafter),
-        "contract": getattr(drafter.config, "target_fingerprint", None),
-        "figures": [
-            {
-                "name": each.name,
-                "origin": each.origin,
-                "dtype": each.dtype,
-                "conditions": _conditions(each),
-                "rows": each.rows,
-            }
-            for each in figures
-        ],
+        "fingerprint": getattr(drafter.config, FIELD, None),
+        "figures": [{**vars(each), "conditions": _conditions(each)} for each in figures],
         "training": _training_facts(training),
-        "about": {"license": about.license, "data": about.data},
+        "about": vars(about),
         "gaps": [*_gaps(figures, training), *about.notes],
     }
     try:
@@ -113,20 +104,18 @@ def check_target_name(name: str | None) -> str:
     """Check the name of a target on the Hub and return it."""
     try:
         validate_repo_id(name or "")
-        is_name = not Path(name or "").exists()
+        if name and not Path(name).exists():
+            return name
     except HFValidationError:
-        is_name = False
-    if name is None or not is_name:
-        raise PublishError(
-            "The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's "
-            f"config says {name!r}. Name it: `--target OWNER/NAME`."
-        )
-    return name
+        pass
+    raise PublishError(
+        "The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's config "
+        f"says {name!r}. Name it: `--target OWNER/NAME`."
+    )
 
 
 def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequence[Figures], about: About) -> str:
     """The YAML between the first two `---` of a card."""
-    results = eval_results(figures)
     data = ModelCardData(
         base_model=target,
         base_model_relation=RELATION,
@@ -135,7 +124,7 @@ def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequenc
         license=about.license,
         tags=["speculative-decoding", "falcon-spec", "custom_generate", drafter.config.model_type],
         model_name=repo_id.rpartition("/")[2],
-        eval_results=results or None,
+        eval_results=eval_results(figures) or None,
     )
     return str(data.to_yaml())
 

@@ -1,8 +1,4 @@
-"""Measurements of a drafter, from results files of `falcon-spec bench` that its own weights and settings gave.
-
-They become the table of a card, the `model-index` of its metadata, and `.eval_results/*.yaml`, which the Hub reads
-today.
-"""
+"""Measurements of a drafter, from results files of `falcon-spec bench` that its own weights and settings gave."""
 
 from collections.abc import Iterable
 from copy import deepcopy
@@ -29,22 +25,13 @@ METRICS = {"acceptance_length_pooled": "acceptance length", "speedup": "speed-up
 
 @dataclass(frozen=True)
 class Figures:
-    """The measurements of a drafter in one results file.
+    """The measurements of a drafter in one results file."""
 
-    Args:
-        name (`str`): Name of the file.
-        origin (`dict`): Provenance of the file.
-        dtype (`str`): The dtype of the target.
-        conditions (`dict[str, str | None]`): Revision of the target, digest of its chat template, and whether it was
-            thinking; empty if the file does not record them.
-        rows (`tuple[Row, ...]`): The rows, one for each set of prompts and way of decoding.
-    """
-
-    name: str
-    origin: dict[str, Any]
-    dtype: str
-    conditions: dict[str, str | None]
-    rows: tuple[Row, ...]
+    name: str  # of the file
+    origin: dict[str, Any]  # its provenance
+    dtype: str  # of the target
+    conditions: dict[str, str | None]  # revision, chat template and thinking of the target, if the file records them
+    rows: tuple[Row, ...]  # one for each set of prompts and way of decoding
 
 
 def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Figures]:
@@ -72,10 +59,8 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
         raise PublishError(
             f"`{path}` must hold all runs of each row, but some are missing. Run its command again: it goes on."
         )
-    method = found[0]
-    return Figures(
-        path.name, portable(result["provenance"]), dtypes[method["target"]], method.get("conditions") or {}, rows
-    )
+    dtype, conditions = dtypes[found[0]["target"]], found[0].get("conditions") or {}
+    return Figures(path.name, portable(result["provenance"]), dtype, conditions, rows)
 
 
 def _fingerprint(drafter: DrafterModel, dtype: str) -> str:

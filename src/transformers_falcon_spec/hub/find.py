@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
-
-# `HTTPError` is that of `httpx` or `httpx2`, depending on the version
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     HFValidationError,
-    HTTPError,
+    HTTPError,  # that of `httpx` or `httpx2`
     OfflineModeIsEnabled,
 )
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -22,28 +20,17 @@ _ACCEPTANCE = ("acceptance_length", "acceptance length")  # in the type or the n
 
 @dataclass(frozen=True)
 class PublishedDrafter:
-    """A drafter that is published on the Hub.
-
-    Args:
-        repo_id (`str`): Name of its repository, for `from_pretrained`.
-        method (`str`): Name of its drafting method.
-        downloads (`int`): Downloads in the last 30 days.
-        acceptance (`dict[str, list[float]]`): The acceptance lengths on its card, one for each set of prompts, by the
-            card's name of the way of decoding, such as `"greedy"`; `""` if the card does not name it.
-    """
+    """A drafter that is published on the Hub."""
 
     repo_id: str
-    method: str
-    downloads: int
+    method: str  # title of its drafting method
+    downloads: int  # in the last 30 days
+    # Acceptance lengths on its card, one for each set of prompts, by the name there of the way of decoding, or "".
     acceptance: dict[str, list[float]] = field(default_factory=dict)
 
 
-def find_drafters(target: str, endpoint: str | None = None) -> list[PublishedDrafter]:
+def find_drafters(target: str) -> list[PublishedDrafter]:
     """The drafters of this package whose card names `target` as their base model, most downloaded first.
-
-    Args:
-        target (`str`): Name of the target on the Hub.
-        endpoint (`str`, *optional*): Address of the Hub; the default is `HF_ENDPOINT` or the public Hub.
 
     Raises:
         [`OptionError`]: `target` is no name on the Hub.
@@ -55,7 +42,7 @@ def find_drafters(target: str, endpoint: str | None = None) -> list[PublishedDra
         raise OptionError(
             f"`target` must be a name on the Hub, such as `Qwen/Qwen3-0.6B`, but it is {target!r}: {error}"
         ) from error
-    api = HfApi(endpoint=endpoint)
+    api = HfApi()
     try:
         found = list(_drafters(api.list_models(filter=f"base_model:{target}", cardData=True, fetch_config=True)))
     except OfflineModeIsEnabled as error:

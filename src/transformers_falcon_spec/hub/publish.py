@@ -1,4 +1,4 @@
-"""Publishing a drafter on the Hub: all files are gathered in one folder, then uploaded in one commit."""
+"""Publishing a drafter on the Hub: all files are staged in one folder, then uploaded in one commit."""
 
 import shutil
 import tempfile
@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, PublishError
 from .bundle import FOLDER
 from .staging import FIGURES, TRAINING, Publication, check_no_tokens, stage
 
-_FAILED_REQUEST = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, whichever huggingface_hub uses
-NETWORK_ERRORS: tuple[Any, ...] = (_FAILED_REQUEST, OSError, RuntimeError)
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING]
 
 
@@ -51,7 +49,7 @@ def publish(
                 commit_message=f"Publish {repo_id.rpartition('/')[2]}",
                 delete_patterns=_REPLACED,
             )
-        except (*NETWORK_ERRORS, HFValidationError) as error:
+        except (HTTPError, HFValidationError, OSError, RuntimeError) as error:
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
             raise PublishError(
                 f"The Hub must take `{repo_id}` whole, but "

@@ -1,4 +1,4 @@
-"""Gathering the files of a publication in one folder: weights, config, options, provenance, code, card and figures.
+"""Staging the files of a publication in one folder: weights, config, options, provenance, code, card and figures.
 
 Only files with known names are published, and neither pickles nor files that hold an access token.
 """
@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 from huggingface_hub import eval_result_entries_to_yaml, get_token
-from transformers import AutoModel
 
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import readable
+from ..drafters.checkpoint import check_is_drafter, readable
 from ..drafters.config_fields import name_portably
 from ..drafters.diffuspec.proxy import DESCRIPTION_FILE
+from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .bundle import auto_map, write_custom_generate
@@ -72,23 +72,18 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     for name, record in records.items():
         (into / name).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    changes = {"target_name_or_path": target, "auto_map": auto_map(type(drafter))}
-    (into / "config.json").write_text(
-        json.dumps({**config, **changes}, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    config |= {"target_name_or_path": target, "auto_map": auto_map(type(drafter))}
+    (into / "config.json").write_text(json.dumps(config), encoding="utf-8")
     name_portably(into)
     write_custom_generate(type(drafter), into)
-    facts: dict[str, Any] = {
-        "training": records.get(TRAINING),
-        "about": publication.about,
-        "template": publication.template,
-    }
-    (into / "README.md").write_text(render_card(drafter, repo_id, target, figures=figures, **facts), encoding="utf-8")
+    card = render_card(
+        drafter, repo_id, target, figures, records.get(TRAINING), publication.about, publication.template
+    )
+    (into / "README.md").write_text(card, encoding="utf-8")
     if entries := eval_entries(figures):
         (into / FIGURES).parent.mkdir()
-        (into / FIGURES).write_text(
-            yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False), encoding="utf-8"
-        )
+        rows = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
+        (into / FIGURES).write_text(rows, encoding="utf-8")
 
 
 def _record(path: Path) -> Any:
@@ -109,17 +104,8 @@ def load_drafter(folder: Path) -> DrafterModel:
             "run code where they are read. Convert them: `falcon-spec convert`."
         )
     with readable(folder):
-        try:
-            drafter = AutoModel.from_pretrained(folder)
-        except ValueError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"`{folder}` must hold a drafter of this package, but {error}") from error
-    if not isinstance(drafter, DrafterModel):
-        raise CheckpointError(
-            f"`{folder}` must hold a drafter of this package, but it holds a `{type(drafter).__name__}`."
-        )
-    return drafter
+        kind = check_is_drafter(folder, drafter_classes())
+    return drafter_classes()[kind].from_pretrained(folder)
 
 
 def check_no_tokens(folder: Path, token: str | None = None) -> None:
