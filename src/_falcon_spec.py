@@ -22,7 +22,7 @@ COMMANDS = {
     "trees show": "print a static tree",
     "easyspec tune": "find which layers of an EasySpec drafter attend at once",
     "convert": "make a drafter from a checkpoint of other software",
-    "contract": "record in a drafter which target it was trained for",
+    "fingerprint": "record in a drafter which target it was trained for",
     "find": "list published drafters for a target",
     "doctor": "find out why drafts are rejected, or why it is not faster",
     "publish": "put a drafter on the Hub, with its card and code",
@@ -32,6 +32,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    argv = ["fingerprint", *argv[1:]] if argv[:1] == ["contract"] else argv  # its old name
     name = next((" ".join(argv[:num]) for num in (1, 2) if " ".join(argv[:num]) in COMMANDS), None)
     if name is not None:
         return int(importlib.import_module(f"{PACKAGE}.cli").run(name, argv[len(name.split()) :]))

@@ -158,7 +158,7 @@ def test_a_command_on_a_page_is_one_of_the_command_line(
 
 
 def test_there_are_commands_to_check() -> None:
-    assert {line.command for line in LINES} >= set(cli.COMMANDS) - {"contract", "find", "trees paper", "trees show"}
+    assert {line.command for line in LINES} >= set(cli.COMMANDS) - {"find", "fingerprint", "trees paper", "trees show"}
     assert {line.command for line in RUNNABLE} >= {"generate", "trees fit", "doctor", "calibrate", "parity"}
 
 

@@ -50,11 +50,10 @@ def portable(value: Any) -> Any:
         return {name: portable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(portable, value))
-    if not isinstance(value, str | Path):
-        return value
-    if Path(value).is_absolute() and (isinstance(value, Path) or _exists(Path(value).parent)):  # it may hold spaces
+    is_text, is_path = isinstance(value, str | Path), isinstance(value, Path)
+    if is_text and Path(value).is_absolute() and (is_path or _exists(Path(value).parent)):  # it may hold spaces
         return _portable_path(str(value))
-    return _ABSOLUTE.sub(lambda found: _portable_path(found[0]), str(value))
+    return _ABSOLUTE.sub(lambda found: _portable_path(found[0]), str(value)) if is_text else value
 
 
 def _portable_path(text: str) -> str:

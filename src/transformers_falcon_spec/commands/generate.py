@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer, logging
 
 from ..core.stats import GenerationStats
@@ -25,7 +25,7 @@ from ..evaluation.step_text import step_text
 from ..evaluation.steps import StepLog
 from ..generation.output import observe_steps
 from ..generation.timed import Run, timed_generate
-from .loading import load_assistant
+from .loading import load_drafter
 from .options import DTYPE_HELP, TREE_HELP, TargetOptions, TextOptions, option
 
 WARM_UP_TOKENS = 8
@@ -56,8 +56,7 @@ class GenerateCommand(TargetOptions, TextOptions):
         """Check that there are prompts, and that trees are not shown while time is measured."""
         if self.compare and self.shows_trees:
             raise OptionError(
-                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without "
-                "`compare`."
+                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without it."
             )
         if not self.prompt and not self.prompts:
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
@@ -79,7 +78,8 @@ def run(command: GenerateCommand) -> None:
     """Write the text of each prompt; compare or show trees if asked."""
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
-    drafter = load_assistant(command.drafter, target, tokenizer, command.draft_tree)
+    drafters = [load_drafter(name, target, tokenizer, command.draft_tree) for name in command.drafter]
+    drafter = drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
     prompts = [Prompt("command", str(i), (("user", text),)) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit)
     session = _Session(command, target, tokenizer, drafter)
@@ -88,9 +88,10 @@ def run(command: GenerateCommand) -> None:
     elif command.shows_trees:
         _show_trees(session, prompts)
     else:
+        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         for prompt in prompts:
             session.title(prompt)
-            session.write(prompt, drafter, TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
+            session.write(prompt, drafter, streamer=streamer)
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,15 @@ class _Session:
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     drafter: DrafterModel | DrafterPool
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=lambda: Console(markup=False, highlight=False))
 
     def title(self, prompt: Prompt) -> None:
         self.console.rule(prompt.text.split("\n")[0][:70])
 
-    def say(self, text: str) -> None:
-        """Print text without interpreting markup."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def write(
-        self, prompt: Prompt, assistant: Any, streamer: TextStreamer | None = None, max_new_tokens: int | None = None
-    ) -> Run:
+    def write(self, prompt: Prompt, assistant: Any, max_new_tokens: int | None = None, **options: Any) -> Run:
         """Generate the text of a prompt, with a drafter or by the target alone."""
         ids, most = prompt.input_ids(self.tokenizer), max_new_tokens or self.command.max_new_tokens
-        return timed_generate(
-            self.target, ids, most, self.command.options, self.command.seed, assistant, streamer=streamer
-        )
+        return timed_generate(self.target, ids, most, self.command.options, self.command.seed, assistant, **options)
 
     def text(self, done: Run) -> str:
         return str(self.tokenizer.decode(done.new_ids, skip_special_tokens=True))
@@ -125,7 +118,7 @@ class _Session:
 
 def _show_trees(session: _Session, prompts: list[Prompt]) -> None:
     """Write the text of each prompt, and show the trees of its steps."""
-    command, texts = session.command, []
+    command, console, texts = session.command, session.console, []
     for prompt in prompts:
         log = StepLog(session.tokenizer)
         with observe_steps(log):
@@ -133,11 +126,11 @@ def _show_trees(session: _Session, prompts: list[Prompt]) -> None:
         texts.append(ObservedText(prompt.text, text, log.steps))
         session.title(prompt)
         for number, step in enumerate(log.steps if command.show_tree else [], start=1):
-            session.console.print(step_text(number, step))
-        session.console.print(text, markup=False, highlight=False)
+            console.print(step_text(number, step))
+        console.print(text)
     if command.tree_html is not None:
         Path(command.tree_html).write_text(render_step_page(texts, command.origin(session.target)), encoding="utf-8")
-        session.say(f"{command.tree_html} shows the trees")
+        console.print(f"{command.tree_html} shows the trees", soft_wrap=True)
 
 
 def _compare(session: _Session, prompts: list[Prompt]) -> None:
@@ -145,25 +138,23 @@ def _compare(session: _Session, prompts: list[Prompt]) -> None:
     assistants = (None, session.drafter)
     for assistant in assistants:
         session.write(prompts[0], assistant, max_new_tokens=WARM_UP_TOKENS)
-    stats, seconds, num_tokens, verdicts = GenerationStats(), {"alone": 0.0, "drafted": 0.0}, 0, []
+    stats, verdicts, seconds_alone, seconds = GenerationStats(), [], 0.0, 0.0
     for prompt in prompts:
         plain, drafted = (session.write(prompt, assistant) for assistant in assistants)
         session.title(prompt)
-        session.console.print(session.text(drafted), markup=False, highlight=False)
+        session.console.print(session.text(drafted))
         verdicts.append(_verdict(session, prompt, plain, drafted))
         plain_seconds = plain.seconds * len(drafted.new_ids) / len(plain.new_ids)
         session.console.print(
             f"[{verdicts[-1]}; {plain_seconds / drafted.seconds:.2f}x; acceptance length "
             f"{drafted.output.speculation.acceptance_length:.2f}; {repetition_rate(drafted.new_ids):.0%} repeated]",
-            markup=False,
             style="dim",
         )
         stats += drafted.output.speculation
-        seconds["alone"] += plain_seconds
-        seconds["drafted"] += drafted.seconds
-        num_tokens += len(drafted.new_ids)
-    _show(stats, seconds, num_tokens, session.console)
-    session.say(_conclusion(verdicts, seconds["alone"] / seconds["drafted"]))
+        seconds_alone += plain_seconds
+        seconds += drafted.seconds
+    _show(stats, {"target alone": seconds_alone, "with drafter": seconds}, session.console)
+    session.console.print(_conclusion(verdicts, seconds_alone / seconds), soft_wrap=True)
 
 
 def _verdict(session: _Session, prompt: Prompt, plain: Run, drafted: Run) -> str:
@@ -175,16 +166,15 @@ def _verdict(session: _Session, prompt: Prompt, plain: Run, drafted: Run) -> str
     return check.run(prompt, command.options).verdict
 
 
-def _show(stats: GenerationStats, seconds: dict[str, float], num_tokens: int, console: Console) -> None:
+def _show(stats: GenerationStats, seconds: dict[str, float], console: Console) -> None:
     """Print the speed of both methods, the acceptance, and what took the time with the drafter."""
-    table = Table(title="Target alone and with the drafter")
-    for column in ("", "tokens/s", "seconds"):
-        table.add_column(column, justify="right" if column else "left")
-    for method, spent in (("target alone", seconds["alone"]), ("with drafter", seconds["drafted"])):
-        table.add_row(method, f"{num_tokens / spent:.1f}", f"{spent:.2f}")
+    columns = (Column(name, justify="right") for name in ("tokens/s", "seconds"))
+    table = Table("", *columns, title="Target alone and with the drafter")
+    for method, spent in seconds.items():
+        table.add_row(method, f"{stats.num_tokens / spent:.1f}", f"{spent:.2f}")
     console.print(table)
     by_depth = " ".join(f"{share:.2f}" for share in stats.acceptance_by_depth)
-    console.print(f"acceptance length {stats.acceptance_length:.2f}; acceptance by depth: {by_depth}", highlight=False)
+    console.print(f"acceptance length {stats.acceptance_length:.2f}; acceptance by depth: {by_depth}")
     histogram = Table("accepted", "steps", "", title="Draft tokens kept per step")
     most = max(stats.acceptance_histogram.values(), default=1)
     for accepted, steps in sorted(stats.acceptance_histogram.items()):
@@ -194,7 +184,7 @@ def _show(stats: GenerationStats, seconds: dict[str, float], num_tokens: int, co
     phases["elsewhere"] = stats.other_seconds
     for (name, spent), mark in zip(phases.items(), "░▓█▒", strict=True):
         share = spent / stats.total_seconds
-        console.print(f"{name:10s} {share:5.1%} {mark * round(BAR_WIDTH * share)}", highlight=False)
+        console.print(f"{name:10s} {share:5.1%} {mark * round(BAR_WIDTH * share)}")
 
 
 def _conclusion(verdicts: list[str], speedup: float) -> str:

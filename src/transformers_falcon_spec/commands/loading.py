@@ -20,9 +20,8 @@ from transformers.utils.hub import cached_file
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, readable
-from ..drafters.compatibility.fingerprint import FIELD
+from ..drafters.compatibility.fingerprint import FIELD, OLD_NAMES
 from ..drafters.compatibility.mismatches import check_fingerprint
-from ..drafters.drafter_pool import DrafterPool
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
@@ -134,17 +133,6 @@ def load_trainable(name: str) -> PreTrainedModel:
     return drafter
 
 
-def load_assistant(
-    names: list[str],
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    draft_tree: str | None = None,
-) -> DrafterModel | DrafterPool:
-    """Load a drafter, or several of which the tuner chooses one in each step."""
-    drafters = [load_drafter(name, target, tokenizer, draft_tree) for name in names]
-    return drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
-
-
 def load_tree(name: str) -> DraftTree:
     """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`."""
     path = Path(name)
@@ -155,9 +143,7 @@ def load_tree(name: str) -> DraftTree:
         except FileNotFoundError:
             continue
         except ValueError as error:
-            raise DraftTreeError(
-                f"`{file}` must be JSON, but {error}. Write `trees fit`'s output there anew."
-            ) from None
+            raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees fit`'s output there.") from None
         if isinstance(value, dict) and "parents" not in value:
             value = value.get("draft_tree")
         if value is not None:
@@ -168,13 +154,8 @@ def load_tree(name: str) -> DraftTree:
     )
 
 
-def save_tree(folder: Path, tree: dict[str, list[int]]) -> None:
-    """Make a static tree the drafter's own: it goes into its `config.json`."""
-    save_fields(folder, {"draft_tree": tree})
-
-
 def save_fields(folder: Path, fields: dict[str, Any]) -> None:
     """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
     path = folder / "config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), **fields}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    config = {OLD_NAMES.get(name, name): value for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    path.write_text(json.dumps({**config, **fields}, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -103,7 +103,10 @@ class ResultOptions:
 
     def __post_init__(self) -> None:
         """Check the name of the results file, from which other names are made."""
-        json_file(self.output)
+        if Path(self.output).suffix != ".json":
+            raise OptionError(
+                f"`output` must end in `.json`, but it is `{self.output}`; other files are named after it."
+            )
 
     @property
     def records_file(self) -> Path:
@@ -142,13 +145,6 @@ class DataOptions:
         if self.forbid:
             refuse_overlaps(data, index)
         return data
-
-
-def json_file(name: str) -> Path:
-    """Check that the name of a results file ends in `.json`, and return its path."""
-    if Path(name).suffix != ".json":
-        raise OptionError(f"`output` must end in `.json`, but it is `{name}`; other files are named after it.")
-    return Path(name)
 
 
 def check_least(command: Any, **least: int) -> None:

@@ -23,7 +23,7 @@ from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..evaluation.tree_fit import TreeFit, fit_result
-from .loading import load_drafter, save_tree
+from .loading import load_drafter, save_fields
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
 SETTINGS = ("ranks", "width", "max_new_tokens", "seed", "dtype")  # all measurements of a file share them
@@ -87,7 +87,7 @@ def run(command: FitTreeCommand) -> None:
     command.write(result)
     _show(result, drafter.is_tree_dynamic, command.output)
     if command.save:
-        save_tree(Path(command.drafter), result["draft_tree"])
+        save_fields(Path(command.drafter), {"draft_tree": result["draft_tree"]})
 
 
 def _checked_prompts(command: FitTreeCommand) -> list[Prompt]:

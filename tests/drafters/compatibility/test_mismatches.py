@@ -349,7 +349,7 @@ def test_a_fingerprint_that_cannot_be_read_is_refused_in_words(fingerprint: Any)
     drafter = make_drafter(target, target_fingerprint=fingerprint)
 
     with pytest.raises(
-        CheckpointError, match="`target_fingerprint` of a drafter's config must be as `falcon-spec contract`"
+        CheckpointError, match="`target_fingerprint` of a drafter's config must be as `falcon-spec fingerprint`"
     ):
         drafter.check_target(target)
 
@@ -388,15 +388,20 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
     assert names(drafter, target, tokenizer) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "field"), [("fingerprint", "target_fingerprint"), ("contract", "target_contract")]
+)
 def test_the_command_records_the_target_and_changes_nothing_but_its_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, drafter = save_target(tmp_path / "target"), tmp_path / "drafter"
     target = AutoModelForCausalLM.from_pretrained(folder)
     make_drafter(target, target_fingerprint=None).save_pretrained(drafter)
+    config = drafter / "config.json"
+    config.write_text(config.read_text().replace("target_fingerprint", field))
     files = {path.name: path.read_bytes() for path in drafter.iterdir()}
 
-    status = main(["contract", "--target", str(folder), "--drafter", str(drafter)])
+    status = main([command, "--target", str(folder), "--drafter", str(drafter)])
 
     changed = {path.name for path in drafter.iterdir() if files.get(path.name) != path.read_bytes()}
     recorded = FalconSpecDrafter.from_pretrained(drafter)
@@ -411,5 +416,5 @@ def test_the_command_refuses_drafters_for_any_target(tmp_path: Path, capsys: pyt
     folder = save_target(tmp_path / "target")
     LookaheadDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder)).save_pretrained(tmp_path / "drafter")
 
-    assert main(["contract", "--target", str(folder), "--drafter", str(tmp_path / "drafter")]) == 1
+    assert main(["fingerprint", "--target", str(folder), "--drafter", str(tmp_path / "drafter")]) == 1
     assert "works with any. It needs none." in capsys.readouterr().err

@@ -71,7 +71,7 @@ class WeightFingerprint:
         except (ValueError, TypeError) as error:
             raise CheckpointError(
                 f"The sample of a target's weights in `{FIELD}` must be hexadecimal, but it is {self.sample!r:.60}. "
-                "Write it anew: `falcon-spec contract`."
+                "Write it anew: `falcon-spec fingerprint`."
             ) from error
 
 
@@ -142,8 +142,8 @@ class TargetFingerprint:
             return cls(**{**stored, "weights": weights})
         except (TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(
-                f"`{FIELD}` of a drafter's config must be as `falcon-spec contract` writes it, but reading it fails: "
-                f"{type(error).__name__}: {error}. Write it anew, or set it to null."
+                f"`{FIELD}` of a drafter's config must be as `falcon-spec fingerprint` writes it, but reading it "
+                f"fails: {type(error).__name__}: {error}. Write it anew, or set it to null."
             ) from error
 
 
