@@ -73,13 +73,13 @@ def test_a_saved_tree_becomes_the_drafters_own(
     drafter = str(tmp_path / kind)
     passes = [] if kind == "medusa" else ["--passes", "2"]
 
-    status = fit(models, "--drafter", drafter, "--save", *passes, "--ranks", "5", "--decodings", "greedy", nodes="9")
+    status = fit(models, "--drafter", drafter, "--save", *passes, "--decodings", "greedy", nodes="9")
 
     result = json.loads((tmp_path / kind / "draft_tree.json").read_text(encoding="utf-8"))
     assert status == 0
     assert load_tree(drafter).to_json() == result["draft_tree"]
     assert len(load_tree(drafter)) == 9
-    assert (len(result["acceptance"]), len(result["acceptance"][0])) == (depth, 5)
+    assert (len(result["acceptance"]), len(result["acceptance"][0])) == (depth, 10)
     assert ("This drafter grows its trees" in capsys.readouterr().out) == (kind == "eagle")
 
 

@@ -105,8 +105,6 @@ def test_a_present_tree_beyond_what_was_measured_is_not_compared() -> None:
     [
         ({"num_passes": 0}, r"`passes` must be at least 1, but it is 0\."),
         ({"num_passes": -1}, r"`passes` must be at least 1, but it is -1\."),
-        ({"num_ranks": 0}, r"`ranks` must be at least 1, but it is 0\."),
-        ({"width": 0}, r"`width` must be at least 1, but it is 0\."),
         (
             {"num_passes": 9},
             r"must have at most 512 nodes, but 18 depths of 10 ranks below 6 nodes each make more\. Lower",
@@ -156,4 +154,4 @@ def test_a_best_first_tree_keeps_what_was_expected_of_it_on_the_steps_that_it_wa
     )
 
     num_kept = [len(list(itertools.takewhile(lambda rank: rank < 3, step))) for step in steps]
-    assert length == pytest.approx(1 + sum(num_kept) / len(steps))  # a tree of all places keeps all
+    assert length == pytest.approx(1 + sum(num_kept) / len(steps))  # a tree of all nodes keeps all

@@ -11,29 +11,30 @@ Example, on the embedded pair:
 """
 
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from ..drafters.base import DrafterModel
 from ..evaluation.calibration import ObservedText, compare, fit, fits_of_folds
 from ..evaluation.decoding import decoding_options
 from ..evaluation.observations import NUM_BEST, DrafterObserver, Observations
-from ..evaluation.prompts import Prompt, check_lengths
+from ..evaluation.prompts import check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
 from .loading import load_drafter, save_fields
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
+NUM_TREE_NODES = 32  # of the observed trees
 DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
 
 
 @dataclass(kw_only=True)
 class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
-    """The positions to calibrate, and the trees that are observed."""
+    """The positions to calibrate, and what becomes of the temperatures."""
 
     max_new_tokens: int = option("Most tokens of a text.", 96)
     html: str | None = option("HTML page with the reliability plots; needs matplotlib, the extra `report`.", None)
@@ -41,11 +42,6 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
     passes: int = option(
         "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1
     )
-    tree_depth: int | None = option(
-        "Depth of the observed trees; None is two passes, or the depth of the drafter's trees if that is more.",
-        None,
-    )
-    num_tree_nodes: int = option("Nodes of the observed trees.", 32)
     seed: int = option("Seed of the draws and of the intervals.", 0)
 
     def __post_init__(self) -> None:
@@ -61,9 +57,17 @@ def run(command: CalibrateCommand) -> None:
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
-    names = ("num_tree_nodes", "max_new_tokens", "seed")
-    settings = command.settings(target, drafter, *names, depth=_depth(command, drafter))
-    texts = _observe(command, target, tokenizer, drafter, Records(command.records_file, settings))
+    depth = max(max(command.passes, 2) * drafter.block_size, drafter.tree_depth)
+    settings = command.settings(target, drafter, "max_new_tokens", "seed", depth=depth, num_tree_nodes=NUM_TREE_NODES)
+    records = Records(command.records_file, settings)
+    drafter.generation_config = SpeculationConfig(
+        tune=False,  # every step must draft
+        dynamic_tree=True,
+        num_tree_nodes=NUM_TREE_NODES,
+        tree_depth=depth,
+        tree_top_k=NUM_BEST,
+    )
+    texts = _observe(command, target, tokenizer, drafter, records)
     size, num_positions = drafter.block_size, command.passes * drafter.block_size
     folds, fitted = fits_of_folds(texts, num_positions, size), fit(texts, num_positions, size)
     result = {
@@ -84,12 +88,6 @@ def run(command: CalibrateCommand) -> None:
         print(f"{command.html} shows the reliability plots.")
 
 
-def _depth(command: CalibrateCommand, drafter: DrafterModel) -> int:
-    """Return the depth of the observed trees."""
-    least = max(command.passes, 2) * drafter.block_size
-    return max(least, drafter.tree_depth) if command.tree_depth is None else command.tree_depth
-
-
 def _observe(
     command: CalibrateCommand,
     target: PreTrainedModel,
@@ -98,24 +96,18 @@ def _observe(
     records: Records,
 ) -> list[ObservedText]:
     """Write the texts that `records` does not hold yet, and return the observations of all texts."""
-    prompts = command.read_prompts()
+    prompts, observer = command.read_prompts(), DrafterObserver(drafter)
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
-    drafter.generation_config = SpeculationConfig(
-        tune=False,  # every step must draft
-        dynamic_tree=True,
-        num_tree_nodes=command.num_tree_nodes,
-        tree_depth=_depth(command, drafter),
-        tree_top_k=NUM_BEST,
-    )
-    observer, done = DrafterObserver(drafter), {entry["key"] for entry in records.entries}
-    todo = [(prompt, name) for prompt in prompts for name in DECODINGS if _key(prompt, name) not in done]
-    for prompt, name in tqdm(todo, desc="calibrate", unit="text"):
+    texts = {f"{p.set_name}|{p.prompt_id}|{name}": (p, name) for p in prompts for name in DECODINGS}
+
+    def observed(key: str) -> dict[str, Any]:
+        prompt, name = texts[key]
         ids, options = prompt.input_ids(tokenizer), decoding_options(name)
         timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
         seen = observer.take(options.get("temperature"))
-        records.append({"key": _key(prompt, name), "seen": None if seen is None else seen.to_json()})
-    requested = {_key(prompt, name): (prompt, name) for prompt in prompts for name in DECODINGS}
-    found = [(entry, *requested[entry["key"]]) for entry in records.entries if entry["key"] in requested]
+        return {"key": key, "seen": None if seen is None else seen.to_json()}
+
+    entries = records.measured({key: key for key in texts}, observed, itemgetter("key"), "calibrate")
     return [
         ObservedText(
             f"{prompt.set_name} {prompt.prompt_id}",
@@ -123,13 +115,9 @@ def _observe(
             decoding_options(name).get("temperature"),
             Observations.from_json(entry["seen"]),
         )
-        for entry, prompt, name in found
+        for entry, (prompt, name) in zip(entries, texts.values(), strict=True)
         if entry["seen"] is not None
     ]
-
-
-def _key(prompt: Prompt, decoding: str) -> str:
-    return f"{prompt.set_name}|{prompt.prompt_id}|{decoding}"
 
 
 def _show(result: dict[str, Any]) -> None:

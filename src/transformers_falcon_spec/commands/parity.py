@@ -15,10 +15,10 @@ Example, on the embedded pair:
 """
 
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
 from transformers import logging
 
 from ..errors import ParityError
@@ -60,13 +60,14 @@ def run(command: ParityCommand) -> None:
     prompts = command.read_prompts("check")
     check = _make_check(command)
     records = Records(command.records_file, _settings(command, check))
-    results = [checked_result(entry, records.path) for entry in records.entries]
-    done = {_key(result) for result in results}
-    todo = [(name, p) for name in options for p in prompts if (name, p.set_name, p.prompt_id) not in done]
-    for name, prompt in tqdm(todo, desc="parity", unit="prompt"):
-        results.append(asdict(check.run(prompt, options[name], name)))
-        records.append(results[-1])
-    report = report_of(_requested(results, list(options), prompts), list(options), command.origin(check.target))
+    texts = {(name, p.set_name, p.prompt_id): (name, p) for name in options for p in prompts}
+
+    def compared(text: tuple[str, Prompt]) -> Result:
+        return asdict(check.run(text[1], options[text[0]], text[0]))
+
+    entries = records.measured(texts, compared, itemgetter("decoding", "set_name", "prompt_id"), "parity")
+    results = [checked_result(entry, records.path) for entry in entries]
+    report = report_of(results, list(options), command.origin(check.target))
     page = Path(command.html or command.records_file.with_suffix(".html"))
     command.write(report)
     page.write_text(render_page(report), encoding="utf-8")
@@ -98,16 +99,6 @@ def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
     if check.target.dtype in LOW_PRECISION:
         settings["reread_in_float32"] = command.reread_in_float32
     return settings
-
-
-def _requested(results: list[Result], decodings: list[str], prompts: list[Prompt]) -> list[Result]:
-    """Select the requested results, for the file may hold more from a run with a larger `limit`."""
-    wanted = {(name, prompt.set_name, prompt.prompt_id) for name in decodings for prompt in prompts}
-    return [result for result in results if _key(result) in wanted]
-
-
-def _key(result: Result) -> tuple[str, str, str]:
-    return result["decoding"], result["set_name"], result["prompt_id"]
 
 
 def _show(report: dict[str, Any], page: Path) -> None:

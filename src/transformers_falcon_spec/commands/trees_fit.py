@@ -10,12 +10,12 @@ Example, on the embedded pair:
 """
 
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tqdm.auto import tqdm
 from transformers import logging
 
 from ..errors import OptionError
@@ -26,7 +26,7 @@ from ..evaluation.tree_fit import TreeFit, fit_result
 from .loading import load_drafter, save_fields
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
-SETTINGS = ("ranks", "width", "max_new_tokens", "seed", "dtype")  # all measurements of a file share them
+SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
 NUM_SHOWN = 6  # sibling ranks in the table
 
 
@@ -42,8 +42,6 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
         ["benchmarks/prompts/held_out.jsonl"],
     )
     passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
-    ranks: int = option("Sibling ranks to measure at each depth.", 10)
-    width: int = option("Nodes of each depth, those of the best sibling ranks, whose children are measured.", 6)
     decodings: list[str] = option(
         "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
         ["greedy", "temperature-0.7"],
@@ -73,17 +71,19 @@ def run(command: FitTreeCommand) -> None:
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter = load_drafter(command.drafter, target)
-    fit = TreeFit(target, tokenizer, drafter, command.passes, command.ranks, command.width)
-    records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, passes=fit.num_passes))
-    found = {(entry["decoding"], entry["set"], entry["prompt"]): entry["counts"] for entry in records.entries}
-    requested = [(name, prompt) for name in command.decodings for prompt in prompts]
-    todo = [(name, prompt) for name, prompt in requested if _key(name, prompt) not in found]
-    for name, prompt in tqdm(todo, desc="trees fit", unit="text"):
-        counts = fit.watch(prompt, decoding_options(name), command.max_new_tokens, command.seed).counts(fit.depth)
-        found[_key(name, prompt)] = counts
-        records.append({"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id, "counts": counts})
-    result = fit_result(fit, [found[_key(*each)] for each in requested], command.nodes)
-    result["provenance"] = command.origin(target, passes=fit.num_passes)
+    fit = TreeFit(target, tokenizer, drafter, command.passes)
+    records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, **fit.settings))
+    texts = {(name, p.set_name, p.prompt_id): (name, p) for name in command.decodings for p in prompts}
+
+    def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
+        name, prompt = text
+        log = fit.watch(prompt, decoding_options(name), command.max_new_tokens, command.seed)
+        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id}
+        return {**key, "counts": log.counts(fit.depth)}
+
+    entries = records.measured(texts, counted, itemgetter("decoding", "set", "prompt"), "trees fit")
+    result = fit_result(fit, [entry["counts"] for entry in entries], command.nodes)
+    result["provenance"] = command.origin(target, passes=fit.settings["passes"])
     command.write(result)
     _show(result, drafter.is_tree_dynamic, command.output)
     if command.save:
@@ -104,10 +104,6 @@ def _checked_prompts(command: FitTreeCommand) -> list[Prompt]:
     return command.read_prompts()
 
 
-def _key(decoding: str, prompt: Prompt) -> tuple[str, str, str]:
-    return decoding, prompt.set_name, prompt.prompt_id
-
-
 def _show(result: dict[str, Any], is_grown: bool, output: str) -> None:
     """Print the acceptance, and the expected acceptance length of the tree."""
     console, plain = Console(), Console(highlight=False, markup=False, soft_wrap=True)
@@ -124,6 +120,6 @@ def _show(result: dict[str, Any], is_grown: bool, output: str) -> None:
     plain.print(f"{expected}. `{output}` holds the tree.")
     if is_grown:
         plain.print(
-            "This drafter grows its trees; the static one serves rules that judge drawn tokens, and "
+            "This drafter grows its trees; the static one serves rules that accept drawn tokens, and "
             "`dynamic_tree=False`."
         )

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,12 +65,8 @@ class Observations:
 
     def to_json(self) -> dict[str, Any]:
         """Lists of numbers, with scores to five digits after the point."""
-        lists = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            lists[field.name] = (
-                value.double().mul(1e5).round() / 1e5 if value.is_floating_point() else value
-            ).tolist()
+        lists = {name: value.double().round(decimals=5).tolist() for name, value in vars(self).items()}
+        lists |= {"depths": self.depths.tolist(), "ranks": self.ranks.tolist()}
         return lists | {"chosen": [None if score == -torch.inf else score for score in lists["chosen"]]}
 
     def __len__(self) -> int:
@@ -124,56 +120,48 @@ class DrafterObserver:
         self.drafter.config.confidence_temperatures = None
         self._make_generator = self.drafter.candidate_generator
         self.drafter.candidate_generator = self._generator  # type: ignore[method-assign]
-        self._seen: list[tuple[int, Tensor, int]] = []  # depth, scores and chosen index of each list
+        self.seen: list[tuple[int, Tensor, int]] = []  # depth, scores and chosen index of each list
 
     def take(self, temperature: float | None) -> Observations | None:
         """The observations since the last call, of texts drawn at `temperature`; None if there are none."""
-        if not self._seen:
+        if not self.seen:
             return None
-        depths, scores, chosen = zip(*self._seen, strict=True)
-        self._seen = []
+        depths, scores, chosen = zip(*self.seen, strict=True)
+        self.seen.clear()
         return Observations.of(depths, torch.stack(scores), chosen, 1.0 if temperature is None else temperature)
 
-    def add(self, depth: int, scores: Tensor, chosen: int) -> None:
-        """Record one list and the token that the target chose from it."""
-        self._seen.append((depth, scores, chosen))
-
     def _generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> GrownTreeGenerator:
-        generator = self._make_generator(target, max_length, rng)
-        assert isinstance(generator, GrownTreeGenerator)  # its trees grow
-        _ObservedGenerator(self, generator)
+        generator: Any = self._make_generator(target, max_length, rng)
+        generator.__class__ = type(
+            "ObservedGenerator", (_ObservedGenerator, type(generator)), {"seen": self.seen, "lists": {}}
+        )
         return generator
 
 
-class _ObservedGenerator:
-    """Wraps the methods of a generator and keeps the scores of its lists, by the drafted tokens that each follows."""
+class _ObservedGenerator(GrownTreeGenerator):
+    """The scores of a generator's lists, by the drafted tokens that each follows."""
 
-    def __init__(self, observer: DrafterObserver, generator: GrownTreeGenerator) -> None:
-        self.observer, self.generator = observer, generator
-        self.lists: dict[tuple[int, ...], Tensor] = {}  # [block positions, tokens], or [1, tokens] of one node
-        self.latest = torch.empty(0, dtype=torch.float)
-        self.inner_propose, self.inner_commit = generator.propose, generator.commit
-        self.inner_children, self.inner_scores = generator.children_of, generator.scores
-        for method in (self.propose, self.commit, self.children_of, self.scores):
-            setattr(generator, method.__name__, method)
+    seen: list[tuple[int, Tensor, int]]
+    lists: dict[tuple[int, ...], Tensor]  # [block positions, tokens], or [1, tokens] of one node
+    latest: Tensor
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         self.lists = {}
-        return self.inner_propose(budget)
+        return super().propose(budget)
 
     def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
-        self.latest = self.inner_scores(logits, budget, depth)
+        self.latest = super().scores(logits, budget, depth)
         return self.latest
 
     def children_of(
         self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
     ) -> Children:
-        children = self.inner_children(growth, features, budget, depth, width)
+        children = super().children_of(growth, features, budget, depth, width)
 
         def observed(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             found = children(offset, nodes, blocks)
             # a block predicted independently shows all its lists at offset 0
-            if offset == 0 or not self.generator.predicts_independently:
+            if offset == 0 or not self.predicts_independently:
                 paths = growth.token_ids[0, growth.path_up(nodes, depth + offset + 1)[0, :, 1:]].tolist()
                 self.lists |= dict(zip(map(tuple, paths), self.latest[0], strict=True))
             return found
@@ -182,18 +170,16 @@ class _ObservedGenerator:
 
     def commit(self, committed: Committed) -> None:
         """Record the lists along the new text, which is the accepted path and one token more."""
-        (length,), (num_new,) = committed.lengths, committed.num_new
+        (length,), (num_new,), drafted = committed.lengths, committed.num_new, self.lists
         tokens = committed.sequence_ids[0, length - num_new : length].tolist()
-        num_offsets = self.generator.block_size if self.generator.predicts_independently else 1
-        draft_ids = self.generator.target_ids(
-            torch.arange(self.generator.num_draft_tokens, device=committed.sequence_ids.device)
-        )
-        for index, token in enumerate(tokens if self.lists else []):
+        num_offsets = self.block_size if self.predicts_independently else 1
+        draft_ids = self.target_ids(torch.arange(self.num_draft_tokens, device=committed.sequence_ids.device))
+        for index, token in enumerate(tokens if drafted else []):
             offset = index % num_offsets
-            lists = self.lists.get(tuple(tokens[: index - offset]))
+            lists = drafted.get(tuple(tokens[: index - offset]))
             if lists is None:
                 break
             found = (draft_ids == token).nonzero().flatten().tolist()
-            self.observer.add(index + 1, lists[offset], found[0] if found else -1)
+            self.seen.append((index + 1, lists[offset], found[0] if found else -1))
         self.lists = {}
-        self.inner_commit(committed)
+        super().commit(committed)

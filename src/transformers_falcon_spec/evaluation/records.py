@@ -1,12 +1,17 @@
 """Stores measurements in a JSON lines file, one line each, so that an interrupted run goes on where it stopped."""
 
 import json
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from tqdm.auto import tqdm
 
 from ..errors import OptionError
 from ..provenance import portable
 
+Key = TypeVar("Key", bound=Hashable)
+Text = TypeVar("Text")
 _OLD_NAMES = {"arm": "method", "chance": "probability"}  # keys that earlier versions wrote
 
 
@@ -39,6 +44,20 @@ class Records:
         """Store one more measurement; it is on the disk when this returns."""
         self.entries.append(entry)
         self._write(entry)
+
+    def measured(
+        self,
+        texts: Mapping[Key, Text],
+        measure: Callable[[Text], dict[str, Any]],
+        key_of: Callable[..., Key],
+        title: str,
+    ) -> list[dict[str, Any]]:
+        """The entries of `texts`, whose key is `key_of(entry)`; those that the file lacks are measured and stored."""
+        found = {key_of(entry): entry for entry in self.entries}
+        for key in tqdm([key for key in texts if key not in found], desc=title, unit="text"):
+            found[key] = measure(texts[key])
+            self.append(found[key])
+        return [found[key] for key in texts]
 
     def _write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

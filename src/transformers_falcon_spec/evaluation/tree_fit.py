@@ -78,33 +78,29 @@ class TreeFit:
         num_ranks: int = 10,
         width: int = 6,
     ) -> None:
-        present = drafter.draft_tree
-        if present is None:
+        if drafter.draft_tree is None:
             raise OptionError(
                 f"The drafter must draft static trees, but a `{type(drafter).__name__}` has none. There is "
                 "nothing to fit."
             )
         if probe(target).form == "chain":
             raise TargetError(f"A tree needs a target that verifies trees, but {probe(target).reason}. Draft a chain.")
-        block_size = drafter.block_size
-        self.num_passes = -(-int(present.depths.max()) // block_size) if num_passes is None else num_passes
-        for name, value in (("passes", self.num_passes), ("ranks", num_ranks), ("width", width)):
-            if value < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
-        self.depth, self.num_ranks = self.num_passes * block_size, num_ranks
-        self.target, self.tokenizer, self.present = target, tokenizer, present
-        self.tree = measuring_tree(self.depth, num_ranks, width)
+        self.target, self.tokenizer, self.present = target, tokenizer, drafter.draft_tree
+        passes = -(-int(self.present.depths.max()) // drafter.block_size) if num_passes is None else num_passes
+        if passes < 1:
+            raise OptionError(f"`passes` must be at least 1, but it is {passes}.")
+        self.settings = {"passes": passes, "ranks": num_ranks, "width": width}
+        self.depth, self.num_ranks = passes * drafter.block_size, num_ranks
         self.drafter = copy.copy(drafter)  # the same weights
-        self.drafter.generation_config = SpeculationConfig(
-            tune=False, dynamic_tree=False, draft_tree=self.tree.to_json()
-        )
+        tree = measuring_tree(self.depth, num_ranks, width).to_json()
+        self.drafter.generation_config = SpeculationConfig(tune=False, dynamic_tree=False, draft_tree=tree)
         self.drafter.check_target(target)
 
     def watch(self, prompt: Prompt, options: Options, max_new_tokens: int, seed: int) -> RankLog:
         """Write one text with the measuring tree and return what was counted."""
         log, ids = RankLog(self.num_ranks), prompt.input_ids(self.tokenizer)
         with observe_steps(log):
-            timed_generate(self.target, ids, max_new_tokens, options, seed, assistant_model=self.drafter)
+            timed_generate(self.target, ids, max_new_tokens, options, seed, self.drafter)
         return log
 
 
@@ -122,7 +118,7 @@ def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
         if level[-1] >= MAX_NODES:
             raise OptionError(
                 f"The tree that measures must have at most {MAX_NODES} nodes, but {depth} depths of "
-                f"{num_ranks} ranks below {width} nodes each make more. Lower `passes`, `ranks` or `width`."
+                f"{num_ranks} ranks below {width} nodes each make more. Lower `passes`."
             )
         for parent in expanded:
             parents += [parent] * num_ranks
