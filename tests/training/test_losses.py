@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformers_falcon_spec.training.losses import DistillationLoss, distillation_loss, token_terms
+from transformers_falcon_spec.training.losses import Outcome, token_outcome, token_terms, with_regression
 
 ROWS, HIDDEN, VOCAB = 5, 6, 7
 
@@ -55,24 +55,30 @@ def batch() -> dict[str, Tensor]:
     }
 
 
+def outcome_of(batch: dict[str, Tensor], feature_weight: float = 1.0, token_weight: float = 0.1) -> Outcome:
+    offsets = torch.zeros(ROWS, dtype=torch.long)
+    outcome = token_outcome(batch["draft_logits"], batch["target_logits"], offsets)
+    return with_regression(outcome, batch["features"], batch["labels"], feature_weight, token_weight)
+
+
 def test_each_term_is_the_mean_over_rows(batch: dict[str, Tensor]) -> None:
     features, labels, draft, target = (values.tolist() for values in batch.values())
 
-    loss = distillation_loss(**batch)
+    terms = outcome_of(batch).terms
 
-    assert loss.regression.item() == pytest.approx(naive_regression(features, labels), rel=1e-5)
-    assert loss.divergence.item() == pytest.approx(naive_divergence(draft, target), rel=1e-5)
-    assert loss.cross_entropy.item() == pytest.approx(naive_cross_entropy(draft, target), rel=1e-5)
+    assert terms["regression"].item() == pytest.approx(naive_regression(features, labels), rel=1e-5)
+    assert terms["divergence"].item() == pytest.approx(naive_divergence(draft, target), rel=1e-5)
+    assert terms["cross_entropy"].item() == pytest.approx(naive_cross_entropy(draft, target), rel=1e-5)
 
 
 def test_a_perfect_drafter_loses_only_the_targets_own_doubt(batch: dict[str, Tensor]) -> None:
     perfect = {**batch, "features": batch["labels"], "draft_logits": batch["target_logits"]}
 
-    loss = distillation_loss(**perfect)
+    terms = outcome_of(perfect).terms
 
-    assert loss.regression.item() == 0
-    assert loss.divergence.item() == pytest.approx(0, abs=1e-6)
-    assert loss.cross_entropy.item() > 0
+    assert terms["regression"].item() == 0
+    assert terms["divergence"].item() == pytest.approx(0, abs=1e-6)
+    assert terms["cross_entropy"].item() > 0
 
 
 def test_the_divergence_is_never_negative(batch: dict[str, Tensor]) -> None:
@@ -81,7 +87,7 @@ def test_the_divergence_is_never_negative(batch: dict[str, Tensor]) -> None:
         "draft_logits": batch["target_logits"] * 0.95,
     }  # the reference code's mistake gave less than 0 here
 
-    assert distillation_loss(**near).divergence.item() > 0
+    assert outcome_of(near).terms["divergence"].item() > 0
 
 
 def test_the_token_terms_of_rows_are_those_of_loops(batch: dict[str, Tensor]) -> None:
@@ -95,19 +101,31 @@ def test_the_token_terms_of_rows_are_those_of_loops(batch: dict[str, Tensor]) ->
 
 
 @pytest.mark.parametrize(("feature_weight", "token_weight"), [(1.0, 0.1), (0.0, 1.0), (2.0, 0.0)])
-def test_the_total_weighs_the_terms_as_the_paper_does(feature_weight: float, token_weight: float) -> None:
-    loss = DistillationLoss(torch.tensor(2.0), torch.tensor(3.0), torch.tensor(5.0))
+def test_the_total_weighs_the_terms_as_the_paper_does(
+    batch: dict[str, Tensor], feature_weight: float, token_weight: float
+) -> None:
+    outcome = outcome_of(batch, feature_weight, token_weight)
 
-    total = loss.total(feature_weight, token_weight)
+    regression, divergence, cross_entropy = (term.item() for term in outcome.terms.values())
+    expected = feature_weight * regression + token_weight * (0.9 * divergence + 0.1 * cross_entropy)
+    assert outcome.loss.item() == pytest.approx(expected)
 
-    assert total.item() == pytest.approx(feature_weight * 2 + token_weight * (0.9 * 3 + 0.1 * 5))
+
+def test_rows_of_later_offsets_weigh_less_by_the_decay(batch: dict[str, Tensor]) -> None:
+    draft, target = batch["draft_logits"], batch["target_logits"]
+
+    found = token_outcome(draft, target, torch.tensor([0, 1, 2, 1, 0]), decay=0.5).terms["divergence"].item()
+
+    rows = [naive_divergence([ours], [theirs]) for ours, theirs in zip(draft.tolist(), target.tolist(), strict=True)]
+    weighed = rows[0] + rows[1] / 2 + rows[2] / 4 + rows[3] / 2 + rows[4]
+    assert found == pytest.approx(weighed / 3.25, rel=1e-5)
 
 
 def test_gradients_reach_the_drafter_through_every_term(batch: dict[str, Tensor]) -> None:
     batch["features"].requires_grad_()
     batch["draft_logits"].requires_grad_()
 
-    distillation_loss(**batch).total(1.0, 0.1).backward()
+    outcome_of(batch).loss.backward()
 
     assert batch["features"].grad.abs().sum() > 0
     assert batch["draft_logits"].grad.abs().sum() > 0

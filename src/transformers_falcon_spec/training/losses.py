@@ -1,50 +1,65 @@
 """The terms of distillation losses: feature regression, KL divergence, cross-entropy to the best token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F  # noqa: N812  the name everybody knows
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
 @dataclass(frozen=True)
-class DistillationLoss:
-    """The loss terms of a batch, each a mean over counted rows.
+class Outcome:
+    """The loss of a batch, and the guesses behind it, one row for each guess that counts.
 
-    Source: arXiv 2412.12639, equation 3: L = SmoothL1 + 0.1 * (0.9 * KL + 0.1 * CE). KL is a true divergence at
-    temperature 1, and the label of CE is the target's best token.
+    Args:
+        loss (`torch.Tensor`): What is minimised.
+        terms (`dict[str, Tensor]`): The terms of the loss, for the log.
+        draft_logits (`torch.Tensor` of shape `(counted, vocab)`): The drafter's scores.
+        target_logits (`torch.Tensor` of shape `(counted, vocab)`): The target's scores for the same tokens.
+        block_offsets (`torch.Tensor` of shape `(counted,)`): How far into the block, or the draft, each guess is,
+            counted from 0.
     """
 
-    regression: Tensor  # SmoothL1 between features, averaged over the hidden size
-    divergence: Tensor  # KL(target || drafter)
-    cross_entropy: Tensor
-
-    def total(self, feature_weight: float, token_weight: float) -> Tensor:
-        """The weighted sum."""
-        return feature_weight * self.regression + token_weight * token_loss(self.divergence, self.cross_entropy)
-
-
-def token_loss(divergence: Tensor, cross_entropy: Tensor) -> Tensor:
-    """The weighted sum of the two token terms."""
-    return 0.9 * divergence + 0.1 * cross_entropy
+    loss: Tensor
+    terms: dict[str, Tensor]
+    draft_logits: Float[Tensor, "counted vocab"]
+    target_logits: Float[Tensor, "counted vocab"]
+    block_offsets: Int[Tensor, " counted"]
 
 
 def token_terms(
     draft_logits: Float[Tensor, "counted vocab"], target_logits: Float[Tensor, "counted vocab"]
 ) -> tuple[Float[Tensor, " counted"], Float[Tensor, " counted"]]:
-    """The KL divergence and the cross-entropy of each row."""
+    """The divergence KL(target || drafter) of each row, and its cross-entropy to the target's best token."""
     draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
     divergence = F.kl_div(draft, target, reduction="none", log_target=True).sum(-1)
     return divergence, F.nll_loss(draft, target_logits.argmax(-1), reduction="none")
 
 
-def distillation_loss(
-    features: Float[Tensor, "counted hidden"],
-    labels: Float[Tensor, "counted hidden"],
-    draft_logits: Float[Tensor, "counted vocab"],
-    target_logits: Float[Tensor, "counted vocab"],
-) -> DistillationLoss:
-    """The loss terms over counted rows."""
-    divergence, cross_entropy = token_terms(draft_logits, target_logits)
+def token_loss(divergence: Tensor, cross_entropy: Tensor) -> Tensor:
+    """The weighted sum of the two token terms, with the weights of arXiv 2412.12639, equation 3."""
+    return 0.9 * divergence + 0.1 * cross_entropy
+
+
+def mean_where(values: Tensor, is_counted: Tensor) -> Tensor:
+    """The mean of the counted values, or zero if none counts."""
+    return (values * is_counted).sum() / is_counted.sum().clamp(min=1)
+
+
+def token_outcome(draft_logits: Tensor, target_logits: Tensor, block_offsets: Tensor, decay: float = 1.0) -> Outcome:
+    """The token loss over counted rows, whose weights are `decay` to the power of their block offsets."""
+    weights = decay ** block_offsets.float()
+    total = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
+    divergence, cross_entropy = ((term * weights).sum() / total for term in token_terms(draft_logits, target_logits))
+    terms = {"divergence": divergence, "cross_entropy": cross_entropy}
+    return Outcome(token_loss(divergence, cross_entropy), terms, draft_logits, target_logits, block_offsets)
+
+
+def with_regression(
+    outcome: Outcome, features: Tensor, labels: Tensor, feature_weight: float, token_weight: float
+) -> Outcome:
+    """Weigh a token loss, and add the regression of features, SmoothL1 averaged over rows and the hidden size."""
     regression = F.smooth_l1_loss(features.float(), labels.float())
-    return DistillationLoss(regression, divergence.mean(), cross_entropy.mean())
+    loss = feature_weight * regression + token_weight * outcome.loss
+    return replace(outcome, loss=loss, terms={"regression": regression, **outcome.terms})

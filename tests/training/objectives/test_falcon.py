@@ -46,8 +46,8 @@ def test_revealed_rows_do_not_count_and_become_fewer_with_progress(
     counted, masks = [], []
     monkeypatch.setattr(
         falcon_file,
-        "distillation_loss",
-        recording(falcon_file.distillation_loss, lambda args, _: counted.append(len(args[0]))),
+        "token_outcome",
+        recording(falcon_file.token_outcome, lambda args, _: counted.append(len(args[0]))),
     )
     monkeypatch.setattr(
         falcon_file, "reveal_mask", recording(falcon_file.reveal_mask, lambda _, out: masks.append(out))

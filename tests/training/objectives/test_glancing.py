@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.tiny import VOCAB_SIZE
 from transformers_falcon_spec import FalconSpecConfig, FalconSpecDrafter
 from transformers_falcon_spec.training.features import PairBatch
-from transformers_falcon_spec.training.objectives.glancing import glancing_budget, reveal, reveal_mask
+from transformers_falcon_spec.training.objectives.falcon import glancing_budget, reveal, reveal_mask
 
 WIDTH = 8
 LENGTH = 13
@@ -49,7 +49,7 @@ def make_pairs(embeds: Tensor, features: Tensor, is_counted: Tensor) -> PairBatc
 
 
 def block_offsets_of(is_counted: Tensor, phases: Tensor, block_size: int) -> Tensor:
-    """Place of each row in its block."""
+    """How far each row is from the first of its block."""
     return (torch.arange(is_counted.shape[1]) - phases[:, None]) % block_size
 
 

@@ -9,8 +9,9 @@ from ...drafters.autoregressive import make_draft_model
 from ...drafters.dflash import make_dflash
 from ...drafters.registry import METHODS, method_of, resolved
 from ...errors import OptionError
+from ..losses import Outcome
 from .autoregressive import AutoregressiveObjective
-from .base import Objective, Outcome
+from .base import Objective
 from .dflash import DFlashObjective
 
 
@@ -24,9 +25,8 @@ class StockMethod(NamedTuple):
 
 STOCK_METHODS = {
     "dflash": StockMethod(MuseGlimmerAssistantModel, make_dflash, DFlashObjective),
-    "ar": StockMethod(
-        GenerationMixin, make_draft_model, AutoregressiveObjective
-    ),  # drafters of this package do not inherit from it
+    # drafters of this package do not inherit from `GenerationMixin`
+    "ar": StockMethod(GenerationMixin, make_draft_model, AutoregressiveObjective),
 }
 
 __all__ = ["STOCK_METHODS", "Objective", "Outcome", "objective_of"]
@@ -41,12 +41,11 @@ def objective_of(model: PreTrainedModel) -> type[Objective]:
     method = method_of(model)
     if method is not None and method.objective is not None:
         objective: type[Objective] = resolved(method.objective)
-        return objective.for_drafter(model)
+        return objective
     for stock in STOCK_METHODS.values():
         if isinstance(model, stock.model_class):
-            return stock.objective.for_drafter(model)
-    trained = [each.drafter for each in METHODS.values() if each.objective is not None]
-    known = ", ".join(
-        f"`{kind.__name__}`" for kind in (*trained, *(stock.model_class for stock in STOCK_METHODS.values()))
-    )
-    raise OptionError(f"`DrafterTrainer` trains {known}, but the model is a `{type(model).__name__}`.")
+            return stock.objective
+    known = [each.drafter for each in METHODS.values() if each.objective is not None]
+    known += [stock.model_class for stock in STOCK_METHODS.values()]
+    names = ", ".join(f"`{each.__name__}`" for each in known)
+    raise OptionError(f"`DrafterTrainer` trains {names}, but the model is a `{type(model).__name__}`.")

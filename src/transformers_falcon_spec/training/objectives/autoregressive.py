@@ -9,19 +9,15 @@ from transformers import PreTrainedModel
 from ...core.packing import is_packed
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
-from ..losses import token_loss, token_terms
+from ..losses import Outcome, token_outcome
 from ..packed_inputs import packed_inputs
-from .base import Objective, Outcome
+from .base import Objective
 
 
 class AutoregressiveObjective(Objective):
     """The loss is the mean of 0.9 KL + 0.1 cross-entropy to the target's distribution, as for all drafters here."""
 
     has_draft_tree = False
-
-    def __init__(self, drafter: PreTrainedModel, *args: Any) -> None:
-        super().__init__(drafter, *args)
-        self._drafter = drafter
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
@@ -48,10 +44,7 @@ class AutoregressiveObjective(Objective):
         del generator, progress  # nothing is drawn, and training is the same from start to end
         inputs: dict[str, Any] = {"use_cache": False}
         if is_packed(pairs.positions):
-            inputs = packed_inputs(self._drafter, self._drafter, pairs.positions[:, :-1])
+            inputs = packed_inputs(self.drafter, self.drafter, pairs.positions[:, :-1])
         logits = model(input_ids=pairs.input_ids[:, :-1], **inputs).logits[pairs.is_counted].float()
         target_logits = self.features.head(pairs.labels[pairs.is_counted])
-        divergence, cross_entropy = (term.mean() for term in token_terms(logits, target_logits))
-        terms = {"divergence": divergence, "cross_entropy": cross_entropy}
-        block_offsets = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-        return Outcome(token_loss(divergence, cross_entropy), terms, logits, target_logits, block_offsets)
+        return token_outcome(logits, target_logits, torch.zeros_like(logits[:, 0], dtype=torch.long))

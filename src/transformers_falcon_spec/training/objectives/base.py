@@ -2,36 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..arguments import DrafterTrainingArguments
 from ..features import PairBatch, TargetFeatures
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The loss of a batch, and the guesses behind it, one row for each guess that counts.
-
-    Args:
-        loss (`torch.Tensor`): What is minimised.
-        terms (`dict[str, Tensor]`): The terms of the loss, for the log.
-        draft_logits (`torch.Tensor` of shape `(counted, vocab)`): The drafter's scores.
-        target_logits (`torch.Tensor` of shape `(counted, vocab)`): The target's scores for the same tokens.
-        block_offsets (`torch.Tensor` of shape `(counted,)`): How far into the block, or the draft, each guess is,
-            counted from 0.
-    """
-
-    loss: Tensor
-    terms: dict[str, Tensor]
-    draft_logits: Float[Tensor, "counted vocab"]
-    target_logits: Float[Tensor, "counted vocab"]
-    block_offsets: Int[Tensor, " counted"]
+from ..losses import Outcome
 
 
 class Objective(ABC):
@@ -49,6 +29,7 @@ class Objective(ABC):
     generate_options: ClassVar[Mapping[str, Any]] = {}  # options that `generate` needs along with the drafter
 
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:
+        self.drafter: Any = drafter
         self.config: Any = drafter.config
         self.features, self.args = features, args
 
@@ -56,11 +37,6 @@ class Objective(ABC):
     def num_draft_tokens(self) -> int:
         """The number of different tokens that the drafter can draft."""
         return int(self.config.vocab_size)
-
-    @classmethod
-    def for_drafter(cls, drafter: Any) -> type["Objective"]:  # noqa: ARG003  subclasses look at it
-        """The objective for this drafter; a subclass may choose one by the drafter's config."""
-        return cls
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:

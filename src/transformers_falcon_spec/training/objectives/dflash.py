@@ -1,5 +1,7 @@
 """The objective of DFlash drafters, which fill in a block of masks in one pass (arXiv 2602.06036, section 4.2)."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,17 +13,16 @@ from ...core.masks import additive
 from ...core.packing import text_numbers, unpack
 from ...drafters.dflash import ATTENTION, context_layers
 from ..features import PairBatch, TargetFeatures
-from ..losses import token_loss, token_terms
-from .base import Objective, Outcome
+from ..losses import Outcome, token_outcome
+from .base import Objective
 
 
 class DFlashObjective(Objective):
     """A block is a token of the text, the anchor, and masks, which learn the distributions of the next tokens.
 
-    A block sees itself and the features of the text before its anchor, as in decoding. The token terms are those of
-    all drafters of this package. The mask at distance k from the anchor has weight exp(-(k - 1) / gamma), where gamma
-    is half the block size, close to the paper's 7, 5 and 4 for blocks of 16, 10 and 8. The paper trains on the
-    cross-entropy to the text's tokens.
+    A block sees itself and the features of the text before its anchor, as in decoding. The mask at distance k from the
+    anchor has weight exp(-(k - 1) / gamma), where gamma is half the block size, close to the paper's 7, 5 and 4 for
+    blocks of 16, 10 and 8. The paper trains on the cross-entropy to the text's tokens.
     """
 
     has_draft_tree = False
@@ -40,22 +41,10 @@ class DFlashObjective(Objective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The mean loss over all masks that stand for an assistant token, weighted by distance from the anchor."""
         del progress  # training is the same from start to end
-        positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
-        anchors, is_anchor = draw_anchors(pairs.is_counted, positions, self.args.num_anchors, generator)
-        offsets = torch.arange(self.num_offsets, device=anchors.device)
-        labels = anchors[..., None] + offsets  # [rows, anchors, offsets] index of the label of each mask
-        labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
-        rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
-        is_inside = positions[rows, labels] == _text_positions(anchors, positions)[..., None] + offsets
-        counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, labels]
-        logits = self._logits(self.fill_in(model, pairs, anchors)[counted])
-        target_logits = self.features.head(pairs.labels[rows[counted], labels[counted]])
-        offsets = offsets.expand_as(labels)[counted]
-        weights = torch.exp(-offsets.float() / (self.block_size / 2))
-        weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-        divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, target_logits))
-        terms = {"divergence": divergence, "cross_entropy": cross_entropy}
-        return Outcome(token_loss(divergence, cross_entropy), terms, logits, target_logits, offsets)
+        blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
+        logits = self._logits(self.fill_in(model, pairs, blocks.anchors)[blocks.is_counted])
+        target_logits = self.features.head(pairs.labels[blocks.labels])
+        return token_outcome(logits, target_logits, blocks.offsets, decay=math.exp(-2 / self.block_size))
 
     def _logits(self, states: Tensor) -> Tensor:
         """The logits as `generate` computes them: of the head alone, without the scaling of some targets."""
@@ -83,6 +72,35 @@ class DFlashObjective(Objective):
         return outputs[0].unflatten(1, (num_anchors, self.block_size))[:, :, 1:]
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of guesses, each after an anchor.
+
+    Args:
+        anchors (`torch.Tensor` of shape `(rows, anchors)`): The index of each anchor in its row.
+        is_counted (`torch.Tensor` of shape `(rows, anchors, offsets)`): Which guesses count in the loss.
+        labels (`tuple[torch.Tensor, torch.Tensor]`): Row and column of the label of each guess that counts.
+        offsets (`torch.Tensor` of shape `(counted,)`): How far each of them is from the first of its block.
+    """
+
+    anchors: Int[Tensor, "rows anchors"]
+    is_counted: Bool[Tensor, "rows anchors offsets"]
+    labels: tuple[Tensor, Tensor]
+    offsets: Int[Tensor, " counted"]
+
+
+def draw_blocks(pairs: PairBatch, num_offsets: int, num_anchors: int, generator: torch.Generator) -> Blocks:
+    """Draw up to `num_anchors` blocks in each conversation; they may reach beyond its end, where no guess counts."""
+    positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
+    anchors, is_anchor = draw_anchors(pairs.is_counted, positions, num_anchors, generator)
+    offsets = torch.arange(num_offsets, device=anchors.device)
+    columns = (anchors[..., None] + offsets).clamp(max=positions.shape[1] - 1)
+    rows = torch.arange(len(columns), device=columns.device)[:, None, None].expand_as(columns)
+    is_inside = positions[rows, columns] == _text_positions(anchors, positions)[..., None] + offsets
+    counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, columns]
+    return Blocks(anchors, counted, (rows[counted], columns[counted]), offsets.expand_as(columns)[counted])
+
+
 def draw_anchors(
     is_counted: Bool[Tensor, "rows pairs"],
     positions: Int[Tensor, "rows pairs"],
@@ -99,11 +117,8 @@ def draw_anchors(
     """
     numbers = text_numbers(positions, len(positions))
     can_start = unpack(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
-    scores = (
-        torch.rand(can_start.shape, generator=generator, dtype=torch.float)
-        .to(can_start.device)
-        .masked_fill(~can_start, -1.0)
-    )
+    scores = torch.rand(can_start.shape, generator=generator, dtype=torch.float).to(can_start.device)
+    scores = scores.masked_fill(~can_start, -1.0)
     drawn = scores.topk(min(most, scores.shape[1]), dim=-1)
     scores = torch.full_like(scores, -1.0).scatter(1, drawn.indices, drawn.values)[numbers, positions]
     num_anchors = max(int((scores >= 0).sum(-1).max()), 1)

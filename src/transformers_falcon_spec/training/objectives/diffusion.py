@@ -5,7 +5,7 @@ after clean text, and not on masks spread over a text. Attention annealing follo
 3.3), but with the share of the training that is done instead of the step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from ...core.packing import is_packed
 from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
-from ..losses import token_loss, token_terms
-from .base import Objective, Outcome
-from .dflash import block_mask, draw_anchors
+from ..losses import Outcome, token_loss, token_outcome, token_terms
+from .base import Objective
+from .dflash import block_mask, draw_blocks
 
 OFFSET_DECAY = 0.85  # weight of a block offset relative to the one before
 PREFIX_WEIGHT = 0.3  # of the loss on the clean text's own next tokens
@@ -48,7 +48,7 @@ class DiffusionObjective(Objective):
     Where the clean text does not see the masks, a conversation is read once together with `num_anchors` blocks. No
     block sees another one or the text after its anchor, and the text itself learns its next tokens with weight 0.3.
     With full attention the text sees the masks, so each block comes with a copy of the text before it, which makes
-    anchors expensive. The token terms are those of all drafters of this package.
+    anchors expensive.
     """
 
     has_draft_tree = False
@@ -78,60 +78,45 @@ class DiffusionObjective(Objective):
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The mean loss over all masks of assistant tokens, weighted by block offset, plus that of the clean text."""
-        is_full = self.config.attention == "full"
         if is_packed(pairs.positions):
             raise OptionError(
                 "Diffusion drafters are trained on rows of one conversation, but these hold several. Leave out "
                 "`--packing`."
             )
-        positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
-        anchors, is_anchor = draw_anchors(pairs.is_counted, positions, self.args.num_anchors, generator)
-        layout = self._annealed(model, self.layout(pairs, anchors), generator, progress)
-        offsets = torch.arange(self.num_offsets, device=anchors.device)
-        labels = anchors[..., None] + offsets  # [rows, anchors, offsets] index of the label of each drafted token
-        is_inside = labels < pairs.is_counted.shape[1]
-        labels = labels.clamp(max=pairs.is_counted.shape[1] - 1)
-        rows = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)
-        counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, labels]
+        blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
+        layout = self._annealed(model, self.layout(pairs, blocks.anchors), generator, progress)
+        sources = layout.sources[blocks.is_counted]
+        num_pairs, is_full = pairs.is_counted.shape[1], self.config.attention == "full"
         kept = torch.zeros_like(layout.token_ids, dtype=torch.bool)
-        kept.view(-1)[layout.sources[counted]] = True
+        kept.view(-1)[sources] = True
         if not is_full:
-            kept[:, : pairs.is_counted.shape[1]] |= pairs.is_counted
+            kept[:, :num_pairs] |= pairs.is_counted
         outputs = model(token_ids=layout.token_ids, positions=layout.positions, allowed=layout.allowed, kept=kept)
         index = kept.flatten().cumsum(0) - 1  # of each slot among those with an output
-        logits = outputs[index[layout.sources[counted]]]
-        target_logits = self.features.head(pairs.labels[rows[counted], labels[counted]])
-        offsets = offsets.expand_as(labels)[counted]
-        weights = OFFSET_DECAY ** offsets.float()
-        weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-        divergence, cross_entropy = ((term * weights).sum() for term in token_terms(logits, target_logits))
-        loss, terms = token_loss(divergence, cross_entropy), {"divergence": divergence, "cross_entropy": cross_entropy}
-        if not is_full:
-            own = outputs[index.reshape(kept.shape)[:, : pairs.is_counted.shape[1]][pairs.is_counted]]
-            prefix = token_loss(*token_terms(own, self.features.head(pairs.labels[pairs.is_counted]))).mean()
-            loss, terms = loss + PREFIX_WEIGHT * prefix, {**terms, "prefix_loss": prefix}
-        return Outcome(loss, terms, logits, target_logits, offsets)
+        target_logits = self.features.head(pairs.labels[blocks.labels])
+        outcome = token_outcome(outputs[index[sources]], target_logits, blocks.offsets, OFFSET_DECAY)
+        if is_full:
+            return outcome
+        own = outputs[index.reshape(kept.shape)[:, :num_pairs][pairs.is_counted]]
+        prefix = token_loss(*token_terms(own, self.features.head(pairs.labels[pairs.is_counted]))).mean()
+        terms = {**outcome.terms, "prefix_loss": prefix}
+        return replace(outcome, loss=outcome.loss + PREFIX_WEIGHT * prefix, terms=terms)
 
     def layout(self, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Layout:
         """The drafter's input: clean text up to each anchor, which stands for the newest token, followed by masks."""
         shift = self.config.logits_shift
-        num_masks = self.num_offsets - shift
-        if self.config.attention == "full":
-            return single_blocks(pairs.input_ids, anchors, num_masks, shift, self.config.mask_token_id)
-        return packed_blocks(pairs.input_ids, anchors, num_masks, shift, self.config.mask_token_id)
+        make = single_blocks if self.config.attention == "full" else packed_blocks
+        return make(pairs.input_ids, anchors, self.num_offsets - shift, shift, self.config.mask_token_id)
 
     def _annealed(self, model: nn.Module, layout: Layout, generator: torch.Generator, progress: float) -> Layout:
         """With full attention, hide later slots at random; their share falls from 1 to 0 as training begins."""
         share = self.args.anneal_share
         if self.config.attention != "full" or not model.training or progress >= share:
             return layout
-        is_seen = (
-            torch.rand(layout.allowed.shape, generator=generator, dtype=torch.float).to(layout.allowed.device)
-            < progress / share
-        )
-        slots = torch.arange(layout.allowed.shape[-1], device=layout.allowed.device)
-        is_seen |= slots <= slots[:, None]
-        return Layout(layout.token_ids, layout.positions, layout.allowed & is_seen, layout.sources)
+        draws = torch.rand(layout.allowed.shape, generator=generator, dtype=torch.float).to(layout.allowed.device)
+        slots = torch.arange(draws.shape[-1], device=draws.device)
+        is_seen = (draws < progress / share) | (slots <= slots[:, None])
+        return replace(layout, allowed=layout.allowed & is_seen)
 
 
 def packed_blocks(

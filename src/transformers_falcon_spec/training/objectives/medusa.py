@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
-from ..losses import token_loss, token_terms
-from .base import Objective, Outcome
+from ..losses import Outcome, mean_where, token_loss, token_terms
+from .base import Objective
 
 HEAD_DECAY = 0.8  # head k of 1, 2, .. has weight 0.8^k
 
@@ -45,19 +45,15 @@ class MedusaObjective(Objective):
         heads = torch.arange(self.num_offsets, device=pairs.is_counted.device)
         rows, labels = pairs.is_counted.nonzero().unbind(-1)
         positions = pairs.positions.expand(len(pairs.input_ids), -1)[rows, labels]
-        sources = (
-            labels[:, None] - heads
-        )  # [counted, heads] index of the feature from which each head drafts this token
+        # [counted, heads] index of the feature from which each head drafts this token
+        sources = labels[:, None] - heads
         is_inside = heads <= positions[:, None]  # of the same conversation
         outputs = model(pairs.features[rows[:, None], sources.clamp(min=0)])[is_inside]
         logits = outputs.float() if self.config.has_lm_heads else self.features.head(outputs)
         target_logits = self.features.head(pairs.labels[pairs.is_counted])[is_inside.nonzero()[:, 0]]
         block_offsets = heads.expand_as(sources)[is_inside]
-        losses = self._mean_by_head(token_loss(*token_terms(logits, target_logits)), block_offsets)
-        terms = {f"token_loss_at_{head}": loss for head, loss in enumerate(losses.detach(), start=1)}
-        return Outcome((HEAD_DECAY ** (heads + 1).float() * losses).sum(), terms, logits, target_logits, block_offsets)
-
-    def _mean_by_head(self, losses: Tensor, heads: Tensor) -> Tensor:
-        """The mean loss `[heads]` of each head, 0 for a head without any."""
-        counts = torch.bincount(heads, minlength=self.num_offsets).clamp(min=1)
-        return losses.new_zeros(self.num_offsets).index_add(0, heads, losses) / counts
+        losses = token_loss(*token_terms(logits, target_logits))
+        by_head = torch.stack([mean_where(losses, block_offsets == head) for head in heads])
+        terms = {f"token_loss_at_{head}": loss for head, loss in enumerate(by_head.detach(), start=1)}
+        loss = (HEAD_DECAY ** (heads + 1).float() * by_head).sum()
+        return Outcome(loss, terms, logits, target_logits, block_offsets)
