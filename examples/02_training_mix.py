@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformers_falcon_spec.training.overlap import Forbidden, OverlapIndex
+from transformers_falcon_spec.training.overlap import OverlapIndex
 
 CHAT_SOURCES = ("self_instruct", "gpteacher", "vicuna", "arena", "open_assistant", "flan_cot/creak", "flan_cot/ecqa")
 CODE_SOURCES = ("gpteacher_codegen", "mbpp")
@@ -77,14 +77,14 @@ def _kind(file_name: str, source: str) -> str | None:
     return "chat" if file_name.startswith("chat") and any(part in source for part in CHAT_SOURCES) else None
 
 
-def evaluation_prompts(folder: Path) -> Iterator[Forbidden]:
-    """Every evaluation prompt of MT-Bench, HumanEval and GSM8K test."""
+def evaluation_prompts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Every evaluation prompt of MT-Bench, HumanEval and GSM8K test, and where it stands."""
     for name, field in PROMPT_FIELDS.items():
         path = folder / f"{name}.jsonl"
         with path.open(encoding="utf-8", newline="\n") as lines:
             for number, row in enumerate(map(json.loads, lines), start=1):
                 texts = row[field] if isinstance(row[field], list) else [row[field]]
-                yield from (Forbidden(text, f"{path}, line {number}") for text in texts)
+                yield from ((text, f"{path}, line {number}") for text in texts)
 
 
 def build(args: argparse.Namespace) -> dict[str, list[Conversation]]:

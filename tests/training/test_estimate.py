@@ -90,7 +90,7 @@ def test_sampled_steps_are_steps_of_the_epoch(num_rows: int) -> None:
     data, order = make_dataset(num_rows), torch.randperm(num_rows).tolist()
     steps = [order[start : start + 4] for start in range(0, num_rows, 4)]
 
-    rows = sample_rows(steps, data, 4)
+    rows = sample_rows(steps, data.lengths, 4)
 
     sampled = [rows[start : start + 4] for start in range(0, len(rows), 4)]
     lengths = sorted(len(example["input_ids"]) for example in data.examples)
@@ -113,7 +113,7 @@ def test_the_mean_of_the_sample_is_that_of_the_epoch_however_time_grows(power: i
     order = [row for group in groups for row in sorted(group, key=lambda row: -size([row]))]
     steps = [order[start : start + 4] for start in range(0, 2000, 4)]
 
-    rows = sample_rows(steps, data, batch_size)[4 * NUM_LONGEST :]
+    rows = sample_rows(steps, data.lengths, batch_size)[4 * NUM_LONGEST :]
 
     sampled = [rows[start : start + 4] for start in range(0, len(rows), 4)]
     expected = sum(size(step) ** power for step in steps) / len(steps)

@@ -6,20 +6,14 @@ import pytest
 
 from transformers_falcon_spec.errors import ConversationError
 from transformers_falcon_spec.training.conversations import ConversationSet
-from transformers_falcon_spec.training.overlap import (
-    Forbidden,
-    OverlapIndex,
-    find_overlaps,
-    refuse_overlaps,
-    words_of,
-)
+from transformers_falcon_spec.training.overlap import OverlapIndex, refuse_overlaps, words_of
 
 DUCKS = (
     "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes four into muffins."
 )
 EIGHT = "How many eggs do sixteen white ducks lay"
 SHORT = "What is 2 plus 3?"
-PROMPTS = [Forbidden(DUCKS, "gsm8k.jsonl, line 1"), Forbidden(EIGHT, "line 2"), Forbidden(SHORT, "line 3")]
+PROMPTS = [(DUCKS, "gsm8k.jsonl, line 1"), (EIGHT, "line 2"), (SHORT, "line 3")]
 
 
 def asked(*questions: str) -> ConversationSet:
@@ -38,7 +32,7 @@ def asked(*questions: str) -> ConversationSet:
         ("eats three for breakfast every morning and bakes four into muffins, and more", None),  # 11
         ("a day. She eats three for breakfast every morning and bakes four into!", None),  # 12
         ("per day. She eats three for breakfast every morning and bakes four into!", "gsm8k.jsonl, line 1"),  # 13
-        (f"Tell me: {EIGHT}?", "line 2"),
+        (f"Say it: {EIGHT}?", "line 2"),
         ("many eggs do sixteen white ducks lay, then?", None),
         ("what is 2 PLUS 3", "line 3"),
         ("What is 2 plus 3? And what is 4 plus 5?", None),
@@ -89,7 +83,7 @@ def test_the_index_agrees_with_searching_for_each_run() -> None:
 
     prompts = [" ".join(words(1, 18)) for _ in range(4)]
     texts = [" ".join(words(1, 24)) for _ in range(300)] + prompts
-    index = OverlapIndex(Forbidden(prompt, prompt) for prompt in prompts)
+    index = OverlapIndex((prompt, prompt) for prompt in prompts)
 
     found = [index.find(text) is not None for text in texts]
 
@@ -103,10 +97,12 @@ def test_any_turn_counts_and_each_row_is_named_once() -> None:
     data.rows.append([*asked(DUCKS).rows[0], *asked(EIGHT).rows[0]])
     data.origins.append("row 3")
 
-    found = find_overlaps(data, OverlapIndex(PROMPTS))
+    with pytest.raises(ConversationError, match="but 3 of 4 conversations do") as raised:
+        refuse_overlaps(data, OverlapIndex(PROMPTS))
 
-    assert [each.row for each in found] == ["row 1", "row 2", "row 3"]
-    assert found[0].words == "janet s ducks lay 16 eggs per day she eats three for breakfast"
+    words = "'janet s ducks lay 16 eggs per day she eats three for breakfast'"
+    origins = [f"row {number} shares {words} with gsm8k.jsonl, line 1" for number in (1, 2, 3)]
+    assert f": {'; '.join(origins)}. Take these rows out." in str(raised.value)
 
 
 def test_rows_that_hold_prompts_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:

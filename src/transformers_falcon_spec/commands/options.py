@@ -12,7 +12,7 @@ from ..errors import OptionError
 from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance, weights_fingerprint
 from ..training.conversations import ConversationSet, read_conversations
-from ..training.overlap import Forbidden, OverlapIndex, refuse_overlaps
+from ..training.overlap import OverlapIndex, refuse_overlaps
 from .loading import load_target
 
 TREE_HELP = (
@@ -136,7 +136,7 @@ class DataOptions:
     def read_conversations(self, sources: list[str] | None = None) -> ConversationSet:
         """Read the conversations of `sources` or `data`; only system turns may be shared with `forbid` files."""
         index = OverlapIndex(  # first, so that a missing file is reported before the data is read
-            Forbidden(content, prompt.origin)
+            (content, prompt.origin)
             for prompt in read_prompts(self.forbid)
             for role, content in prompt.messages
             if role != "system"

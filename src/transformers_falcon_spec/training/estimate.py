@@ -30,25 +30,15 @@ NUM_TIMED = 8  # steps that are timed after the warm-up
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """The estimated size and duration of a training run.
-
-    Args:
-        num_steps (`int`): Optimiser steps of the run.
-        rows_per_step (`int`): Rows that each step reads.
-        num_rows (`int`): Rows of the data; packed rows hold several conversations.
-        step_seconds (`list[float]`): Duration of each timed step.
-        cache_bytes (`int`): Size of the features of all tokens on disk.
-        extract_seconds (`float`, *optional*): Time to write them; None if the run reads the target in each step.
-        peak_device_bytes (`int`, *optional*): Peak of the bytes in tensors on a CUDA device; None without one.
-    """
+    """The estimated size and duration of a training run."""
 
     num_steps: int
     rows_per_step: int
-    num_rows: int
-    step_seconds: list[float]
-    cache_bytes: int
-    extract_seconds: float | None
-    peak_device_bytes: int | None
+    num_rows: int  # packed rows hold several conversations
+    step_seconds: list[float]  # of each timed step
+    cache_bytes: int  # of the features of all tokens on disk
+    extract_seconds: float | None  # to write them; None if the run reads the target in each step
+    peak_device_bytes: int | None  # in tensors; None without a CUDA device
 
     @property
     def train_seconds(self) -> float:
@@ -76,15 +66,7 @@ def estimate_run(
     pad_token_id: int | None,
     uses_cache: bool = False,
 ) -> RunEstimate:
-    """Estimate a training run from a few of its steps.
-
-    Args:
-        target ([`~transformers.PreTrainedModel`]): The target.
-        drafter ([`~transformers.PreTrainedModel`]): A drafter, which should not be used afterwards.
-        data ([`ConversationDataset`] or [`PackedConversations`]): The training data.
-        args ([`DrafterTrainingArguments`]): The options of the run.
-        pad_token_id (`int`, *optional*): The token that pads rows.
-        uses_cache (`bool`): Whether the run writes features to disk and reads them there.
+    """Estimate a training run from a few of its steps; with `uses_cache` it reads features from disk.
 
     Raises:
         [`OptionError`]: there are several processes.
@@ -108,11 +90,11 @@ def estimate_run(
         trainer.remove_callback(PrinterCallback)
         num_steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
         rows_per_step = trainer.get_total_train_batch_size(trainer.args)
-        sample = data.subset(sample_rows(_epoch(trainer, data, rows_per_step), data, args.train_batch_size))
+        sample = data.subset(sample_rows(_epoch(trainer, data, rows_per_step), data.lengths, args.train_batch_size))
         trainer.train_dataset, extract_seconds = sample, None
         if uses_cache:
             extract_seconds = data.coverage.num_tokens * _extract(trainer, sample, Path(folder))
-        _take_steps(trainer, NUM_LONGEST + NUM_TIMED)
+        _take_steps(trainer)
     return RunEstimate(
         num_steps=num_steps or 0,  # None is for data without a length
         rows_per_step=rows_per_step,
@@ -138,24 +120,15 @@ def _extract(trainer: DrafterTrainer, sample: ConversationDataset | PackedConver
 def _trial_arguments(args: DrafterTrainingArguments, folder: str) -> DrafterTrainingArguments:
     """The arguments without saving, evaluation, logging and publishing."""
     trial = copy.copy(args)
-    changes = {
-        "output_dir": folder,
-        "save_strategy": SaveStrategy.NO,
-        "eval_strategy": IntervalStrategy.NO,
-        "logging_strategy": IntervalStrategy.NO,
-        "report_to": [],
-        "load_best_model_at_end": False,
-        "push_to_hub": False,
-        "disable_tqdm": True,
-    }
-    for name, value in changes.items():
-        setattr(trial, name, value)
+    trial.output_dir, trial.report_to, trial.disable_tqdm = folder, [], True
+    trial.save_strategy, trial.load_best_model_at_end, trial.push_to_hub = SaveStrategy.NO, False, False
+    trial.eval_strategy = trial.logging_strategy = IntervalStrategy.NO
     return trial
 
 
-def _take_steps(trainer: DrafterTrainer, num_steps: int) -> None:
-    """Take `num_steps` steps on the trainer's data, in order."""
-    trainer.args.max_steps, trainer.args.train_sampling_strategy = num_steps, "sequential"
+def _take_steps(trainer: DrafterTrainer) -> None:
+    """Take the steps of the trial in the order of the trainer's data."""
+    trainer.args.max_steps, trainer.args.train_sampling_strategy = NUM_LONGEST + NUM_TIMED, "sequential"
     try:
         trainer.train()
     except torch.OutOfMemoryError as error:
@@ -174,19 +147,13 @@ def _epoch(
     return [order[start : start + rows_per_step] for start in range(0, len(order) - rows_per_step + 1, rows_per_step)]
 
 
-def sample_rows(steps: list[list[int]], data: ConversationDataset | PackedConversations, batch_size: int) -> list[int]:
+def sample_rows(steps: list[list[int]], row_lengths: list[int], batch_size: int) -> list[int]:
     """Choose the rows of the trial: `NUM_LONGEST` steps with the longest rows, then `NUM_TIMED` steps of an epoch.
 
     The steps of the epoch are sorted by size, cut into `NUM_TIMED` equal parts, and the middle of each part is taken.
     Their mean time is that of the epoch however time grows with size, even where some steps are many times longer than
-    others.
-
-    Args:
-        steps (`list[list[int]]`): Rows of each step of an epoch.
-        data ([`ConversationDataset`] or [`PackedConversations`]): The data, for the lengths of rows.
-        batch_size (`int`): Rows of a batch, which are padded to one length.
+    others. `batch_size` rows are padded to one length.
     """
-    row_lengths = data.lengths
 
     def size(step: list[int]) -> int:
         lengths = [row_lengths[row] for row in step]
