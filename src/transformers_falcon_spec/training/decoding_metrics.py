@@ -1,8 +1,9 @@
 """Acceptance and speed-up in evaluation, measured by decoding prompts with the drafter and with the target alone."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -24,31 +25,17 @@ GREEDY = {"do_sample": False, "num_beams": 1}
 
 @dataclass(frozen=True)
 class DecodingMetrics:
-    """Counts and times of decoding with a drafter and without; those of several processes are added with `+`.
+    """Counts and times of decoding with a drafter and without; those of several processes are added with `+`."""
 
-    Args:
-        stats ([`GenerationStats`]): Counts of decoding with the drafter.
-        num_tokens (`int`): Tokens decoded with the drafter.
-        seconds (`float`): Time of decoding with the drafter, prefill included.
-        num_plain_tokens (`int`): Tokens decoded by the target alone.
-        plain_seconds (`float`): Time of decoding by the target alone.
-    """
-
-    stats: GenerationStats = field(default_factory=GenerationStats)
-    num_tokens: int = 0
-    seconds: float = 0.0
-    num_plain_tokens: int = 0
+    stats: GenerationStats = field(default_factory=GenerationStats)  # of decoding with the drafter
+    num_tokens: int = 0  # decoded with the drafter
+    seconds: float = 0.0  # of these tokens, prefill included
+    num_plain_tokens: int = 0  # decoded by the target alone
     plain_seconds: float = 0.0
 
     def __add__(self, other: "DecodingMetrics") -> "DecodingMetrics":
         """The sum over the texts of both."""
-        return DecodingMetrics(
-            self.stats + other.stats,
-            self.num_tokens + other.num_tokens,
-            self.seconds + other.seconds,
-            self.num_plain_tokens + other.num_plain_tokens,
-            self.plain_seconds + other.plain_seconds,
-        )
+        return DecodingMetrics(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def metrics(self) -> dict[str, float]:
         """The metrics `acceptance_length`, `acceptance_at_depth_<d>` and `speedup`; none if nothing was decoded.
@@ -85,48 +72,37 @@ def measure_decoding(
         max_new_tokens (`int`): The most tokens to decode; a text may end earlier.
         options (`dict`, *optional*): Options that `generate` needs for a stock draft model.
     """
-    decoder, total = _TimedDecoder(target, drafter, options or {}), DecodingMetrics()
+    arguments = {"assistant_model": drafter, **(options or {})}
+
+    def decode(ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
+        with _options_restored(drafter):
+            return timed_generate(target, ids, num_tokens, GREEDY, 0, **(arguments if has_drafter else {}))
+
+    total = DecodingMetrics()
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([list(prompt)])
         order = (False, True) if number % 2 else (True, False)
         if number == 0:
             for has_drafter in order:
-                decoder.decode(ids, WARM_UP_TOKENS, has_drafter)
-        runs = {has_drafter: decoder.decode(ids, max_new_tokens, has_drafter) for has_drafter in order}
+                decode(ids, WARM_UP_TOKENS, has_drafter)
+        runs = {has_drafter: decode(ids, max_new_tokens, has_drafter) for has_drafter in order}
         drafted, plain = runs[True], runs[False]
-        stats = decoder.count(ids, max_new_tokens, drafted)
+        if isinstance(drafted.output, SpeculativeOutput):
+            stats = drafted.output.speculation or GenerationStats()
+        else:
+            with _options_restored(drafter):
+                stats = watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
         total += DecodingMetrics(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
     return total
 
 
-class _TimedDecoder:
-    """Decodes with a drafter and without.
-
-    The loops of Transformers may change the drafter's generation config, so it is restored after each run.
-    """
-
-    def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel, options: Mapping[str, Any]) -> None:
-        self.target, self.drafter = target, drafter
-        self.arguments = {"assistant_model": drafter, **options}
-        self._generation_config = copy.deepcopy(getattr(drafter, "generation_config", None))
-
-    def decode(self, ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
-        """Decode one text and time it."""
-        run = timed_generate(self.target, ids, num_tokens, GREEDY, 0, **(self.arguments if has_drafter else {}))
-        self._reset()
-        return run
-
-    def count(self, ids: Tensor, num_tokens: int, run: Run) -> GenerationStats:
-        """The counts of a text, from the loop of this package or from a second, watched run of another loop."""
-        if isinstance(run.output, SpeculativeOutput):
-            return run.output.speculation or GenerationStats()
-        stats = watched_stats(self.target, ids, num_tokens, GREEDY, 0, self.arguments)
-        self._reset()
-        return stats
-
-    def _reset(self) -> None:
-        if self._generation_config is not None:
-            self.drafter.generation_config = copy.deepcopy(self._generation_config)
+@contextmanager
+def _options_restored(drafter: PreTrainedModel) -> Iterator[None]:
+    """Restore the drafter's generation config after the block, for the loops of Transformers may change it."""
+    before = copy.deepcopy(getattr(drafter, "generation_config", None))
+    yield
+    if before is not None:
+        drafter.generation_config = before
 
 
 def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
@@ -149,11 +125,6 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
 
     The tuner of the copy is off, so that drafts do not depend on timing or earlier texts. If neither its options nor
     its class choose the tree, the copy drafts `draft_tree`.
-
-    Args:
-        drafter ([`~transformers.PreTrainedModel`]): The drafter in training; it stays as it is.
-        target ([`~transformers.PreTrainedModel`]): The target.
-        draft_tree ([`DraftTree`], *optional*): The best static tree for the drafter's present acceptance.
     """
     copied = copy.deepcopy(drafter).eval().requires_grad_(False)
     for name in ("forward", "_original_forward"):  # the wrappers that accelerate adds for autocast
@@ -169,13 +140,9 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
 
 
 def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
-    """Token ids up to the first answer of examples, which are chosen evenly from `data`.
+    """Token ids up to the first answer of `num_prompts` examples, which are chosen evenly from `data`.
 
-    Args:
-        data (a dataset of examples): The examples of a [`ConversationDataset`] or a [`FeatureCache`], whose features
-            are not read.
-        num_prompts (`int`): The number of prompts; fewer if there are fewer.
-        longest (`int`, *optional*): The most tokens that a prompt may have.
+    There are fewer if fewer examples have a prompt of at most `longest` tokens. Cached features are not read.
     """
     examples = data.dataset if isinstance(data, FeatureCache) else data
     found: list[list[int]] = []

@@ -1,9 +1,9 @@
 """LoRA on a drafter (arXiv 2106.09685), for targets that were fine-tuned: only an adapter is trained and saved."""
 
 import copy
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
@@ -39,11 +39,11 @@ class LoraOptions:
             raise OptionError(
                 f"`lora_r` and `lora_alpha` must be at least 1, but they are {self.lora_r} and {self.lora_alpha}."
             )
-        given = [
-            each.name
+        defaults = {
+            each.name: each.default if each.default_factory is MISSING else each.default_factory()
             for each in fields(self)
-            if each.name != "use_peft" and getattr(self, each.name) != _default(each)
-        ]
+        }
+        given = [name for name, default in defaults.items() if name != "use_peft" and getattr(self, name) != default]
         if given and not self.use_peft:
             raise OptionError(
                 f"{', '.join(f'`--{name}`' for name in given)} must come with `--use_peft`, which asks for an adapter."
@@ -60,18 +60,8 @@ class LoraOptions:
         )
 
 
-def _default(each: "Field[Any]") -> Any:
-    factory = each.default_factory
-    return each.default if factory is MISSING else factory()
-
-
 def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
-    """Add a fresh adapter to a drafter; only the adapter will be trained.
-
-    Args:
-        drafter ([`~transformers.PreTrainedModel`]): A drafter loaded from a folder or the Hub, whose name the adapter
-            will hold. It is changed.
-        options ([`LoraOptions`]): Size of the adapter, and the layers that get it.
+    """Add a fresh adapter to a drafter, which is changed; only the adapter will be trained.
 
     Raises:
         [`OptionError`]: the drafter has no such modules, or was not loaded from a folder or the Hub.
@@ -92,8 +82,8 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
             "An adapter must name the drafter that it changes, but this one was never saved. Save it and load it "
             "again."
         )
-    parts = [name for name, _ in drafter.named_modules()]
-    unknown = [name for name in options.lora_modules_to_save if not any(_ends_in(part, name) for part in parts)]
+    parts = [f".{name}" for name, _ in drafter.named_modules()]
+    unknown = [name for name in options.lora_modules_to_save if not any(part.endswith(f".{name}") for part in parts)]
     if unknown:
         children = [name for name, _ in drafter.named_children()]
         raise OptionError(
@@ -113,20 +103,10 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
     return cast(PeftModel, model)
 
 
-def _ends_in(name: str, end: str) -> bool:
-    """Whether PEFT's option `end` means the module `name`."""
-    return name == end or name.endswith(f".{end}")
-
-
 def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool) -> None:
-    """Save the adapter without the drafter.
+    """Save the adapter without the drafter; with `in_bf16` in bfloat16, but loaded in the drafter's dtype.
 
-    Args:
-        model (`PeftModel`): A drafter with its adapter.
-        folder (`Path`): Where to save it.
-        with_tree (`bool`): Also save the drafter's options with its static tree, because the tree was fitted with the
-            adapter.
-        in_bf16 (`bool`): Save it in bfloat16; it is loaded in the drafter's dtype.
+    With `with_tree` the drafter's options are saved, too, with the static tree that was fitted with the adapter.
     """
     model = model.bfloat16() if in_bf16 else model
     model.save_pretrained(str(folder))

@@ -66,78 +66,55 @@ def regenerate(
     Returns:
         `int`: the number of conversations in the file.
     """
-    options = options or RegenerateOptions()
+    options, output = options or RegenerateOptions(), Path(output)
     batches = _batches(tokenizer, rows, options)
+    progress_file = output.with_name(output.name + ".progress.json")
     settings = {**asdict(options), "num_rows": len(rows), "target": portable(target.name_or_path)}
-    progress = _Progress.start(Path(output), settings)
-    with progress.output.open("r+", encoding="utf-8", newline="\n") as file:
-        file.seek(progress.num_bytes)
+    progress = _begin(output, progress_file, settings)
+    with output.open("r+", encoding="utf-8", newline="\n") as file:
+        file.seek(progress["num_bytes"])
         file.truncate()
-        for batch in tqdm(batches[progress.num_batches :], desc="regenerate", unit="batch"):
-            answered = _answer_batch(
-                target, tokenizer, [rows[index] for index in batch], options, progress.num_batches
-            )
-            kept = [{"row": index, "messages": new} for index, new in zip(batch, answered, strict=True) if new]
+        for number in tqdm(range(progress["num_batches"], len(batches)), desc="regenerate", unit="batch"):
+            answered = _answer_batch(target, tokenizer, [rows[index] for index in batches[number]], options, number)
+            kept = [{"row": row, "messages": new} for row, new in zip(batches[number], answered, strict=True) if new]
             file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
             file.flush()
-            progress.save(num_bytes=file.tell(), num_rows=len(kept))
-    return progress.num_written
+            num_written = progress["num_written"] + len(kept)
+            progress |= {"num_batches": number + 1, "num_bytes": file.tell(), "num_written": num_written}
+            _write(progress, progress_file)
+    return progress["num_written"]
 
 
-@dataclass
-class _Progress:
-    """The progress of a run, stored next to its file, so that it can continue after its last complete batch."""
-
-    output: Path
-    options: dict[str, Any]
-    num_batches: int = 0
-    num_bytes: int = 0
-    num_written: int = 0
-
-    @classmethod
-    def start(cls, output: Path, options: dict[str, Any]) -> "_Progress":
-        """Read the progress stored next to `output`, or start anew."""
-        progress = cls(output, options)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if progress.path.is_file():
-            stored = json.loads(progress.path.read_text(encoding="utf-8"))
-            if portable(stored["options"]) != options:
-                raise OptionError(
-                    f"`{output}` was begun with {stored['options']}, but the options now are {options}. "
-                    "Go on with the old options, or write to another file."
-                )
-            progress = cls(output, **stored)
-            logger.info("%s: going on after %d batches.", output, progress.num_batches)
-        elif output.exists():
+def _begin(output: Path, progress_file: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Read how far an earlier run came, which is stored next to its file, or start anew."""
+    progress = {"options": options, "num_batches": 0, "num_bytes": 0, "num_written": 0}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if progress_file.is_file():
+        progress = json.loads(progress_file.read_text(encoding="utf-8"))
+        if portable(progress["options"]) != options:
             raise OptionError(
-                f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file."
+                f"`{output}` was begun with {progress['options']}, but the options now are {options}. "
+                "Go on with the old options, or write to another file."
             )
-        progress._write()  # before the file itself, so that a file without progress is not ours
-        output.touch()
-        return progress
+        logger.info("%s: going on after %d batches.", output, progress["num_batches"])
+    elif output.exists():
+        raise OptionError(f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file.")
+    _write(progress, progress_file)  # before the file itself, so that a file without progress is not ours
+    output.touch()
+    return progress
 
-    @property
-    def path(self) -> Path:
-        return self.output.with_name(self.output.name + ".progress.json")
 
-    def save(self, num_bytes: int, num_rows: int) -> None:
-        """Record that one more batch is in the file."""
-        self.num_batches, self.num_bytes = self.num_batches + 1, num_bytes
-        self.num_written += num_rows
-        self._write()
-
-    def _write(self) -> None:
-        state = {key: value for key, value in vars(self).items() if key != "output"}
-        fresh = self.path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(state), encoding="utf-8")
-        fresh.replace(self.path)
+def _write(progress: dict[str, Any], progress_file: Path) -> None:
+    fresh = progress_file.with_suffix(".tmp")
+    fresh.write_text(json.dumps(progress), encoding="utf-8")
+    fresh.replace(progress_file)
 
 
 def _batches(
     tokenizer: PreTrainedTokenizerBase, rows: list[list[Message]], options: RegenerateOptions
 ) -> list[list[int]]:
     """Indices of rows in batches of similar prompt length, without rows that are too long."""
-    lengths = {index: len(_prompt_ids(tokenizer, _opening(row))) for index, row in enumerate(rows)}
+    lengths = {index: len(_prompt_ids(tokenizer, _openings(row)[0])) for index, row in enumerate(rows)}
     usable = [index for index, length in lengths.items() if 0 < length <= options.max_prompt_tokens]
     if len(usable) < len(rows):
         num_left_out = len(rows) - len(usable)
@@ -151,10 +128,15 @@ def _batches(
     return [ordered[start : start + options.batch_size] for start in range(0, len(ordered), options.batch_size)]
 
 
-def _opening(row: list[Message]) -> list[Message]:
-    """The messages before the first assistant turn."""
-    first = next(index for index, message in enumerate(row) if message["role"] == "assistant")
-    return row[:first]
+def _openings(row: list[Message]) -> list[list[Message]]:
+    """For each assistant turn the messages since the one before."""
+    openings: list[list[Message]] = [[]]
+    for message in row:
+        if message["role"] == "assistant":
+            openings.append([])
+        else:
+            openings[-1].append(message)
+    return openings[:-1]
 
 
 def _prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
@@ -175,33 +157,22 @@ def _answer_batch(
 ) -> list[list[Message]]:
     """Answer the assistant turns of each conversation in order; a conversation without any answer becomes empty."""
     answered: list[list[Message]] = [[] for _ in rows]
-    pending = {index: list(row) for index, row in enumerate(rows)}  # the messages that are left, by index in the batch
-    for turn in range(max(len(row) for row in rows)):
+    openings = [_openings(row) for row in rows]
+    unfinished = list(range(len(rows)))
+    for turn in range(max(map(len, openings))):
         prompts = {}
-        for index, rest in list(pending.items()):
-            while rest and rest[0]["role"] != "assistant":
-                answered[index].append(rest.pop(0))
-            prompt = _prompt_ids(tokenizer, answered[index]) if rest else []
-            if 0 < len(prompt) <= options.max_prompt_tokens:
-                prompts[index] = prompt
-                rest.pop(0)
-            else:
-                del pending[index]
+        for index in unfinished:
+            if turn < len(openings[index]):
+                prompt = _prompt_ids(tokenizer, answered[index] + openings[index][turn])
+                if 0 < len(prompt) <= options.max_prompt_tokens:
+                    prompts[index] = prompt
         if not prompts:
             break
         texts = _generate(target, tokenizer, list(prompts.values()), options, seed=options.seed + 1000 * number + turn)
-        for index, (text, is_complete) in zip(prompts, texts, strict=True):
-            answered[index].append({"role": "assistant", "content": text})
-            if not is_complete:
-                del pending[index]
-    return [_until_last_answer(messages) for messages in answered]
-
-
-def _until_last_answer(messages: list[Message]) -> list[Message]:
-    """The messages up to the last answer."""
-    while messages and messages[-1]["role"] != "assistant":
-        messages = messages[:-1]
-    return messages
+        for index, (text, _) in zip(prompts, texts, strict=True):
+            answered[index] += [*openings[index][turn], {"role": "assistant", "content": text}]
+        unfinished = [index for index, (_, is_complete) in zip(prompts, texts, strict=True) if is_complete]
+    return answered
 
 
 @torch.inference_mode()

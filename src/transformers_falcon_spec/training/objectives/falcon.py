@@ -16,8 +16,8 @@ from .base import Objective
 class FalconObjective(Objective):
     """A Falcon drafter learns features one block ahead and their distributions.
 
-    With `use_glancing` part of the truth is shown to it, as much as a first pass got wrong. `tests/training` tests that
-    no label leaks into an input.
+    With `use_glancing` part of the truth is shown to it, as much as a first pass got wrong. `tests/training` tests
+    that no label leaks into an input.
     """
 
     def __init__(self, drafter: Any, *args: Any) -> None:
