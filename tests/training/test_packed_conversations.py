@@ -30,10 +30,10 @@ def naive_best_fit(lengths: list[int], row_length: int, order: list[int]) -> lis
     """Every bin is looked at for every conversation."""
     bins: list[list[int]] = []
     for number in sorted(order, key=lambda number: -lengths[number]):
-        rooms = [row_length - sum(lengths[each] for each in row) for row in bins]
-        fitting = [room for room in rooms if room >= lengths[number]]
+        free = [row_length - sum(lengths[each] for each in row) for row in bins]
+        fitting = [size for size in free if size >= lengths[number]]
         if fitting:
-            bins[rooms.index(min(fitting))].append(number)
+            bins[free.index(min(fitting))].append(number)
         else:
             bins.append([number])
     return bins
@@ -93,7 +93,7 @@ def test_chosen_rows_are_the_same_rows() -> None:
 
     assert [part[number] for number in range(3)] == [rows[number] for number in (3, 0, 3)]
     assert part.lengths == [rows.lengths[number] for number in (3, 0, 3)]
-    assert part.coverage == rows.coverage
+    assert part.conversations.coverage == rows.conversations.coverage
 
 
 def test_positions_count_on_through_padding() -> None:

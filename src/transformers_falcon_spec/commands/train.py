@@ -17,7 +17,6 @@ from typing import Any
 from peft import PeftModel
 from transformers import (
     EarlyStoppingCallback,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -43,7 +42,7 @@ from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
 from .mask_view import show_masks
 from .memory import peak_device_bytes, peak_resident_bytes
-from .train_drafter import check_drafter_options, check_packing, drafter_to_train, recipe_for
+from .train_drafter import check_drafter_options, drafter_to_train
 from .train_options import TrainCommand
 
 logger = logging.getLogger(__name__)
@@ -56,47 +55,55 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         _show_masks(command, command.show_masks)
         return
     check_drafter_options(command, lora)
-    device_map = command.device_map
-    if command.dry_run:
-        _check_dry_run(args)
-    callbacks = _early_stopping(command, args)
-    resume = None if command.dry_run else resume_point(args)
+    device_map, callbacks = command.device_map, _early_stopping(command, args)
+    resume = _resume_point(args, command.dry_run)
     set_seed(args.seed)
     read = {name: command.read_conversations(paths) for name, paths in command.sources.items()}
     target, tokenizer = load_target(command.target, command.target_dtype, device_map)
-    data = {name: encode(part, tokenizer, command.max_length) for name, part in read.items()}
-    drafter = drafter_to_train(command, lora, target, data["train"])
-    check_packing(command, drafter)
-    recipe = recipe_for(command, drafter)
+    data = {name: _encode(part, tokenizer, command) for name, part in read.items()}
+    drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
+    train_data = _train_data(command, args, data["train"], target, drafter)
     if command.dry_run:
+        assert not isinstance(train_data, FeatureCache)  # its size is estimated
         uses_cache = command.cache_features is not None
-        rows = packed(command, data["train"], args.seed)
-        estimate = estimate_run(target, drafter, rows, args, tokenizer.pad_token_id, uses_cache)
+        estimate = estimate_run(target, drafter, train_data, args, tokenizer.pad_token_id, uses_cache)
         print_dry_run(estimate, target, drafter, data["train"].coverage, command.cache_features)
         return
-    train_data: Any = data["train"]
-    if command.cache_features is not None:
-        bare = unwrap_peft_model(drafter)
-        features = objective_of(bare).read_target(bare, target)
-        drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        move_target(target, args)
-        train_data = FeatureCache(data["train"], features, command.cache_features)
     trainer = DrafterTrainer(
         target=target,
         model=drafter,
         args=args,
-        train_dataset=packed(command, train_data, args.seed),
+        train_dataset=train_data,
         eval_dataset=data.get("eval"),
         data_collator=ConversationCollator(tokenizer.pad_token_id),
         processing_class=tokenizer,
         callbacks=callbacks,
     )
-    _train(trainer, resume, command, recipe)
+    facts = {"train_seconds": _train(trainer, resume), "num_resumed": int(resume is not None)}
+    _save(trainer, command, recipe, {**facts, "num_examples": len(data["train"])})
 
 
-def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, recipe: Recipe) -> None:
-    """Train, evaluate, and save the drafter with a record of the run."""
+def _train_data(
+    command: TrainCommand,
+    args: DrafterTrainingArguments,
+    data: ConversationDataset,
+    target: PreTrainedModel,
+    drafter: PreTrainedModel,
+) -> ConversationDataset | FeatureCache | PackedConversations:
+    """The training data, with features on disk and several conversations a row where the command asks for it."""
+    found: ConversationDataset | FeatureCache = data
+    if command.cache_features is not None and not command.dry_run:
+        bare = unwrap_peft_model(drafter)
+        features = objective_of(bare).read_target(bare, target)
+        drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+        move_target(target, args)
+        found = FeatureCache(data, features, command.cache_features)
+    return PackedConversations.fill(found, command.max_length, args.seed) if command.packing else found
+
+
+def _train(trainer: DrafterTrainer, resume: str | None) -> float:
+    """Train, evaluate, and fit the draft tree, if there is one, to the evaluation data; returns the seconds."""
     start = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=resume)
@@ -104,54 +111,57 @@ def _train(trainer: DrafterTrainer, resume: str | None, command: TrainCommand, r
         logger.warning("Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`.")
         raise
     seconds = time.perf_counter() - start
-    if trainer.eval_dataset is not None:
-        _evaluate(trainer)
+    if trainer.eval_dataset is not None and trainer.objective.has_draft_tree:
+        logger.info("Draft tree, by the evaluation data unless it was given: %s", trainer.fit_draft_tree().to_json())
+    elif trainer.eval_dataset is not None:
+        trainer.evaluate()
+    return seconds
+
+
+def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, facts: dict[str, Any]) -> None:
+    """Save the drafter with a record of the run; all processes take part, for each may have a shard of the weights."""
     throughput = trainer.throughput.to_json()
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    # All processes take part, for each has a shard of the weights.
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None
-    if trainer.is_world_process_zero():
-        args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-        record = provenance(
-            seed=args.seed,
-            device=args.device,
-            data=command.sources,
-            train_seconds=seconds,
-            num_resumed=int(resume is not None),
-        )
-        record |= throughput
-        record["recipe"] = _effective(command.recipe, recipe, args, drafter.config)
-        record |= {
-            "peak_process_bytes": peak_resident_bytes(),
-            "peak_device_bytes": peak_device_bytes(),
-            "num_examples": _num_examples(trainer.train_dataset),
-            "num_trained": trainer.get_num_trainable_parameters(),
-            "curve": trainer.state.log_history,
-        }
-        with explain_write_errors(args.output_dir):
-            if isinstance(drafter, PeftModel):
-                is_fitted = trainer.objective.has_draft_tree and args.draft_tree_nodes > 0
-                has_new_tree = trainer.eval_dataset is not None and is_fitted
-                save_adapter(drafter, Path(args.output_dir), has_new_tree, command.save_bf16)
-            else:
-                save(drafter, Path(args.output_dir), command.save_bf16, state)
-            if drafter.can_generate():  # a language model, which is used with a tokenizer
-                trainer.processing_class.save_pretrained(args.output_dir)  # type: ignore[union-attr]
-            (Path(args.output_dir) / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _num_examples(data: Any) -> int:
-    """Count the conversations in the training data."""
-    return len(data.conversations if isinstance(data, PackedConversations) else data)
-
-
-def _effective(name: str, recipe: Recipe, args: DrafterTrainingArguments, config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the options of the recipe with the values that were used."""
-    return {
-        "name": name,
-        "training": {option: getattr(args, option) for option in recipe.training},
-        "drafter_config": {option: getattr(config, option) for option in recipe.drafter_config},
+    if not trainer.is_world_process_zero():
+        return
+    args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    folder = Path(args.output_dir)
+    record = provenance(seed=args.seed, device=args.device, data=command.sources, **facts) | {
+        **throughput,
+        "recipe": {  # with the values that were used
+            "name": command.recipe,
+            "training": {option: getattr(args, option) for option in recipe.training},
+            "drafter_config": {option: getattr(drafter.config, option) for option in recipe.drafter_config},
+        },
+        "peak_process_bytes": peak_resident_bytes(),
+        "peak_device_bytes": peak_device_bytes(),
+        "num_trained": trainer.get_num_trainable_parameters(),
+        "curve": trainer.state.log_history,
     }
+    with explain_write_errors(folder):
+        if isinstance(drafter, PeftModel):
+            is_fitted = trainer.objective.has_draft_tree and args.draft_tree_nodes > 0
+            save_adapter(drafter, folder, trainer.eval_dataset is not None and is_fitted, command.save_bf16)
+        else:
+            _save_drafter(drafter, folder, command.save_bf16, state)
+        if drafter.can_generate():  # a language model, which is used with a tokenizer
+            trainer.processing_class.save_pretrained(folder)  # type: ignore[union-attr]
+        (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _save_drafter(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: dict[str, Any] | None) -> None:
+    """Save the drafter; with `in_bf16` weights are stored in bfloat16, but still loaded in float32.
+
+    `state` holds the whole weights if the drafter is sharded.
+    """
+    if in_bf16 and state is not None:
+        state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
+    elif in_bf16:
+        drafter.bfloat16()
+    drafter.save_pretrained(folder, state_dict=state)
+    if in_bf16:
+        save_fields(folder, {"dtype": "float32"})
 
 
 def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> list[TrainerCallback]:
@@ -171,22 +181,8 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
 
 
-def encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ConversationDataset:
-    """Turn conversations into tokens; each example keeps its origin."""
-    return ConversationDataset(data.rows, tokenizer, max_length, data.origins)
-
-
-def packed(command: TrainCommand, data: Any, seed: int) -> Any:
-    """Pack conversations into rows if the command asks for it."""
-    return PackedConversations.fill(data, command.max_length, seed) if command.packing else data
-
-
-def _check_dry_run(args: DrafterTrainingArguments) -> None:
-    """Refuse to estimate a resumed run, for the estimate counts all steps."""
-    if args.resume_from_checkpoint is not None:
-        raise OptionError(
-            "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it out."
-        )
+def _encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, command: TrainCommand) -> ConversationDataset:
+    return ConversationDataset(data.rows, tokenizer, command.max_length, data.origins)
 
 
 def _show_masks(command: TrainCommand, num_examples: int) -> None:
@@ -196,45 +192,29 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
     if num_examples < 1:
         raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
     _, tokenizer = read_config(command.target)
-    data = command.read_conversations()
-    show_masks(encode(data, tokenizer, command.max_length), tokenizer, num_examples)
+    show_masks(_encode(command.read_conversations(), tokenizer, command), tokenizer, num_examples)
 
 
-def _evaluate(trainer: DrafterTrainer) -> None:
-    """Evaluate the drafter, and fit its draft tree, if it has one, to the evaluation data."""
-    if trainer.objective.has_draft_tree:
-        logger.info("Draft tree, by the evaluation data unless it was given: %s", trainer.fit_draft_tree().to_json())
-    else:
-        trainer.evaluate()
-
-
-def resume_point(args: DrafterTrainingArguments) -> str | None:
+def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | None:
     """Return the checkpoint to resume from: for `true` the newest complete one, else the given one, or none."""
-    newest = newest_complete_checkpoint(args.output_dir)
-    choice = args.resume_from_checkpoint
-    if choice is None or str(choice).lower() == "false":
-        if newest is not None and choice is None:
+    choice = None if args.resume_from_checkpoint is None else str(args.resume_from_checkpoint)
+    if is_estimated:
+        if choice is not None:
             raise OptionError(
-                f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
-                "`--resume_from_checkpoint true`, or choose another `--output_dir`."
+                "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it "
+                "out."
             )
         return None
-    if str(choice).lower() == "true":
+    newest = newest_complete_checkpoint(args.output_dir)
+    if choice is None and newest is not None:
+        raise OptionError(
+            f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
+            "`--resume_from_checkpoint true`, or choose another `--output_dir`."
+        )
+    if choice is None or choice.lower() == "false":
+        return None
+    if choice.lower() == "true":
         return newest
     if not is_complete(Path(choice)):
         raise OptionError(f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none.")
-    return str(choice)
-
-
-def save(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: dict[str, Any] | None) -> None:
-    """Save the drafter; with `in_bf16` weights are stored in bfloat16, but still loaded in float32.
-
-    `state` holds the whole weights if the drafter is sharded.
-    """
-    if in_bf16 and state is not None:
-        state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
-    elif in_bf16:
-        drafter.bfloat16()
-    drafter.save_pretrained(folder, state_dict=state)
-    if in_bf16:
-        save_fields(folder, {"dtype": "float32"})
+    return choice

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from transformers import PreTrainedModel
-from transformers.trainer_utils import unwrap_peft_model
 
 from ..drafters.eagle import EagleDrafter
 from ..drafters.registry import method_of
@@ -33,41 +32,27 @@ def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
         )
 
 
-def check_packing(command: TrainCommand, drafter: PreTrainedModel) -> None:
-    """Check, before features are read, that the drafter can learn from packed rows."""
-    bare = unwrap_peft_model(drafter)
-    if command.packing and not objective_of(bare).reads_packed:
-        raise OptionError(
-            "`--packing` needs a drafter that learns from rows of several conversations, but a "
-            f"`{type(bare).__name__}` does not. Leave out `--packing`."
-        )
-
-
 def drafter_to_train(
     command: TrainCommand, lora: LoraOptions, target: PreTrainedModel, data: ConversationDataset
-) -> PreTrainedModel:
-    """Make a fresh drafter, or load an existing one, with a new adapter if asked."""
+) -> tuple[PreTrainedModel, Recipe]:
+    """Make a fresh drafter, or load an existing one, with a new adapter if asked; returns its recipe, too."""
     if command.drafter is None:
-        return fresh_drafter(command, target, data)
-    drafter = load_trainable(command.drafter)
-    return with_lora(drafter, lora) if lora.use_peft else drafter  # type: ignore[return-value]  # it forwards
-
-
-def fresh_drafter(command: TrainCommand, target: PreTrainedModel, data: ConversationDataset) -> PreTrainedModel:
-    """Make an untrained drafter; a draft vocabulary gets the tokens that the assistant says most often in `data`."""
-    method = command.method or DEFAULT_METHOD
-    fields = {**recipe_of(command.recipe, method).drafter_config, **config_fields(command.drafter_config)}
-    drafter = METHODS[method](target, **fields)
-    if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
-        config = drafter.config
-        drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, config.vocab_size, config.num_draft_tokens))
-    return drafter
-
-
-def recipe_for(command: TrainCommand, drafter: PreTrainedModel) -> Recipe:
-    """Return the recipe of this run, without config fields if the drafter exists already."""
-    if command.drafter is None:
-        return recipe_of(command.recipe, command.method or DEFAULT_METHOD)
-    bare = unwrap_peft_model(drafter)
-    method = method_of(bare)
-    return replace(recipe_of(command.recipe, method.name if method else type(bare).__name__), drafter_config={})
+        recipe = recipe_of(command.recipe, command.method or DEFAULT_METHOD)
+        fields = {**recipe.drafter_config, **config_fields(command.drafter_config)}
+        drafter = METHODS[command.method or DEFAULT_METHOD](target, **fields)
+        if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
+            sizes = drafter.config.vocab_size, drafter.config.num_draft_tokens
+            drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, *sizes))
+    else:
+        drafter = load_trainable(command.drafter)
+        method = method_of(drafter)
+        name = method.name if method else type(drafter).__name__
+        recipe = replace(recipe_of(command.recipe, name), drafter_config={})
+    if command.packing and not objective_of(drafter).reads_packed:
+        raise OptionError(
+            "`--packing` needs a drafter that learns from rows of several conversations, but a "
+            f"`{type(drafter).__name__}` does not. Leave out `--packing`."
+        )
+    if lora.use_peft:
+        drafter = with_lora(drafter, lora)  # type: ignore[assignment]  # it forwards
+    return drafter, recipe

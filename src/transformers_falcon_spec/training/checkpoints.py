@@ -21,18 +21,13 @@ _STATE_FILE = "trainer_state.json"  # the Trainer writes it last, so a checkpoin
 
 def newest_complete_checkpoint(folder: str | Path) -> str | None:
     """The complete checkpoint with the highest step, or None if there is none."""
-    found = [
-        path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.rpartition("-")[2].isdigit()
-    ]
-    for checkpoint in sorted(found, key=_step, reverse=True):
+    names = (path.name.rpartition("-")[2] for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+    for step in sorted((int(name) for name in names if name.isdigit()), reverse=True):
+        checkpoint = Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         if is_complete(checkpoint):
             return str(checkpoint)
         logger.warning("Passed over `%s`: it was cut short while being written.", checkpoint)
     return None
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 @contextmanager

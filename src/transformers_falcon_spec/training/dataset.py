@@ -48,27 +48,33 @@ class ConversationDataset(Dataset[Example]):
     ) -> None:
         if tokenizer.chat_template is None:
             raise TrainingError(
-                f"The tokenizer `{tokenizer.name_or_path}` needs a chat template to tell what the assistant said, but "
+                f"The tokenizer `{tokenizer.name_or_path}` needs a chat template to show what the assistant said, but "
                 "it has none. Set `tokenizer.chat_template` and save it with the target."
             )
         has_marks = "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template
-        encoded = [_encode(row, tokenizer, has_marks) for row in tqdm(rows, desc="tokenize", unit="row")]
-        kept: list[Example] = []
-        self.origins: list[str] = []
-        for number, example in enumerate(encoded):
-            if example and any(example["assistant_mask"][:max_length]):
-                kept.append({name: values[:max_length] for name, values in example.items()})
-                self.origins.append(origins[number] if origins is not None else f"row {number}")
-        self.examples = kept
-        masks = [example["assistant_mask"] for example in encoded if example]
-        turns = [turn for row, example in zip(rows, encoded, strict=True) if example for turn in row]
-        num_turns = sum(turn["role"] == "assistant" for turn in turns)
-        self.coverage = MaskCoverage.count(kept, masks, num_turns, max_length)
+        encode = _encode_marked if has_marks else _encode_by_turns
+        encoded: dict[int, Example] = {}  # by number of the row
+        for number, row in enumerate(tqdm(rows, desc="tokenize", unit="row")):
+            try:
+                encoded[number] = encode(row, tokenizer)
+            except TemplateError as error:
+                logger.warning("Left out: the chat template refuses a conversation: %s", error)
+        kept = [number for number, example in encoded.items() if any(example["assistant_mask"][:max_length])]
+        self.examples = [{name: values[:max_length] for name, values in encoded[each].items()} for each in kept]
+        self.origins = [f"row {number}" if origins is None else origins[number] for number in kept]
+        masks = [example["assistant_mask"] for example in encoded.values()]
+        num_turns = sum(turn["role"] == "assistant" for number in encoded for turn in rows[number])
+        self.coverage = MaskCoverage.count(self.examples, masks, num_turns, max_length)
         if not kept:
             raise TrainingError(_nothing_counts(len(rows), masks, tokenizer, max_length))
         source = "marked by the template" if has_marks else "found turn by turn"
         logger.info("%s, %s; %d rows without any left out.", self.coverage, source, len(rows) - len(kept))
         self.coverage.warn()
+
+    @property
+    def conversations(self) -> "ConversationDataset":
+        """This data set; a [`FeatureCache`] and [`PackedConversations`] have the one that they were made from."""
+        return self
 
     def subset(self, indices: Iterable[int]) -> "ConversationDataset":
         """The examples at `indices`, in that order; `coverage` stays that of all examples."""
@@ -108,41 +114,28 @@ def _nothing_counts(num_rows: int, masks: list[list[int]], tokenizer: PreTrained
     )
 
 
-def _encode(row: list[Message], tokenizer: PreTrainedTokenizerBase, has_marks: bool) -> Example | None:
-    """The row's tokens and mask; None, with a warning, where the chat template refuses the row."""
-    try:
-        return _encode_marked(row, tokenizer) if has_marks else _encode_by_turns(row, tokenizer)
-    except TemplateError as error:
-        logger.warning("Left out: the chat template refuses a conversation: %s", error)
-        return None
-
-
 def _encode_marked(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
-    encoded = _templated(row, tokenizer, return_assistant_tokens_mask=True)
-    return {"input_ids": list(encoded["input_ids"]), "assistant_mask": list(encoded["assistant_masks"])}
+    encoded = _render(row, tokenizer, return_assistant_tokens_mask=True)
+    return {"input_ids": encoded["input_ids"], "assistant_mask": encoded["assistant_masks"]}
 
 
 def _encode_by_turns(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
-    ids = _render(row, tokenizer)
+    ids = _render(row, tokenizer)["input_ids"]
     mask = [0] * len(ids)
     for number, message in enumerate(row):
         if message["role"] == "assistant":
-            before = _render(row[:number], tokenizer, add_generation_prompt=True)
-            after = _render(row[: number + 1], tokenizer)
+            before = _render(row[:number], tokenizer, add_generation_prompt=True)["input_ids"]
+            after = _render(row[: number + 1], tokenizer)["input_ids"]
             if ids[: len(after)] != after or after[: len(before)] != before:
                 raise TrainingError(
                     f"The chat template of `{tokenizer.name_or_path}` rewrites earlier turns, so the assistant's "
-                    "tokens cannot be told apart. Add `{% generation %}` marks around them in the template."
+                    "tokens cannot be found. Add `{% generation %}` marks around them in the template."
                 )
             mask[len(before) : len(after)] = [1] * (len(after) - len(before))
     return {"input_ids": ids, "assistant_mask": mask}
 
 
-def _render(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> list[int]:
-    return list(_templated(row, tokenizer, **options)["input_ids"])
-
-
-def _templated(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> BatchEncoding:
+def _render(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> BatchEncoding:
     return cast(BatchEncoding, tokenizer.apply_chat_template(row, return_dict=True, **options))
 
 
@@ -158,18 +151,15 @@ class ConversationCollator:
 
     def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
         """Make a batch."""
-        longest = max(len(example["input_ids"]) for example in examples)
+        ids = [torch.tensor(example["input_ids"]) for example in examples]
+        masks = [torch.tensor(example["assistant_mask"], dtype=torch.bool) for example in examples]
         batch = {
-            "input_ids": torch.full((len(examples), longest), self.pad_token_id),
-            "attention_mask": torch.zeros(len(examples), longest, dtype=torch.long),
-            "assistant_mask": torch.zeros(len(examples), longest, dtype=torch.bool),
+            "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id),
+            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+            "assistant_mask": pad_sequence(masks, batch_first=True),
         }
-        for row, example in enumerate(examples):
-            length = len(example["input_ids"])
-            batch["input_ids"][row, :length] = torch.tensor(example["input_ids"])
-            batch["attention_mask"][row, :length] = 1
-            batch["assistant_mask"][row, :length] = torch.tensor(example["assistant_mask"], dtype=torch.bool)
         if "position_ids" in examples[0]:
+            longest = batch["input_ids"].shape[1]
             rows = [example["position_ids"] for example in examples]
             rows = [[*row, *range(row[-1] + 1, row[-1] + 1 + longest - len(row))] for row in rows]
             batch["position_ids"] = torch.tensor(rows)
@@ -181,12 +171,8 @@ class ConversationCollator:
 class SeededLengthGroups(LengthGroupedSampler):
     """An order of the rows in which batches hold rows of similar length, and which depends on lengths and a seed only.
 
-    So a resumed run reads the rows in the same order, and several processes with smaller batches do, too.
-
-    Args:
-        batch_size (`int`): Rows of one step, of all processes together.
-        lengths (`list[int]`): Tokens of each row.
-        seed (`Callable[[], int]`): Returns the seed of an epoch when that begins.
+    So a resumed run reads the rows in the same order, and several processes with smaller batches do, too. `seed` gives
+    the seed of an epoch when that begins; `batch_size` counts the rows of a step, of all processes together.
     """
 
     def __init__(self, batch_size: int, lengths: list[int], seed: Callable[[], int]) -> None:

@@ -17,7 +17,6 @@ from ..errors import TargetError, TrainingError
 from ..generation.output import SpeculativeOutput
 from ..generation.probe import probe
 from ..generation.timed import Run, timed_generate, watched_stats
-from .feature_cache import FeatureCache
 
 WARM_UP_TOKENS = 4  # decoded both ways before anything is timed
 GREEDY = {"do_sample": False, "num_beams": 1}
@@ -144,7 +143,7 @@ def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> 
 
     There are fewer if fewer examples have a prompt of at most `longest` tokens. Cached features are not read.
     """
-    examples = data.dataset if isinstance(data, FeatureCache) else data
+    examples = getattr(data, "conversations", data)
     found: list[list[int]] = []
     for example in (examples[index] for index in range(len(examples))):
         mask = list(example["assistant_mask"])

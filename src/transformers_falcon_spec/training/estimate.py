@@ -93,14 +93,14 @@ def estimate_run(
         sample = data.subset(sample_rows(_epoch(trainer, data, rows_per_step), data.lengths, args.train_batch_size))
         trainer.train_dataset, extract_seconds = sample, None
         if uses_cache:
-            extract_seconds = data.coverage.num_tokens * _extract(trainer, sample, Path(folder))
+            extract_seconds = data.conversations.coverage.num_tokens * _extract(trainer, sample, Path(folder))
         _take_steps(trainer)
     return RunEstimate(
         num_steps=num_steps or 0,  # None is for data without a length
         rows_per_step=rows_per_step,
         num_rows=len(data),
         step_seconds=[end - start for start, end in itertools.pairwise(clock.ends[NUM_LONGEST - 1 :])],
-        cache_bytes=bytes_per_token(trainer.features) * data.coverage.num_tokens,
+        cache_bytes=bytes_per_token(trainer.features) * data.conversations.coverage.num_tokens,
         extract_seconds=extract_seconds,
         peak_device_bytes=torch.cuda.max_memory_allocated() if args.device.type == "cuda" else None,
     )
@@ -109,11 +109,10 @@ def estimate_run(
 def _extract(trainer: DrafterTrainer, sample: ConversationDataset | PackedConversations, folder: Path) -> float:
     """Write the features of the sample and let the trainer read them; returns the seconds per token."""
     start = time.perf_counter()
+    cache = FeatureCache(sample.conversations, trainer.features, folder)
+    trainer.train_dataset = cache
     if isinstance(sample, PackedConversations):
-        cache = FeatureCache(sample.conversations, trainer.features, folder)
         trainer.train_dataset = PackedConversations(cache, sample.bins)
-    else:
-        trainer.train_dataset = FeatureCache(sample, trainer.features, folder)
     return (time.perf_counter() - start) / sum(sample.lengths)
 
 

@@ -46,7 +46,7 @@ class FeatureCache(Dataset[Example]):
     """
 
     def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
-        self.dataset, self.folder = dataset, Path(folder)
+        self.conversations, self.folder = dataset, Path(folder)
         self._fingerprint = _fingerprint(dataset, features)
         self._starts = [0] * len(dataset)  # index of each example's first token in its shard
         for index in range(1, len(dataset)):
@@ -58,20 +58,20 @@ class FeatureCache(Dataset[Example]):
     @property
     def lengths(self) -> list[int]:
         """The number of tokens in each example."""
-        return self.dataset.lengths
+        return self.conversations.lengths
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.conversations)
 
     def __getitem__(self, index: int) -> Example:
         index = range(len(self))[index]
         shard, start = self._shard(index // SHARD_SIZE), self._starts[index]
         stop = start + self._length(index)
         features = {name: shard.get_slice(name)[start:stop] for name in shard.keys()}  # noqa: SIM118
-        return {**self.dataset[index], **features}
+        return {**self.conversations[index], **features}
 
     def _length(self, index: int) -> int:
-        return len(self.dataset[index]["input_ids"])
+        return len(self.conversations[index]["input_ids"])
 
     def _path(self, number: int) -> Path:
         return self.folder / f"features-{number:05d}.safetensors"
@@ -139,7 +139,7 @@ class FeatureCache(Dataset[Example]):
         ordered = sorted(self._members(number), key=self._length)
         for start in range(0, len(ordered), BATCH_SIZE):
             members = ordered[start : start + BATCH_SIZE]
-            batch = collate([self.dataset[index] for index in members])
+            batch = collate([self.conversations[index] for index in members])
             states = features.read(batch["input_ids"].to(device), batch["attention_mask"].to(device))
             for row, index in enumerate(members):
                 tensors[index] = {name: value[row, : self._length(index)].cpu() for name, value in states.items()}

@@ -9,8 +9,6 @@ from torch import Tensor
 from ..errors import TrainingError
 from .checkpoints import newest_complete_checkpoint
 from .dataset import ConversationDataset
-from .feature_cache import FeatureCache
-from .packed_conversations import PackedConversations
 
 NUM_NAMED = 16  # rows that the message names
 
@@ -18,18 +16,12 @@ NUM_NAMED = 16  # rows that the message names
 def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
     """The origins of the conversations in a collated batch, found by their token ids.
 
-    Args:
-        data (a dataset, a mapping of names to datasets, or None): The data that the batch comes from.
-        batch (`dict[str, torch.Tensor]`): `input_ids`, `attention_mask` and, for packed rows, `position_ids`, all
-            `[rows, tokens]`.
+    `data` is the data set that the batch comes from, a mapping of names to such, or None.
     """
     conversations = _conversations(batch)
     names: dict[tuple[int, ...], str] = {}
     for each in data.values() if isinstance(data, Mapping) else [data or []]:
-        packed = each.data if isinstance(each, PackedConversations) else each
-        dataset = (
-            packed.dataset if isinstance(packed, FeatureCache) else packed
-        )  # the same conversations without reading features
+        dataset = getattr(each, "conversations", each)  # without features
         for index in range(len(dataset)):
             key = tuple(dataset[index]["input_ids"])
             if key in conversations and key not in names:
@@ -49,14 +41,7 @@ def _conversations(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
 
 
 def non_finite_loss_error(what: str, step: int, rows: list[str], output_dir: str | Path) -> TrainingError:
-    """The error that stops the run.
-
-    Args:
-        what (`str`): What is not finite, as the end of a sentence about the loss.
-        step (`int`): The step, counted from 1.
-        rows (`list[str]`): The origins of the rows of the batch.
-        output_dir (`str` or `Path`): The folder of the checkpoints.
-    """
+    """The error that stops the run at a step, counted from 1; `what` ends a sentence about the loss."""
     more = f" and {len(rows) - NUM_NAMED} more" if len(rows) > NUM_NAMED else ""
     checkpoint = newest_complete_checkpoint(output_dir)
     kept = (

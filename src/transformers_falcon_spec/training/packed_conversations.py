@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 from ..errors import OptionError
 from .dataset import ConversationDataset, Example
 from .feature_cache import FeatureCache
-from .mask_coverage import MaskCoverage
 
 
 class PackedConversations(Dataset[Example]):
@@ -40,12 +39,7 @@ class PackedConversations(Dataset[Example]):
     @property
     def conversations(self) -> ConversationDataset:
         """The conversations without features."""
-        return self.data.dataset if isinstance(self.data, FeatureCache) else self.data
-
-    @property
-    def coverage(self) -> MaskCoverage:
-        """How much of all conversations counts in the loss."""
-        return self.conversations.coverage
+        return self.data.conversations
 
     @property
     def lengths(self) -> list[int]:

@@ -22,7 +22,7 @@ from ..drafters.compatibility.fingerprint import record_target
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import explain_write_errors
-from .dataset import ConversationDataset, SeededLengthGroups
+from .dataset import SeededLengthGroups
 from .decoding_metrics import (
     DecodingMetrics,
     check_target_can_verify,
@@ -30,11 +30,9 @@ from .decoding_metrics import (
     measure_decoding,
     prompts_before_answers,
 )
-from .feature_cache import FeatureCache
 from .features import PairBatch, move_target
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
-from .packed_conversations import PackedConversations
 from .throughput import Throughput
 from .top_k_accuracy import MAX_RANK, accuracy_metrics, count_ranks, rank_shares
 
@@ -58,9 +56,8 @@ class DrafterTrainer(Trainer):
 
     Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
     `args.eval_decode_prompts` prompts of the evaluation data, which are continued by `target.generate(...,
-    assistant_model=drafter)` and by the target alone. See [`measure_decoding`] for the metrics and [`decoding_copy`]
-    for the trees. With FSDP or DeepSpeed no process holds the complete drafter, so these metrics are left out, with a
-    warning.
+    assistant_model=drafter)` and by the target alone. With FSDP or DeepSpeed no process holds the complete drafter, so
+    these metrics are left out, with a warning.
 
     The drafter's config records which target it was trained for, including the chat template if `processing_class` is
     its tokenizer. A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
@@ -83,8 +80,8 @@ class DrafterTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
-        self._sums: dict[str, float] = {}
-        self._num_calls = 0
+        self._sums: dict[str, float] = {}  # of the terms of losses since the last log
+        self._num_losses = 0
         self._micro_step = (-1, 0)  # global step, and batches read in it
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
         self._decodes = self._can_decode()
@@ -102,11 +99,9 @@ class DrafterTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
-        data: Any = self.train_dataset if train_dataset is None else train_dataset
-        has_lengths = isinstance(data, ConversationDataset | FeatureCache | PackedConversations)
-        if has_lengths and self.args.train_sampling_strategy == "group_by_length":
-            lengths = data.lengths
-        else:
+        data = self.train_dataset if train_dataset is None else train_dataset
+        lengths = getattr(data, "lengths", None)
+        if lengths is None or self.args.train_sampling_strategy != "group_by_length":
             sampler = super()._get_train_sampler(train_dataset)
             if not isinstance(sampler, LengthGroupedSampler):
                 return sampler
@@ -148,15 +143,16 @@ class DrafterTrainer(Trainer):
             )
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
-        if model.training:
-            self._batch = inputs
-            self.throughput.num_tokens += int(inputs["attention_mask"].sum())
         if not outcome.loss.isfinite():
             step = self.state.global_step + int(model.training)
             raise self._non_finite_loss(f"it is {outcome.loss.item()}", step, inputs, model.training)
         loss = outcome.loss
         if model.training:
-            self._add_terms(outcome.terms)
+            self._batch = inputs
+            self.throughput.num_tokens += int(inputs["attention_mask"].sum())
+            self._num_losses += 1
+            for name, term in outcome.terms.items():
+                self._sums[name] = self._sums.get(name, 0.0) + term.item()
             loss = loss * self._process_weight(pairs)
         return (loss, outcome) if return_outputs else loss
 
@@ -205,16 +201,11 @@ class DrafterTrainer(Trainer):
         key = ((self.args.seed * 1_000_003 + step) * 4_096 + self._micro_step[1]) * 1_024 + self.args.process_index
         return torch.Generator().manual_seed(key % (2**63))
 
-    def _add_terms(self, terms: dict[str, Tensor]) -> None:
-        self._num_calls += 1
-        for name, term in terms.items():
-            self._sums[name] = self._sums.get(name, 0.0) + term.item()
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does, with the means of the loss terms since the last log."""
-        if self._num_calls and "loss" in logs:
-            logs = {**logs, **{name: total / self._num_calls for name, total in self._sums.items()}}
-            self._sums, self._num_calls = {}, 0
+        if self._num_losses and "loss" in logs:
+            logs = {**logs, **{name: total / self._num_losses for name, total in self._sums.items()}}
+            self._sums, self._num_losses = {}, 0
         super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -247,10 +238,8 @@ class DrafterTrainer(Trainer):
         if not prompts:
             logger.warning(
                 "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: "
-                "nothing was decoded.",
-                args.eval_decode_tokens,
-                context,
-            )
+                "nothing was decoded.", args.eval_decode_tokens, context,
+            )  # fmt: skip
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
         mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options
