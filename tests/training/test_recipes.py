@@ -9,7 +9,7 @@ from transformers import SchedulerType
 from transformers_falcon_spec import FalconSpecConfig
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.recipes import MEASURED_WIDTH, RECIPES, recipe_help, recipe_of
+from transformers_falcon_spec.training.recipes import MEASURED_WIDTH, RECIPES, recipe_notes, recipe_of
 
 ALL = [(name, method) for name, methods in RECIPES.items() for method in methods]
 
@@ -41,13 +41,18 @@ def test_a_recipe_names_fields_of_the_drafter_and_values_of_the_right_kind(name:
     assert isinstance(recipe.training["lr_scheduler_type"], SchedulerType)
 
 
-def test_the_measured_rate_falls_with_the_root_of_the_width_and_the_papers_stays() -> None:
-    default, paper = recipe_of("default", "falcon"), recipe_of("paper", "falcon")
+@pytest.mark.parametrize(
+    ("name", "width", "rate"),
+    [("default", 256, 2e-3), ("default", 4096, 5e-4), ("paper", 64, 5e-4), ("paper", 4096, 5e-4)],
+)
+def test_the_measured_rate_falls_with_the_root_of_the_width_and_the_papers_stays(
+    tmp_path: Path, name: str, width: int, rate: float
+) -> None:
+    args = arguments(tmp_path)
 
-    assert default.settings(256)["learning_rate"] == 2e-3
-    assert default.settings(4096)["learning_rate"] == pytest.approx(5e-4)
-    assert paper.settings(64)["learning_rate"] == paper.settings(4096)["learning_rate"] == 5e-4
-    assert default.training["learning_rate"] == 2e-3
+    recipe_of(name, "falcon").apply(args, (), width)
+
+    assert args.learning_rate == pytest.approx(rate)
 
 
 def test_a_warm_up_lasts_as_long_as_in_the_run_that_was_measured(tmp_path: Path) -> None:
@@ -79,10 +84,9 @@ def test_a_recipe_that_there_is_not_is_refused(name: str, method: str, text: str
         recipe_of(name, method)
 
 
-def test_the_help_describes_each_recipe() -> None:
-    text = recipe_help()
+def test_the_help_says_what_recipes_set_each_option_to() -> None:
+    notes = recipe_notes()
 
-    assert "default, for falcon: --learning_rate 0.002 --warmup_steps 0.025 --lr_scheduler_type cosine" in text
-    assert "paper, for falcon: " in text
-    assert "recurrence=sequence" in text
-    assert "shortcut=true" in text
+    assert notes["lr_scheduler_type"] == "By recipe: cosine (default, falcon), linear (paper, falcon)."
+    assert "recurrence=token shortcut=true" in notes["drafter_config"]
+    assert "recurrence=sequence" in notes["drafter_config"]

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..drafters import registry as drafters
 from ..errors import OptionError
 from ..training.objectives import STOCK_METHODS
-from ..training.recipes import MEASURED_WIDTH, RECIPES, recipe_help
+from ..training.recipes import MEASURED_WIDTH, RECIPES
 from .options import DTYPE_HELP, DataOptions, option
 
 METHODS: dict[str, Callable[..., PreTrainedModel]] = {
@@ -34,7 +34,7 @@ class TrainCommand(DataOptions):
     )
     recipe: str = option(
         "Options that go together; given ones win over the recipe. The rate of `default` is for a drafter of "
-        f"width {MEASURED_WIDTH} and falls with the root of the width. {recipe_help()}",
+        f"width {MEASURED_WIDTH} and falls with the root of the width.",
         "default",
         choices=sorted(RECIPES),
     )

@@ -19,45 +19,25 @@ MEASURED_WIDTH = 256  # width of the drafters with which the default recipe was 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A set of training options and config fields that go together.
+    """A set of training options and fields of the drafter's config that go together.
 
-    Args:
-        training (`dict`): Fields of [`DrafterTrainingArguments`].
-        drafter_config (`dict`): Fields of the drafter's config.
-        measured_width (`int`, *optional*):
-            The width of the drafter for which the learning rate was found. For other widths the rate is multiplied by
-            the root of `measured_width` over the width. None leaves the rate as it is.
+    If `measured_width` is given, the learning rate is that of a drafter of this width; it falls with the root of the
+    width.
     """
 
     training: Mapping[str, Any] = field(default_factory=dict)
     drafter_config: Mapping[str, Any] = field(default_factory=dict)
     measured_width: int | None = None
 
-    def settings(self, width: int | None) -> dict[str, Any]:
-        """The training options for a drafter of this width."""
-        found = dict(self.training)
-        if self.measured_width is not None and width is not None:
-            found["learning_rate"] *= (self.measured_width / width) ** 0.5
-        return found
-
     def apply(self, args: DrafterTrainingArguments, given: Collection[str], width: int | None) -> None:
-        """Write the training options into `args`, except those whose names are in `given`, which the user chose."""
-        for name, value in self.settings(width).items():
+        """Write the options for a drafter of this width into `args`, except those that the user has `given`."""
+        settings = dict(self.training)
+        if self.measured_width is not None and width is not None:
+            settings["learning_rate"] *= (self.measured_width / width) ** 0.5
+        for name, value in settings.items():
             if name not in given:
                 setattr(args, name, value)
         args.check_tree()
-
-    def __str__(self) -> str:
-        """The recipe as options of the command line."""
-        shown = {name: _shown(value) for name, value in self.drafter_config.items()}
-        fields = " ".join(f"{name}={value}" for name, value in shown.items())
-        options = " ".join(f"--{name} {getattr(value, 'value', value)}" for name, value in self.training.items())
-        return f"{options} --drafter_config {fields}".lower()
-
-
-def _shown(value: Any) -> Any:
-    """A field's value for display: a tree as its size."""
-    return f"({len(value['parents'])} nodes)" if isinstance(value, dict) else value
 
 
 # Loss weights, learning rate and architecture were found by the experiments in `LOG.md`, on a target of width 256;
@@ -132,15 +112,8 @@ def recipe_of(name: str, method: str) -> Recipe:
     return RECIPES[name].get(method, Recipe())
 
 
-def recipe_help() -> str:
-    """A description of all recipes for `--help`."""
-    return " ".join(
-        f"{name}, for {method}: {recipe}." for name, methods in RECIPES.items() for method, recipe in methods.items()
-    )
-
-
 def recipe_notes() -> dict[str, str]:
-    """What recipes set each training option to, by its name, for `--help`.
+    """What recipes set each option to, by its name, for `--help`.
 
     Example:
 
@@ -153,6 +126,7 @@ def recipe_notes() -> dict[str, str]:
     options: dict[str, list[str]] = {}
     for name, methods in RECIPES.items():
         for method, recipe in methods.items():
-            for option, value in recipe.training.items():
+            fields = (f"{field}={value}" for field, value in recipe.drafter_config.items() if field != "draft_tree")
+            for option, value in {**recipe.training, "drafter_config": " ".join(fields).lower()}.items():
                 options.setdefault(option, []).append(f"{getattr(value, 'value', value)} ({name}, {method})")
     return {option: f"By recipe: {', '.join(values)}." for option, values in options.items()}
