@@ -7,11 +7,7 @@ from transformers.integrations.deepspeed import is_deepspeed_available
 
 from ..errors import OptionError
 
-MIN_TREE_NODES = 2  # the root and one draft
-DECODED_METRICS = (
-    "acceptance_length",
-    "speedup",
-)  # of an evaluation that decodes, besides one for each depth
+DECODED_METRICS = ("acceptance_length", "speedup")  # of an evaluation, besides one for each depth
 
 
 @dataclass
@@ -66,16 +62,15 @@ class DrafterTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check the options of this class."""
-        if not 0 <= self.glancing_ratio <= 1:
-            raise OptionError(f"`glancing_ratio` must lie in 0..1, but it is {self.glancing_ratio}.")
+        for name in ("glancing_ratio", "anneal_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
         if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
             raise OptionError(
                 "`ttt_steps` must be at least 1 and `ttt_decay` lie above 0 and up to 1, but they are "
                 f"{self.ttt_steps} and {self.ttt_decay}."
             )
         self.check_tree()
-        if not 0 <= self.anneal_share <= 1:
-            raise OptionError(f"`anneal_share` must lie in 0..1, but it is {self.anneal_share}.")
         if self.num_anchors < 1:
             raise OptionError(f"`num_anchors` must be at least 1, but it is {self.num_anchors}.")
         self._check_decoding()
@@ -87,15 +82,11 @@ class DrafterTrainingArguments(TrainingArguments):
         super().__post_init__()
 
     def check_tree(self) -> None:
-        """Check the options of the tree that is fitted after training.
-
-        Raises:
-            [`OptionError`]: no tree has that size, or no tree is fitted although passes are given.
-        """
-        if (self.draft_tree_nodes < MIN_TREE_NODES and self.draft_tree_nodes != 0) or self.draft_tree_passes < 1:
+        """Check the options of the tree that is fitted after training, which a recipe may change."""
+        if self.draft_tree_nodes < 0 or self.draft_tree_nodes == 1 or self.draft_tree_passes < 1:
             raise OptionError(
-                f"`draft_tree_nodes` must be 0 or at least {MIN_TREE_NODES} and `draft_tree_passes` at least 1, but "
-                f"they are {self.draft_tree_nodes} and {self.draft_tree_passes}."
+                "`draft_tree_nodes` must be 0 or at least 2 and `draft_tree_passes` at least 1, but they are "
+                f"{self.draft_tree_nodes} and {self.draft_tree_passes}."
             )
         if self.draft_tree_nodes == 0 and self.draft_tree_passes != 1:
             raise OptionError(
@@ -105,7 +96,6 @@ class DrafterTrainingArguments(TrainingArguments):
             )
 
     def _check_decoding(self) -> None:
-        """Check the options of an evaluation that decodes."""
         if self.eval_decode_prompts < 0 or self.eval_decode_tokens < 1:
             raise OptionError(
                 "`eval_decode_prompts` must be at least 0 and `eval_decode_tokens` at least 1, but they are "

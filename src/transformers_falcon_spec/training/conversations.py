@@ -9,8 +9,9 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,12 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class ConversationSet:
-    """The conversations that were read, each once, and what was left out.
-
-    Args:
-        rows (`list[list[dict]]`): The messages of each conversation.
-        origins (`list[str]`): Where each conversation comes from: file and line, or data set and row.
-        errors (`list[ConversationError]`): One for each broken row.
-        duplicates (`list[str]`): Where the exact copies of earlier conversations come from.
-    """
+    """The conversations that were read, each once, and what was left out."""
 
     rows: list[list[Message]] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    errors: list[ConversationError] = field(default_factory=list)
-    duplicates: list[str] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)  # of each row: file and line, or data set and row
+    errors: list[ConversationError] = field(default_factory=list)  # one for each broken row
+    duplicates: list[str] = field(default_factory=list)  # origins of exact copies of earlier conversations
 
 
 def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | None = None) -> ConversationSet:
@@ -70,7 +64,7 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
 def _read(paths: list[str | Path], limit: int | None) -> ConversationSet:
     found = ConversationSet()
     seen: set[bytes] = set()
-    for origin, row in _rows_with_origins(paths):
+    for origin, row in chain.from_iterable(map(_rows_with_origins, paths)):
         if limit is not None and len(found.rows) >= limit:
             break
         try:
@@ -89,14 +83,10 @@ def _read(paths: list[str | Path], limit: int | None) -> ConversationSet:
     return found
 
 
-def _rows_with_origins(sources: Iterable[str | Path]) -> Iterator[tuple[str, Any]]:
+def _rows_with_origins(source: str | Path) -> Iterator[tuple[str, Any]]:
     """The origin and the content of each row: the bytes of a line, or a mapping from `datasets`."""
-    for source in sources:
-        path = Path(source)
-        if path.name.endswith((".jsonl", ".jsonl.gz")):
-            yield from _lines(path)
-        else:
-            yield from _hub_rows(str(source))
+    is_file = Path(source).name.endswith((".jsonl", ".jsonl.gz"))
+    return _lines(Path(source)) if is_file else _hub_rows(str(source))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -64,7 +64,7 @@ class ConversationDataset(Dataset[Example]):
         self.origins = [f"row {number}" if origins is None else origins[number] for number in kept]
         masks = [example["assistant_mask"] for example in encoded.values()]
         num_turns = sum(turn["role"] == "assistant" for number in encoded for turn in rows[number])
-        self.coverage = MaskCoverage.count(self.examples, masks, num_turns, max_length)
+        self.coverage = MaskCoverage.count(masks, num_turns, max_length)
         if not kept:
             raise TrainingError(_nothing_counts(len(rows), masks, tokenizer, max_length))
         source = "marked by the template" if has_marks else "found turn by turn"

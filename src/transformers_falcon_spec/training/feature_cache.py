@@ -33,12 +33,7 @@ class FeatureCache(Dataset[Example]):
     """The examples of a [`ConversationDataset`], each with its `features` (and `head_inputs`, where they differ).
 
     Shards are safetensors files that are mapped into memory, which processes share. Each shard holds a fingerprint of
-    the target, the feature layers and the token ids that it was made from.
-
-    Args:
-        dataset ([`ConversationDataset`]): The examples.
-        features ([`TargetFeatures`]): Reads the target, whose dtype is that of the cache.
-        folder (`str` or `Path`): The folder of the shards.
+    the target, the feature layers and the token ids that it was made from. Its dtype is that of the target.
 
     Raises:
         [`TrainingError`]: a shard belongs to another target or other data or is cut short, or the disk has too little
@@ -110,9 +105,8 @@ class FeatureCache(Dataset[Example]):
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
             tensors = self._read(features, number)
             with explain_write_errors(self.folder):
-                fresh = self._path(number).with_suffix(
-                    f".{os.getpid()}.tmp"
-                )  # another run may be writing the same shard
+                # another run may be writing the same shard
+                fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")
                 save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
                 fresh.replace(self._path(number))
         state.wait_for_everyone()

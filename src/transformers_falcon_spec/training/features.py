@@ -60,11 +60,7 @@ class TargetFeatures:
     def read(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
         """Read the `features` `[rows, tokens, feature]` of a batch, and the `head_inputs` if they differ from these.
 
-        Args:
-            input_ids (`torch.Tensor` of shape `(rows, tokens)`): The tokens.
-            attention_mask (`torch.Tensor` of shape `(rows, tokens)`): 0 at padding, on the right.
-            position_ids (`torch.Tensor` of shape `(rows, tokens)`, *optional*): Position of each token in its
-                conversation, for rows that hold several.
+        Padding is on the right. Rows that hold several conversations come with the position of each token in its own.
 
         Raises:
             [`OptionError`]: rows hold several conversations, and the target would let them see one another.
@@ -76,7 +72,7 @@ class TargetFeatures:
         with target.feature_hooks.active():
             outputs = decoder_of(self.target)(input_ids=input_ids, **inputs)
             features = target.feature_hooks.take(input_ids.shape[1])
-        assert features is not None  # at least one layer is tapped
+        assert features is not None  # at least one layer is read
         if self.feature_layers == (-1,):  # the features are the head's inputs
             return {"features": features}
         return {"features": features, "head_inputs": outputs[0]}

@@ -1,10 +1,8 @@
 """How much of the training data counts in the loss, and whether the chat template seems to be at fault."""
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -13,38 +11,26 @@ LOW_SHARE = 0.1  # of the tokens; with less, nine tenths of the target's work ar
 
 @dataclass(frozen=True)
 class MaskCoverage:
-    """How many tokens of the training data count in the loss.
+    """How many tokens of the training data count in the loss."""
 
-    Args:
-        num_examples (`int`): Examples with at least one counted token.
-        num_tokens (`int`): Tokens of these examples, cut at `max_length`.
-        num_counted (`int`): Those of these tokens that are the assistant's.
-        num_beyond (`int`): The assistant's tokens that were cut off, in all rows.
-        num_turns (`int`): The assistant's turns, in all rows.
-        num_runs (`int`): Runs of counted tokens, in all rows before they are cut; each turn should be one.
-    """
-
-    num_examples: int
-    num_tokens: int
-    num_counted: int
-    num_beyond: int
-    num_turns: int
-    num_runs: int
+    num_examples: int  # with at least one counted token
+    num_tokens: int  # of these examples, cut at `max_length`
+    num_counted: int  # of these tokens: the assistant's
+    num_beyond: int  # the assistant's tokens that were cut off, in all rows
+    num_turns: int  # the assistant's, in all rows
+    num_runs: int  # of counted tokens, in all rows before they are cut; each turn should be one
 
     @classmethod
-    def count(
-        cls, examples: Iterable[dict[str, Any]], masks: Iterable[list[int]], num_turns: int, max_length: int
-    ) -> "MaskCoverage":
-        """Count the tokens of the kept examples, which were cut, and of the uncut masks of all rows."""
-        lengths = [(len(example["input_ids"]), sum(example["assistant_mask"])) for example in examples]
-        uncut = list(masks)
+    def count(cls, masks: list[list[int]], num_turns: int, max_length: int) -> "MaskCoverage":
+        """Count the tokens in the masks of all rows, which are cut at `max_length` and left out if nothing counts."""
+        kept = [mask[:max_length] for mask in masks if any(mask[:max_length])]
         return cls(
-            num_examples=len(lengths),
-            num_tokens=sum(length for length, _ in lengths),
-            num_counted=sum(counted for _, counted in lengths),
-            num_beyond=sum(sum(mask[max_length:]) for mask in uncut),
+            num_examples=len(kept),
+            num_tokens=sum(map(len, kept)),
+            num_counted=sum(map(sum, kept)),
+            num_beyond=sum(sum(mask[max_length:]) for mask in masks),
             num_turns=num_turns,
-            num_runs=sum(is_counted for mask in uncut for is_counted, _ in groupby(mask)),
+            num_runs=sum(is_counted for mask in masks for is_counted, _ in groupby(mask)),
         )
 
     @property

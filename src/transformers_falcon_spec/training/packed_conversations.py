@@ -2,8 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from itertools import chain
-from typing import Any
+from itertools import chain, count, islice
 
 import torch
 from torch import Tensor
@@ -27,13 +26,7 @@ class PackedConversations(Dataset[Example]):
 
     @classmethod
     def fill(cls, data: ConversationDataset | FeatureCache, row_length: int, seed: int) -> "PackedConversations":
-        """Fill rows of up to `row_length` tokens by [`best_fit`].
-
-        The same lengths and seed give the same rows.
-
-        Raises:
-            [`OptionError`]: a conversation is longer than a row.
-        """
+        """Fill rows of up to `row_length` tokens by [`best_fit`]; the same lengths and seed give the same rows."""
         return cls(data, best_fit(data.lengths, row_length, torch.Generator().manual_seed(seed)))
 
     @property
@@ -50,8 +43,8 @@ class PackedConversations(Dataset[Example]):
     def subset(self, indices: Iterable[int]) -> "PackedConversations":
         """The rows at `indices`, in that order and without features."""
         rows = [self.bins[index] for index in indices]
-        starts = [sum(map(len, rows[:index])) for index in range(len(rows))]
-        bins = [list(range(start, start + len(row))) for start, row in zip(starts, rows, strict=True)]
+        numbers = count()
+        bins = [list(islice(numbers, len(row))) for row in rows]
         return PackedConversations(self.conversations.subset(chain(*rows)), bins)
 
     def __len__(self) -> int:
@@ -59,15 +52,11 @@ class PackedConversations(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         parts = [self.data[member] for member in self.bins[index]]
-        positions = [list(range(len(part["input_ids"]))) for part in parts]
-        return {
-            **{name: _joined([part[name] for part in parts]) for name in parts[0]},
-            "position_ids": _joined(positions),
-        }
-
-
-def _joined(parts: list[Any]) -> Any:
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else list(chain(*parts))
+        row: Example = {"position_ids": [position for part in parts for position in range(len(part["input_ids"]))]}
+        for name, first in parts[0].items():
+            values = [part[name] for part in parts]
+            row[name] = torch.cat(values) if isinstance(first, Tensor) else list(chain(*values))
+        return row
 
 
 def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) -> list[list[int]]:
@@ -76,10 +65,7 @@ def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) ->
     There are at most 11/9 times as many bins as possible, plus 4 (D. S. Johnson et al., "Worst-case performance bounds
     for simple one-dimensional packing algorithms", SIAM J. Comput. 3, 1974).
 
-    Args:
-        lengths (`list[int]`): The number of tokens of each conversation.
-        row_length (`int`): The capacity of a bin, in tokens.
-        generator (`torch.Generator`): Shuffles conversations of the same length.
+    Conversations of the same length are shuffled by `generator`.
 
     Raises:
         [`OptionError`]: a conversation is longer than a bin.

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..core.masks import additive, tree_mask
 from ..core.packing import one_text, same_text
 from ..errors import OptionError
-from ..generation.model_parts import LayerKind, layer_kinds, masks_by_kind
+from ..generation.model_parts import layer_kinds, masks_by_kind
 
 # Without a mask, most models find where texts begin from their positions. Others need a mask.
 Boundaries = Literal["positions", "masks"]
@@ -28,10 +28,9 @@ def packed_inputs(model: PreTrainedModel, part: nn.Module, position_ids: Tensor)
     it needs.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]): The model; stays as it is.
+        model ([`~transformers.PreTrainedModel`]): The model.
         part (`nn.Module`): The module that reads the rows: the model, or its decoder.
-        position_ids (`torch.Tensor` of shape `(rows, tokens)`): Position of each token in its text; see
-            `core/packing.py`.
+        position_ids (`torch.Tensor` of shape `(rows, tokens)`): See `core/packing.py`.
 
     Raises:
         [`OptionError`]: texts see one another with all of these inputs, or the model is recurrent.
@@ -83,21 +82,17 @@ def _errors(model: PreTrainedModel, part: nn.Module, num_rows: int, boundaries: 
     return (marked - alone).abs().max().item(), (unmarked - alone).abs().max().item()
 
 
-def _inputs(model: PreTrainedModel, position_ids: Tensor, boundaries: Boundaries) -> dict[str, Any]:
-    inputs = {"position_ids": position_ids, "use_cache": False}
-    return {**inputs, "attention_mask": _masks(model, position_ids)} if boundaries == "masks" else inputs
-
-
-def _masks(model: PreTrainedModel, positions: Tensor) -> Tensor | dict[str, Tensor]:
-    """Masks by kind of layer: every token sees its own text up to itself, within the layer's window or chunk."""
-    config = model.config.get_text_config(decoder=True)
-    causal = (positions[:, None] <= positions[..., None]) & same_text(positions)
-
-    def mask(kind: LayerKind) -> Tensor:
-        seen = tree_mask(causal, positions, positions[:, :0], None, kind.sliding_window, kind.chunk_size)
-        return additive(seen, model.dtype)
-
-    return masks_by_kind(config, {kind.name: mask(kind) for kind in layer_kinds(config)})
+def _inputs(model: PreTrainedModel, positions: Tensor, boundaries: Boundaries) -> dict[str, Any]:
+    """The positions and, if asked for, masks: a token sees its text up to itself, in the layer's window or chunk."""
+    inputs: dict[str, Any] = {"position_ids": positions, "use_cache": False}
+    if boundaries == "masks":
+        config, masks = model.config.get_text_config(decoder=True), {}
+        causal = (positions[:, None] <= positions[..., None]) & same_text(positions)
+        for kind in layer_kinds(config):
+            seen = tree_mask(causal, positions, positions[:, :0], None, kind.sliding_window, kind.chunk_size)
+            masks[kind.name] = additive(seen, model.dtype)
+        inputs["attention_mask"] = masks_by_kind(config, masks)
+    return inputs
 
 
 def _refusal(model: PreTrainedModel, what: str) -> str:

@@ -9,11 +9,7 @@ from accelerate.utils import gather_object
 
 
 class Throughput:
-    """Counts the tokens and seconds of one process while it trains.
-
-    Args:
-        device (`torch.device`): The device to synchronise, so that its work counts where it was started.
-    """
+    """Counts the tokens and seconds of one process, whose device is synchronised, while it trains."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -42,10 +38,8 @@ class Throughput:
     def to_json(self) -> dict[str, float]:
         """The speed for `training.json`; all processes must call this together.
 
-        Returns:
-            `dict[str, float]`: `train_tokens_per_second` of all processes, without evaluations and checkpoints, and
-                `target_share`, the share of this time that the target's layers took on the first process. The target's
-                head is not included, because gradients pass through it.
+        `train_tokens_per_second` is that of all processes, without evaluations and checkpoints. `target_share` is the
+        share of this time that the target's layers took on the first process, without its head, which gradients pass.
         """
         num_tokens = sum(gather_object([self.num_tokens]))
         train_seconds = max(self.seconds["run"] - self.seconds["pause"], 1e-9)

@@ -8,7 +8,7 @@ from transformers import EvalPrediction
 
 from .objectives import Outcome
 
-MAX_RANK = 10  # the most likely tokens of the drafter that are told apart
+MAX_RANK = 10  # the most likely tokens of the drafter that are counted one by one
 
 
 def count_ranks(outcome: Outcome, num_offsets: int) -> Tensor:
@@ -28,13 +28,9 @@ def count_ranks(outcome: Outcome, num_offsets: int) -> Tensor:
 
 def rank_shares(metrics: Mapping[str, float], num_offsets: int, num_ranks: int, prefix: str) -> Tensor:
     """The share of each rank at each block offset, `[offsets, ranks]`, from the metrics of an evaluation."""
-    return torch.tensor(
-        [
-            [metrics[f"{prefix}_rank_{rank}_at_{offset}"] for rank in range(num_ranks)]
-            for offset in range(1, num_offsets + 1)
-        ],
-        dtype=torch.float,
-    )
+    offsets, ranks = range(1, num_offsets + 1), range(num_ranks)
+    shares = [[metrics[f"{prefix}_rank_{rank}_at_{offset}"] for rank in ranks] for offset in offsets]
+    return torch.tensor(shares, dtype=torch.float)
 
 
 def accuracy_metrics(prediction: EvalPrediction) -> dict[str, float]:
