@@ -90,11 +90,11 @@ def test_what_is_said_of_each_layer_is_said_of_the_chosen_ones(
 
     assert getattr(model.config, field) == expected
     assert model(make_prompt()).logits.isfinite().all()
-    for place, layer in enumerate([0, 2, 3]):
+    for index, layer in enumerate([0, 2, 3]):
         theirs, ours = (
             decoder_of(part).get_submodule("h" if family == "gpt_neo" else "layers") for part in (target, model)
         )
-        assert all(value.equal(theirs[layer].state_dict()[name]) for name, value in ours[place].state_dict().items())
+        assert all(value.equal(theirs[layer].state_dict()[name]) for name, value in ours[index].state_dict().items())
 
 
 @pytest.mark.parametrize("family", ["gemma3n", "gemma4"])

@@ -102,7 +102,7 @@ def test_a_target_of_several_widths_is_refused() -> None:
 
 @pytest.mark.parametrize("family", ["bloom", "mpt"])
 def test_a_target_that_takes_no_positions_is_refused(family: str) -> None:
-    with pytest.raises(DrafterMismatchError, match=r"needs a target that is told positions.*takes no `position_ids`"):
+    with pytest.raises(DrafterMismatchError, match=r"needs a target that takes positions.*takes no `position_ids`"):
         make_dflash(make_target(family))
 
 

@@ -47,7 +47,7 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     check_can_be_assisted(target)
     if "position_ids" not in inspect.signature(target.forward).parameters:
         raise DrafterMismatchError(
-            "DFlash needs a target that is told positions, since `generate` hands them on, but "
+            "DFlash needs a target that takes positions, since `generate` hands them on, but "
             f"`{type(target).__name__}` takes no `position_ids`. Train a drafter of another `method` for it."
         )
     text = target.config.get_text_config(decoder=True)

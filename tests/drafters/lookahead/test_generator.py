@@ -1,4 +1,4 @@
-"""Drafting from n-grams: the generator against its naive twin, what guests see, and the limits it keeps."""
+"""Drafting from n-grams: the generator against its naive twin, what lookahead nodes see, and the limits it keeps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class Rows:
         self.commit(None)
 
     def commit(self, choices: torch.Tensor | None) -> None:
-        """Tell the generator what is new."""
+        """Give the generator what is new."""
         lengths = tuple(map(len, self.texts))
         ids = torch.tensor([text + [0] * (max(lengths) - len(text)) for text in self.texts])
         self.generator.commit(Committed(ids, lengths, tuple(self.num_new), None, choices))
@@ -67,7 +67,7 @@ def start(prompts: Sequence[Sequence[int]], **options: int) -> Rows:
 
 
 def first_spines(rows: Rows) -> list[list[int]]:
-    """What the windows start from; it is drawn, so the twin is told."""
+    """What the windows start from; it is drawn, so the twin gets it."""
     rows.generator._catch_up()
     return [list(row._window.levels[0]) for row in rows.generator._rows]
 
@@ -79,7 +79,7 @@ def candidates(draft: Draft, row: int) -> list[Path]:
     return [tuple(found[node][1:]) for node in range(len(found)) if is_candidate[node]]
 
 
-def guests(draft: Draft, row: int) -> list[Path]:
+def lookahead_nodes(draft: Draft, row: int) -> list[Path]:
     found = paths(draft.parents[row].tolist(), draft.token_ids[row].tolist())
     return [
         tuple(path) for path, is_lookahead in zip(found, draft.is_lookahead[row].tolist(), strict=True) if is_lookahead
@@ -113,7 +113,9 @@ def test_pool_and_window_are_those_of_the_naive_twin(
             assert len(set(found)) == len(found)  # siblings differ
             assert set(found) == {guess[:depth] for guess in guessed for depth in range(1, ngram_len)}
             read = [path for path, _ in twin.columns()]
-            assert set(guests(draft, row)) == {path[:depth] for path in read for depth in range(2, len(path) + 1)}
+            assert set(lookahead_nodes(draft, row)) == {
+                path[:depth] for path in read for depth in range(2, len(path) + 1)
+            }
         if is_drafted:  # the root is read even where there is nothing else
             for row, twin in enumerate(twins):
                 twin.advance(lambda path, text=rows.texts[row]: choose([*text[:-1], *path]))
@@ -121,7 +123,7 @@ def test_pool_and_window_are_those_of_the_naive_twin(
 
 
 @pytest.mark.parametrize(("window_size", "ngram_len"), [(1, 2), (1, 4), (3, 2), (4, 3), (5, 5)])
-def test_guests_see_what_the_mask_of_the_paper_shows(window_size: int, ngram_len: int) -> None:
+def test_lookahead_nodes_see_what_the_mask_of_the_paper_shows(window_size: int, ngram_len: int) -> None:
     window = JacobiWindow(ngram_len, range(num_first_tokens(window_size, ngram_len)))
     for _ in range(ngram_len - 2):
         window.advance(0, window.tips)
@@ -133,8 +135,8 @@ def test_guests_see_what_the_mask_of_the_paper_shows(window_size: int, ngram_len
     ]  # level and column of each node; the first one is the root
     columns += [(level, column) for level in range(1, ngram_len - 1) for column in range(window_size)]
     for node, (level, column) in enumerate(columns):
-        for other, (above, place) in enumerate(columns):
-            is_seen = place <= column if above == 0 else place == column and above <= level
+        for other, (above, seen) in enumerate(columns):
+            is_seen = seen <= column if above == 0 else seen == column and above <= level
             assert tree.ancestor_mask[0, node, other] == is_seen
     assert tree.depths[0].tolist() == [level + column for level, column in columns]
     assert len(tree) == (ngram_len - 1) * window_size
@@ -169,7 +171,7 @@ def test_the_newest_guesses_come_first_and_share_their_beginnings() -> None:
 @pytest.mark.parametrize("max_depth", [0, 1, 3, 4, 9])
 @pytest.mark.parametrize("is_chain", [False, True])
 def test_a_draft_keeps_within_its_budget(num_nodes: int, max_depth: int, is_chain: bool) -> None:
-    rows = start([[1, 2, 3, 1, 2, 4, 1, 5, 6, 1]], window_size=3, ngram_len=4)  # the window is 4 deep and has 4 guests
+    rows = start([[1, 2, 3, 1, 2, 4, 1, 5, 6, 1]], window_size=3, ngram_len=4)  # the window is 4 deep and has 4 nodes
 
     draft = rows.generator.propose(DraftBudget((max_depth,), num_nodes, is_chain=is_chain))
 
@@ -179,7 +181,7 @@ def test_a_draft_keeps_within_its_budget(num_nodes: int, max_depth: int, is_chai
     tree = DraftTree.from_lists(draft.parents[0].tolist())
     assert len(tree) <= num_nodes
     assert int(tree.depths.max()) <= max_depth
-    assert len(guests(draft, 0)) == (4 if max_depth >= 4 and num_nodes >= 5 and not is_chain else 0)
+    assert len(lookahead_nodes(draft, 0)) == (4 if max_depth >= 4 and num_nodes >= 5 and not is_chain else 0)
     assert not is_chain or len(tree.paths) == 1
 
 

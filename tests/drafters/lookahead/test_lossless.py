@@ -77,8 +77,8 @@ def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
     assert pair.stats.acceptance_length > 2
 
 
-def test_guests_are_never_committed_and_never_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NgramPool, "continuations", lambda *_: [])  # guests are all that is left
+def test_lookahead_nodes_are_never_committed_and_never_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NgramPool, "continuations", lambda *_: [])  # lookahead nodes are all that is left
     target = parrot()  # the window is soon right about it
     drafter = LookaheadDrafter.from_target(target, **SMALL)
     drafter.generation_config.tune = False

@@ -42,7 +42,7 @@ def start(drafter: MedusaDrafter, target: Target) -> Any:
 
 
 class Rows:
-    """Random text of several rows with random features, told to a generator in pieces."""
+    """Random text of several rows with random features, given to a generator in pieces."""
 
     def __init__(self, num_rows: int = 1, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -123,7 +123,7 @@ def test_a_draft_is_the_part_of_the_tree_within_the_budget(target: Target, budge
     "budget", [DraftBudget((0,), 512), DraftBudget((9,), 1), DraftBudget((9,), 512, num_passes=0)]
 )
 @pytest.mark.parametrize("temperature", [None, 0.7])
-def test_without_room_there_is_the_root_alone_and_no_pass(
+def test_without_budget_there_is_the_root_alone_and_no_pass(
     target: Target, budget: DraftBudget, temperature: float | None
 ) -> None:
     text, generator = Rows(), start(make(target), target)
@@ -208,21 +208,27 @@ def test_each_parent_draws_anew_and_from_the_distribution_of_its_children(target
     drafts = [drawn(target, drafter, seed) for seed in range(600)]
 
     assert any(draft.token_ids[0, 3] != draft.token_ids[0, 4] for draft in drafts)
-    for node, dist in ((1, 0), (4, 1)):
-        probs = drafts[0].draft_probs[0, dist]
+    for node in (1, 4):
+        probs = drafts[0].draft_probs[0, drafts[0].dist_index[0, tree[0][node]]]
         found = torch.tensor([draft.token_ids[0, node].item() for draft in drafts])
         for token in probs.topk(3).indices.tolist():
-            share, chance = float((found == token).float().mean()), float(probs[token])
-            assert abs(share - chance) < 4 * (chance * (1 - chance) / len(drafts)) ** 0.5 + 1e-3
+            share, prob = float((found == token).float().mean()), float(probs[token])
+            assert abs(share - prob) < 4 * (prob * (1 - prob) / len(drafts)) ** 0.5 + 1e-3
 
 
 def test_foreseen_noise_is_that_of_the_depth_and_the_same_for_every_parent(target: Target) -> None:
     noises = torch.empty(6, VOCAB_SIZE).exponential_(generator=torch.Generator().manual_seed(4))
-    tree = ([-1, 0, 0, 1, 2, 2], [-1, 0, 1, 0, 0, 1])
+    drafter, text = make(target, ([-1, 0, 0, 1, 2, 2], [-1, 0, 1, 0, 0, 1]), num_heads=2), Rows()
+    text.more(5)
 
-    draft = drawn(target, make(target, tree, num_heads=2), 0, noise=lambda row, depth: noises[depth])
+    draft = drawn(target, drafter, 0, noise=lambda row, depth: noises[depth])
 
-    best = [(draft.draft_probs[0, depth - 1] / noises[depth]).argsort(descending=True).tolist() for depth in (1, 2)]
+    heads = [naive_head(drafter.state_dict(), head, text.newest(), target.head).float() for head in (0, 1)]
+    best = [
+        ((logits / 0.7).softmax(-1) / noise).argsort(descending=True).tolist()
+        for logits, noise in zip(heads, noises[1:], strict=False)
+    ]
+    assert draft.draft_probs is None
     assert draft.token_ids[0, 1:].tolist() == [*best[0][:2], best[1][0], *best[1][:2]]
 
 

@@ -78,8 +78,8 @@ def test_every_verifier_takes_its_drafts(verifier: str, num_rows: int) -> None:
 
     assert out.sequences.shape == (num_rows, 32)
     assert out.speculation.num_drafted > 0
-    for place, scores in enumerate(out.scores):  # each token had a chance where it stands
-        assert (scores.gather(1, out.sequences[:, 8 + place, None]) > -torch.inf).all()
+    for number, scores in enumerate(out.scores):  # each token was possible at its position
+        assert (scores.gather(1, out.sequences[:, 8 + number, None]) > -torch.inf).all()
 
 
 def test_coupled_text_does_not_depend_on_the_drafter() -> None:

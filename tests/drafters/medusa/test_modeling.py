@@ -32,10 +32,10 @@ def test_the_forward_is_that_of_its_naive_twin(num_layers: int, has_lm_heads: bo
         return apply_head(target, states)
 
     logits = outputs if has_lm_heads else head(outputs)
-    for place in ((0, 0), (1, 3)):
+    for row in ((0, 0), (1, 3)):
         for number in range(3):
-            expected = naive_head(drafter.state_dict(), number, features[(*place, number)], head)
-            torch.testing.assert_close(logits[(*place, number)], expected, rtol=1e-6, atol=1e-6)
+            expected = naive_head(drafter.state_dict(), number, features[(*row, number)], head)
+            torch.testing.assert_close(logits[(*row, number)], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_weights_have_the_names_of_the_published_files_behind_one_prefix() -> None:

@@ -20,8 +20,8 @@ class LookaheadConfig(PreTrainedConfig):
 
     Args:
         window_size (`int`, *optional*, defaults to 15): Columns of the Jacobi window; W in the paper.
-        ngram_len (`int`, *optional*, defaults to 5):
-            Tokens of an n-gram, the one it is found by included; N in the paper. Drafts are one token shorter.
+        ngram_len (`int`, *optional*, defaults to 5): Tokens of an n-gram, the one it is found by included; N in the
+            paper. Drafts are one token shorter.
         num_guesses (`int`, *optional*, defaults to 15): n-grams guessed in a step, the newest ones; G in the paper.
         pool_size (`int`, *optional*, defaults to 16384): n-grams kept for each row; the one unseen for longest goes
             first.
@@ -57,21 +57,12 @@ class LookaheadConfig(PreTrainedConfig):
                 raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
 
     @property
-    def num_lookahead_nodes(self) -> int:
-        """Tokens of the whole window, the root excluded."""
-        return (self.ngram_len - 1) * self.window_size - 1
-
-    @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root and lookahead nodes included."""
-        return 1 + self.num_guesses * (self.ngram_len - 1) + self.num_lookahead_nodes
+        return (self.num_guesses + self.window_size) * (self.ngram_len - 1)
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "LookaheadConfig":
-        """A configuration for `target`; `options` overrides any field.
-
-        Raises:
-            [`OptionError`]: an option that is no field.
-        """
+        """A configuration for `target`; `options` are fields, others an [`OptionError`]."""
         check_fields(cls, options)
         return cls(**{**target_fields(target), **options})

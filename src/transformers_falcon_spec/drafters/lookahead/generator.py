@@ -4,7 +4,6 @@ What the target puts after the lookahead nodes moves the window and yields new n
 on a draft.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,9 @@ from .window import JacobiWindow, num_first_tokens
 
 if TYPE_CHECKING:
     from .modeling_lookahead import LookaheadDrafter
+
+Node = tuple[int, int, bool]  # its token, its parent, and whether it is a lookahead node
+FILLER = (0, -1, False)  # belongs to nobody
 
 
 class LookaheadCandidateGenerator(TreeCandidateGenerator):
@@ -37,12 +39,12 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The newest n-grams after each row's root, and its window; None where no row has either."""
         self._catch_up()
-        trees = [row.tree(depth, budget) for row, depth in zip(self._rows, budget.depths, strict=True)]
-        num_nodes = max(len(tree.parents) for tree in trees)
+        rows = [row.nodes(depth, budget) for row, depth in zip(self._rows, budget.depths, strict=True)]
+        num_nodes = max(map(len, rows))
         if num_nodes == 1:
             return None
-        padded = [tree.padded(num_nodes) for tree in trees]
-        token_ids, parents, is_lookahead = torch.tensor(padded, device=self.drafter.device).unbind(1)
+        filled = [nodes + [FILLER] * (num_nodes - len(nodes)) for nodes in rows]
+        token_ids, parents, is_lookahead = torch.tensor(filled, device=self.drafter.device).unbind(-1)
         return Draft(token_ids, parents, is_lookahead.bool(), num_passes=0)
 
     def _catch_up(self) -> None:
@@ -58,21 +60,6 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
                 unread = committed.sequence_ids[number, row.num_read : committed.lengths[number]]
                 row.learn_text(unread.tolist())
         self._pending = []
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """One row's draft: the root, the guessed tokens, then the lookahead nodes."""
-
-    token_ids: list[int]
-    parents: list[int]
-    num_lookahead_nodes: int
-
-    def padded(self, num_nodes: int) -> tuple[list[int], list[int], list[int]]:
-        """Tokens, parents, and 1 for lookahead nodes, with nodes that belong to nobody behind them."""
-        num_candidates, num_missing = len(self.parents) - self.num_lookahead_nodes, num_nodes - len(self.parents)
-        is_lookahead = [0] * num_candidates + [1] * self.num_lookahead_nodes + [0] * num_missing
-        return self.token_ids + [0] * num_missing, self.parents + [-1] * num_missing, is_lookahead
 
 
 class _Row:
@@ -104,19 +91,21 @@ class _Row:
             self.pool.add(ngram)
         self.tips = []
 
-    def tree(self, max_depth: int, budget: DraftBudget) -> _Tree:
-        """The draft within the limits. The window is read whole or not at all, and only where trees may branch."""
+    def nodes(self, max_depth: int, budget: DraftBudget) -> list[Node]:
+        """The root, guesses, then lookahead nodes, within the limits.
+
+        The window is read whole or not at all, and only where trees may branch.
+        """
         assert self._window is not None  # text came first
-        root, config = self._newest[-1], self.config
-        window = self._window
+        config, window, tokens = self.config, self._window, self._window.tokens
         depth = num_first_tokens(config.window_size, config.ngram_len)
-        has_window = not budget.is_chain and depth <= max_depth and len(window.tokens) < budget.num_nodes
-        num_lookahead_nodes = len(window.tokens) if has_window else 0
-        guesses = self.pool.continuations(root, 1 if budget.is_chain else config.num_guesses)
-        parents, tokens = prefix_tree(guesses, max_depth, budget.num_nodes - 1 - num_lookahead_nodes)
-        if not has_window:
-            return _Tree([root, *tokens], [-1, *parents], 0)
-        num_before = len(parents)
-        self.tips = [tip and tip + num_before for tip in window.tips]
-        below = [parent and parent + num_before for parent in window.parents]
-        return _Tree([root, *tokens, *window.tokens], [-1, *parents, *below], num_lookahead_nodes)
+        has_window = not budget.is_chain and depth <= max_depth and len(tokens) < budget.num_nodes
+        guesses = self.pool.continuations(self._newest[-1], 1 if budget.is_chain else config.num_guesses)
+        guessed = prefix_tree(guesses, max_depth, budget.num_nodes - 1 - len(tokens) * has_window)
+        nodes = [(self._newest[-1], -1, False), *((token, parent, False) for parent, token in guessed)]
+        if has_window:
+            num_before = len(guessed)
+            self.tips = [tip and tip + num_before for tip in window.tips]
+            below = [parent and parent + num_before for parent in window.parents]
+            nodes += [(token, parent, True) for token, parent in zip(tokens, below, strict=True)]
+        return nodes

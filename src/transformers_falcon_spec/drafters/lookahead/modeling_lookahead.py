@@ -36,9 +36,8 @@ class LookaheadDrafter(TextDrafter):
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__(config)
-        self.register_buffer(
-            "device_marker", torch.empty(0), persistent=False
-        )  # knows device and type, as weights would
+        marker = torch.empty(0)  # knows device and type, as weights would
+        self.register_buffer("device_marker", marker, persistent=False)
         self.post_init()
 
     @property

@@ -6,10 +6,7 @@ Tokens = tuple[int, ...]
 
 
 class NgramPool:
-    """The n-grams of one row, the newest last; those that come again are new again.
-
-    Args:
-        pool_size (`int`): How many are kept; the one unseen for longest goes first.
+    """The newest `pool_size` n-grams of one row; those that come again are new again.
 
     Example:
 
@@ -57,12 +54,12 @@ class NgramPool:
             del self._by_first[ngram[0]]
 
 
-def prefix_tree(continuations: Sequence[Tokens], max_depth: int, num_nodes: int) -> tuple[list[int], list[int]]:
-    """Parents and tokens of the nodes below a root, at most `num_nodes` of them; what continuations share is one path.
+def prefix_tree(continuations: Sequence[Tokens], max_depth: int, num_nodes: int) -> list[tuple[int, int]]:
+    """Parent and token of each node below a root, at most `num_nodes` of them; what continuations share is one path.
 
     ```python
     >>> prefix_tree([(5, 6, 7), (5, 8, 7)], max_depth=2, num_nodes=9)
-    ([0, 1, 1], [5, 6, 8])
+    [(0, 5), (1, 6), (1, 8)]
 
     ```
     """
@@ -71,5 +68,4 @@ def prefix_tree(continuations: Sequence[Tokens], max_depth: int, num_nodes: int)
         for depth in range(1, min(len(continuation), max_depth) + 1):
             if len(nodes) <= num_nodes:
                 nodes.setdefault(continuation[:depth], len(nodes))
-    prefixes = list(nodes)[1:]
-    return [nodes[prefix[:-1]] for prefix in prefixes], [prefix[-1] for prefix in prefixes]
+    return [(nodes[prefix[:-1]], prefix[-1]) for prefix in list(nodes)[1:]]

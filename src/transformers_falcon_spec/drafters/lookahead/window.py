@@ -19,12 +19,8 @@ def num_first_tokens(window_size: int, ngram_len: int) -> int:
 class JacobiWindow:
     """The window of one row. Level 0 is the spine, one token shorter than the others: its first node is the root.
 
-    A fresh window has the spine alone, and each step adds a level until there are `ngram_len - 1`. From then on each
-    step yields an n-gram for every column, and the oldest level goes.
-
-    Args:
-        ngram_len (`int`): Tokens of an n-gram.
-        first_tokens (`Sequence[int]`): The first spine, of length [`num_first_tokens`].
+    A fresh window has the spine alone, of [`num_first_tokens`] tokens, and each step adds a level until there are
+    `ngram_len - 1`. From then on each step yields an n-gram for every column, and the oldest level goes.
 
     Example:
 
@@ -45,11 +41,6 @@ class JacobiWindow:
         self.levels = [list(first_tokens)]
 
     @property
-    def num_columns(self) -> int:
-        """The root's column included."""
-        return len(self.levels[0]) + 1
-
-    @property
     def tokens(self) -> list[int]:
         """The token of every node, the root excluded: level after level."""
         return [token for level in self.levels for token in level]
@@ -64,7 +55,7 @@ class JacobiWindow:
     def tips(self) -> list[int]:
         """The newest node of every column; where there is the spine alone, the spine itself, root first."""
         num_nodes = len(self.tokens) + 1
-        return list(range(num_nodes - self.num_columns, num_nodes))
+        return list(range(num_nodes))[-len(self.levels[0]) - 1 :]
 
     def advance(self, root: int, choices: Sequence[int]) -> list[Tokens]:
         """Move one step: `choices` are what the target puts after the tips. Returns the n-grams that this makes."""

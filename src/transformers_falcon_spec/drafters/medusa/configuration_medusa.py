@@ -20,13 +20,11 @@ class MedusaConfig(PreTrainedConfig):
         hidden_size (`int`, *optional*, defaults to 4096): Width of what the target's head reads.
         num_heads (`int`, *optional*, defaults to 5): Heads, and with them the deepest draft; the paper finds 5 enough.
         num_layers (`int`, *optional*, defaults to 1): Residual blocks of each head.
-        has_lm_heads (`bool`, *optional*, defaults to `True`):
-            Whether each head ends in an LM head of its own, as Medusa-1 does, or in the target's, as v2 heads do.
+        has_lm_heads (`bool`, *optional*, defaults to `True`): Whether each head ends in an LM head of its own, as
+            Medusa-1 does, or in the target's, as v2 heads do.
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
-        draft_tree (`dict`, *optional*):
-            `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads whose every rank is right
-                half as
-            often as the one before.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads
+            whose every rank is right half as often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
         target_fingerprint (`dict`, *optional*): What that target was; see
             [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
@@ -66,10 +64,6 @@ class MedusaConfig(PreTrainedConfig):
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "MedusaConfig":
-        """A configuration whose sizes fit `target`; `options` overrides any field.
-
-        Raises:
-            [`OptionError`]: an option that is no field.
-        """
+        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
         check_fields(cls, options)
         return cls(**{"hidden_size": head_width(target), **trained_target_fields(target), **options})

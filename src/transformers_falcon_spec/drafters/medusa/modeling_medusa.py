@@ -71,32 +71,21 @@ class MedusaDrafter(DrafterModel):
         Every head starts out as the target's own: its blocks add nothing, and an LM head of its own is a copy.
         """
         drafter = cls(MedusaConfig.from_target(target, **options))
-        drafter._start_as(target)
+        for block in (part for part in drafter.modules() if isinstance(part, ResidualBlock)):
+            nn.init.zeros_(block.linear.weight)
+            nn.init.zeros_(block.linear.bias)
+        if drafter.config.has_lm_heads:
+            weight = _lm_head_weight(target, drafter.config.hidden_size)
+            for head in drafter.heads:
+                head[-1].load_state_dict({"weight": weight})
         return drafter.eval().to(device=target.device)
-
-    @torch.no_grad()
-    def _start_as(self, target: PreTrainedModel) -> None:
-        for block in (part for part in self.modules() if isinstance(part, ResidualBlock)):
-            block.linear.weight.zero_()
-            block.linear.bias.zero_()
-        if self.config.has_lm_heads:
-            weight = _lm_head_weight(target, self.config.hidden_size)
-            for head in self.heads:
-                head.get_parameter(f"{self.config.num_layers}.weight").copy_(weight)
 
     def forward(
         self, features: Float[Tensor, "*tokens heads hidden"], **_: Any
     ) -> Float[Tensor, "*tokens heads width"]:
-        """The output of each head for its feature.
+        """The output of each head for its feature: logits, or what the target's head reads where it has no LM head.
 
-        Args:
-            features (`torch.Tensor` of shape `(..., heads, hidden)`): The feature that each head reads; fewer than all
-                heads will do, the first ones.
-
-        Returns:
-            `torch.Tensor` of shape `(..., heads, vocab)` or `(..., heads, hidden)`: logits where the heads have LM
-                heads of
-            their own, else what the target's head reads.
+        Fewer features than heads will do: those of the first ones.
         """
         parts = features.to(self.dtype).unbind(-2)
         outputs = [head(part) for head, part in zip(self.heads, parts, strict=False)]
@@ -109,7 +98,7 @@ class MedusaDrafter(DrafterModel):
 
     @property
     def feature_size(self) -> int:
-        """Width of that."""
+        """Width of that input."""
         return self.config.hidden_size
 
     @property
@@ -157,7 +146,5 @@ def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
 
 
 def _default_tree(num_heads: int) -> DraftTree:
-    return DraftTree.best_first(
-        torch.tensor([[0.5**rank for rank in range(1, DEFAULT_RANKS + 1)]] * num_heads, dtype=torch.float),
-        DEFAULT_NODES,
-    )
+    probs = 0.5 ** torch.arange(1, DEFAULT_RANKS + 1, dtype=torch.float)
+    return DraftTree.best_first(probs.expand(num_heads, -1), DEFAULT_NODES)
