@@ -27,11 +27,8 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
 
     Where it differs from the target in depth alone, it starts out with the target's embeddings, norms and head, and
     with layers spread evenly over the target's, the first and the last among them (the start of DistilBERT, arXiv
-    1910.01108, section 3). With any other option its weights are fresh.
-
-    Args:
-        target ([`~transformers.PreTrainedModel`]): The model to draft for.
-        options: Fields of the target's own configuration.
+    1910.01108, section 3). With any other option its weights are fresh; `options` are fields of the target's own
+    configuration.
 
     Raises:
         [`OptionError`]: an option that is no field, or a number of layers that the target does not have.
@@ -58,12 +55,13 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
     num_layers, most = options["num_hidden_layers"], theirs.num_hidden_layers
     if not 1 <= num_layers <= most:
         raise OptionError(f"`num_hidden_layers` must lie in 1..{most}, the target's number, but it is {num_layers}.")
+    layers = [round(number * (most - 1) / max(num_layers - 1, 1)) for number in range(num_layers)]  # spread evenly
     try:
-        model = _assembled(target, _spread(most, num_layers), options)
+        model = _assembled(target, layers, options)
     except (StrictDataclassError, ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise DrafterMismatchError(
-            f"Layers {_spread(most, num_layers)} of the target must make a `{type(target).__name__}` of their own, "
+            f"Layers {layers} of the target must make a `{type(target).__name__}` of their own, "
             f"but they do not: {reason}. Choose another `num_hidden_layers`, or name more fields of "
             f"`{type(theirs).__name__}`: a draft model that differs in more than its depth starts afresh."
         ) from error
@@ -81,11 +79,6 @@ def _assembled(target: PreTrainedModel, layers: list[int], options: dict[str, An
     if set(options) == {"num_hidden_layers"}:
         _copy_weights(target, model, layers)
     return model
-
-
-def _spread(num_layers: int, num_chosen: int) -> list[int]:
-    """Indices from the first to the last of `num_layers`, evenly spread; the first one where only one is chosen."""
-    return [round(number * (num_layers - 1) / max(num_chosen - 1, 1)) for number in range(num_chosen)]
 
 
 def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]) -> PreTrainedConfig:
@@ -109,15 +102,14 @@ def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]
 def _copy_weights(target: PreTrainedModel, model: PreTrainedModel, layers: list[int]) -> None:
     """Fill a model that differs from `target` in depth alone."""
     most = target.config.get_text_config(decoder=True).num_hidden_layers
-    for (name, theirs), ours in zip(decoder_of(target).named_children(), decoder_of(model).children(), strict=True):
-        if isinstance(theirs, nn.ModuleList) and len(theirs) == most:
-            for layer, source in zip(getattr(decoder_of(model), name), layers, strict=True):
+    for theirs, ours in zip(decoder_of(target).children(), decoder_of(model).children(), strict=True):
+        if isinstance(ours, nn.ModuleList) and isinstance(theirs, nn.ModuleList) and len(theirs) == most:
+            for layer, source in zip(ours, layers, strict=True):
                 layer.load_state_dict(_own_weights(theirs[source]))
         else:
             shapes = {key: value.shape for key, value in ours.state_dict().items()}
-            ours.load_state_dict(
-                {key: _narrowed(value, shapes.get(key), most, layers) for key, value in _own_weights(theirs).items()}
-            )
+            weights = _own_weights(theirs).items()
+            ours.load_state_dict({key: _narrowed(value, shapes.get(key), most, layers) for key, value in weights})
     model.get_output_embeddings().load_state_dict(_own_weights(target.get_output_embeddings()))
 
 

@@ -14,7 +14,6 @@ from ..errors import DrafterMismatchError, OptionError
 from ..generation.model_parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
 from .config_fields import check_fields
 
-DEFAULT_LAYERS = MuseGlimmerAssistantConfig.num_hidden_layers
 DEFAULT_FEATURES = 5  # layers of the target that are read
 LEAST_BLOCK = 2  # the root and one token to draft
 ATTENTION = "full_attention"  # in every layer; windows would be those of Muse-Glimmer
@@ -24,8 +23,7 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     """A fresh DFlash drafter for `target`, on its device; `options` are fields of `MuseGlimmerAssistantConfig`.
 
     Without options it has 5 layers and reads 5 of the target's, spread evenly from the second to the third last; a
-    position to be filled in holds the embedding of the pad token, or of the last one in the vocabulary where there is
-    no pad token.
+    mask holds the embedding of the pad token, or of the last one in the vocabulary where there is no pad token.
 
     Raises:
         [`TargetError`]: stock assisted generation does not serve the target.
@@ -57,25 +55,24 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
             f"DFlash needs a target whose embeddings, layers and head have one width, but {named(target)} "
             f"has {widths}. Train a drafter of another `method` for it."
         )
-    fields = {**_sizes(target), **options}
-    fields.setdefault("layer_types", [ATTENTION] * fields.get("num_hidden_layers", DEFAULT_LAYERS))
-    config = MuseGlimmerAssistantConfig(**fields)
+    num_layers = options.get("num_hidden_layers", MuseGlimmerAssistantConfig.num_hidden_layers)
+    config = MuseGlimmerAssistantConfig(**{**_sizes(target), "layer_types": [ATTENTION] * num_layers, **options})
     _check(config, text)
     return MuseGlimmerAssistantModel(config).eval().to(device=target.device)
 
 
 def context_layers(drafter: PreTrainedModel) -> tuple[int, ...]:
-    """Hidden states of the target that this drafter reads; `target_layer_ids` name layers and count from 0."""
+    """Hidden states of the target that this drafter reads; `target_layer_ids` count layers from 0."""
     return tuple(layer + 1 for layer in drafter.config.target_layer_ids)
 
 
 def _sizes(target: PreTrainedModel) -> dict[str, Any]:
     """Fields that follow from the target."""
     text = target.config.get_text_config(decoder=True)
-    heads = text.num_attention_heads
-    last = max(text.num_hidden_layers - 3, 1)
+    heads, last = text.num_attention_heads, max(text.num_hidden_layers - 3, 1)
     spread = {1 + round(number * (last - 1) / (DEFAULT_FEATURES - 1)) for number in range(DEFAULT_FEATURES)}
-    pad = getattr(text, "pad_token_id", None)
+    special_ids = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    pad = special_ids["pad_token_id"]
     rope = getattr(text, "rope_parameters", None) or {}
     return {
         "hidden_size": text.hidden_size,
@@ -87,7 +84,7 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         "target_layer_ids": sorted(spread),
         "mask_token_id": text.vocab_size - 1 if pad is None else pad,
-        **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        **special_ids,
     }
 
 

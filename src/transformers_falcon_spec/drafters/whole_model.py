@@ -20,21 +20,13 @@ from .config_fields import own_fields
 class WholeModelDrafter(TextDrafter):
     """Base of the drafters that wrap a model of Transformers, which their configuration holds as `draft_config`."""
 
-    wrapped_kind: ClassVar[str] = "language model"  # as messages call what is wrapped
-    wrapping_options: ClassVar[tuple[str, ...]] = (
-        "tokenizer",
-        "target_tokenizer",
-    )  # of `wrap`, besides fields of the configuration
+    # options of `wrap`, besides fields of the configuration
+    wrapping_options: ClassVar[tuple[str, ...]] = ("tokenizer", "target_tokenizer")
 
     def __init__(self, config: Any, model: PreTrainedModel | None = None) -> None:
         super().__init__(config)
-        self.model: Any = self.auto_class(config).from_config(config.draft_config) if model is None else model
+        self.model: Any = _auto_class(vars(config)).from_config(config.draft_config) if model is None else model
         config.draft_config = self.model.config  # one of them, which says how the model attends
-
-    @staticmethod
-    def auto_class(options: Any) -> Any:
-        """The class of Transformers that makes and loads the model, by the `auto_class` of the options."""
-        return getattr(transformers, getattr(options, "auto_class", "AutoModelForCausalLM"))
 
     @classmethod
     def wrap(cls, model: PreTrainedModel, target: PreTrainedModel, **options: Any) -> Self:
@@ -60,12 +52,19 @@ class WholeModelDrafter(TextDrafter):
             [`DrafterMismatchError`]: the model has other tokens than the target.
         """
         name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
+        config_class: Any = cls.config_class
         if target is not None:
             with readable(name):
                 config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
-            if config.model_type != cls.config_class.model_type:  # type: ignore[union-attr]  # every drafter has one
+            if config.model_type != config_class.model_type:
                 return cls._wrapped(name, config, target, args, kwargs)
-        cls._check_no_wrapping(name, kwargs)
+        given = [option for option in cls.wrapping_options if option in kwargs]
+        if given:
+            kind, options = config_class.wrapped_kind, ", ".join(f"`{option}`" for option in given)
+            raise OptionError(
+                f"{options} must be left out unless a {kind} is wrapped, with `target=...`, but `{name}` is to be "
+                "loaded as a drafter."
+            )
         loaded = super().from_pretrained(name, *args, **kwargs)
         drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
         drafter.load_extra_files(name, **hub_options(kwargs))
@@ -89,24 +88,20 @@ class WholeModelDrafter(TextDrafter):
         cls.check_wrappable(config)
         names = (*own_fields(cls.config_class), *cls.wrapping_options)
         options = {option: kwargs.pop(option) for option in names if option in kwargs}
-        model = _load_whole(options.get("auto_class", "AutoModelForCausalLM"), name, target, args, kwargs)
+        model = _load_whole(_auto_class(options), name, target, args, kwargs)
         sources = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
-        options |= {
-            option: tokenizer_of(source, **hub) for option, (source, hub) in sources.items() if option not in options
-        }
+        for option, (source, hub) in sources.items():
+            if option not in options:
+                options[option] = tokenizer_of(source, **hub)
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
             return drafter
         return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
 
-    @classmethod
-    def _check_no_wrapping(cls, name: Any, kwargs: Mapping[str, Any]) -> None:
-        given = [option for option in cls.wrapping_options if option in kwargs]
-        if given:
-            raise OptionError(
-                f"{', '.join(f'`{option}`' for option in given)} must be left out unless a {cls.wrapped_kind} is "
-                f"wrapped, with `target=...`, but `{name}` is to be loaded as a drafter."
-            )
+
+def _auto_class(options: Mapping[str, Any]) -> Any:
+    """The class of Transformers that makes and loads the model."""
+    return getattr(transformers, options.get("auto_class", "AutoModelForCausalLM"))
 
 
 def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,20 +110,20 @@ def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_whole(
-    auto_class: str, name: Any, target: PreTrainedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    auto_class: Any, name: Any, target: PreTrainedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> PreTrainedModel:
     """The model that drafts, in the target's type unless `kwargs` say otherwise."""
     with readable(name):
         options = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
-        model, info = getattr(transformers, auto_class).from_pretrained(name, *args, **options)
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = auto_class.from_pretrained(name, *args, **options)
+    model, info = loaded
     if info["missing_keys"]:
         raise CheckpointError(
             f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks "
             f"{sorted(info['missing_keys'])}. Take another checkpoint."
         )
     check_finite(model, name)
-    whole: PreTrainedModel = model
-    return whole
+    return model
 
 
 def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
@@ -144,9 +139,7 @@ def shared_vocabulary(
 ) -> int:
     """How many ids, from 0 on, mean the same to a draft model and its target.
 
-    Args:
-        sizes (`tuple[int, int]`): Rows of the draft model's vocabulary and of the target's.
-        tokenizers (`tuple`): Theirs; where one is None only vocabularies of one size are taken for the same.
+    `sizes` are those of the two vocabularies, which must be equal where one of the `tokenizers` is missing.
 
     Raises:
         [`DrafterMismatchError`]: an id is another token to the target, or nobody can say.
@@ -160,21 +153,14 @@ def shared_vocabulary(
                 f"but the {whose} brings no tokenizer. Pass both: `tokenizer=..., target_tokenizer=...`."
             )
         return sizes[0]
-    theirs = _tokens_by_id(target)
-    ours = {number: token for number, token in _tokens_by_id(draft).items() if number < min(sizes)}
-    common = [number for number in ours if number in theirs]
+    theirs, ours = ({number: token for token, number in each.get_vocab().items()} for each in (target, draft))
+    common = [number for number in ours if number in theirs and number < min(sizes)]
     different = min((number for number in common if ours[number] != theirs[number]), default=None)
-    if different is not None or not common:
-        what = "no id is a token of both" if different is None else _difference(different, ours, theirs)
-        raise DrafterMismatchError(
-            f"Draft model and target must have the same tokens, but {what}. Take a draft model of the target's family."
-        )
-    return max(common) + 1
-
-
-def _difference(number: int, ours: dict[int, str], theirs: dict[int, str]) -> str:
-    return f"id {number} is {ours[number]!r} in the draft model and {theirs[number]!r} in the target"
-
-
-def _tokens_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    return {number: token for token, number in tokenizer.get_vocab().items()}
+    if different is None and common:
+        return max(common) + 1
+    what = "no id is a token of both"
+    if different is not None:
+        what = f"id {different} is {ours[different]!r} in the draft model and {theirs[different]!r} in the target"
+    raise DrafterMismatchError(
+        f"Draft model and target must have the same tokens, but {what}. Take a draft model of the target's family."
+    )

@@ -19,8 +19,8 @@ class WholeModelConfig(PreTrainedConfig):
     Args:
         draft_config (`PreTrainedConfig` or `dict`): Configuration of the model that drafts.
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
-        draft_vocab_size (`int`, *optional*):
-            Ids, from 0 on, that mean the same to both models: only they are drafted. None is the smaller vocabulary.
+        draft_vocab_size (`int`, *optional*): Ids, from 0 on, that mean the same to both models: only they are drafted.
+            None is the smaller vocabulary.
         target_name_or_path (`str`, *optional*): The target that it drafts for.
     """
 
@@ -42,7 +42,7 @@ class WholeModelConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
         if isinstance(self.draft_config, dict):
-            self.draft_config = self._known_config(self.draft_config)
+            self.draft_config = self._known_config(**self.draft_config)
         if self.draft_config is None:
             raise OptionError(
                 f"`draft_config` must be the configuration of a {self.wrapped_kind}, but there is none. "
@@ -58,11 +58,7 @@ class WholeModelConfig(PreTrainedConfig):
         """Set the fields of a subclass that follow from others and from the wrapped model's configuration."""
 
     def check(self) -> None:
-        """Refuse options out of range or at odds with one another.
-
-        Raises:
-            [`OptionError`]: an option is one of those.
-        """
+        """Refuse options out of range or at odds with one another: [`OptionError`]."""
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
         assert self.draft_vocab_size is not None
         size = self.draft_config.vocab_size
@@ -77,34 +73,26 @@ class WholeModelConfig(PreTrainedConfig):
     def for_models(
         cls, model: PreTrainedModel, target: PreTrainedModel, num_shared: int, options: dict[str, Any]
     ) -> Self:
-        """A configuration with which `model` drafts for `target`.
-
-        Raises:
-            [`OptionError`]: an option that is no field, that is out of range, or at odds with another; attention that
-                takes no masks.
-        """
+        """A configuration with which `model` drafts for `target`; `options` are fields."""
         check_fields(cls, options)
         attention = model.config._attn_implementation
         if attention not in READABLE_ATTENTION:
             raise OptionError(
                 f"The attention of a {cls.short_kind} must take {cls.mask_kind}, as {READABLE_ATTENTION} do, but it "
-                "is "
-                f'{attention!r}. Load it with `attn_implementation="sdpa"`.'
+                f'is {attention!r}. Load it with `attn_implementation="sdpa"`.'
             )
         # with another `attn_implementation`, or without one, the model would lose its own
         common = {"draft_config": model.config, "dtype": model.dtype, "attn_implementation": attention}
         return cls(**{**common, **target_fields(target), "draft_vocab_size": num_shared, **options})
 
     @classmethod
-    def _known_config(cls, fields: dict[str, Any]) -> PreTrainedConfig:
+    def _known_config(cls, model_type: str = "", **fields: Any) -> PreTrainedConfig:
         """The wrapped model's configuration, of a class that Transformers knows by its `model_type`."""
-        given = dict(fields)
-        kind = given.pop("model_type", "")
         try:
-            return AutoConfig.for_model(kind, **given)
+            return AutoConfig.for_model(model_type, **fields)
         except ValueError as error:
             raise OptionError(
-                f"The {cls.short_kind} must be of a kind that Transformers knows, but its `model_type` is {kind!r}. "
-                f"Register its classes, or wrap the model again: `{cls.drafter_name}.from_pretrained(NAME, "
-                "target=target, trust_remote_code=True)`."
+                f"The {cls.short_kind} must be of a kind that Transformers knows, but its `model_type` is "
+                f"{model_type!r}. Register its classes, or wrap the model again: "
+                f"`{cls.drafter_name}.from_pretrained(NAME, target=target, trust_remote_code=True)`."
             ) from error

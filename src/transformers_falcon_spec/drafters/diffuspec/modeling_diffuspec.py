@@ -52,7 +52,6 @@ class DiffusionDrafter(WholeModelDrafter):
     config_class = DiffusionConfig
     generator_class = DiffusionCandidateGenerator
     base_model_prefix = "drafter"
-    wrapped_kind = "diffusion model"
     wrapping_options = ("preset", "mask_is_text", "proxy_texts", *WholeModelDrafter.wrapping_options)
     _supports_sdpa = True
 

@@ -77,7 +77,7 @@ class MedusaDrafter(DrafterModel):
         if drafter.config.has_lm_heads:
             weight = _lm_head_weight(target, drafter.config.hidden_size)
             for head in drafter.heads:
-                head[-1].load_state_dict({"weight": weight})
+                head.get_submodule(f"{drafter.config.num_layers}").load_state_dict({"weight": weight})
         return drafter.eval().to(device=target.device)
 
     def forward(
