@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...errors import OptionError
-from ...generation.drafting import TargetView, TreeCandidateGenerator
 from ...generation.model_parts import apply_head, decoder_of
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD
@@ -156,13 +155,9 @@ class DiffusionDrafter(WholeModelDrafter):
         kept: Bool[Tensor, "rows tokens"],
         **_: Any,
     ) -> Tensor:
-        """Logits `[kept, draft_vocab_size]` in float32 of texts with masks; for training, without a cache.
+        """Logits `[kept, draft_vocab_size]` in float32 of the `kept` tokens; for training, without a cache.
 
-        Args:
-            token_ids (`torch.Tensor` of shape `(rows, tokens)`): Texts with masks.
-            positions (`torch.Tensor` of shape `(rows, tokens)`): The position of each token in its text.
-            allowed (`torch.Tensor` of shape `(rows, tokens, tokens)`): What each one sees.
-            kept (`torch.Tensor` of shape `(rows, tokens)`): Which tokens logits are asked for.
+        `positions` are those of texts with masks, whose tokens see what is `allowed`.
         """
         call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
         states = decoder_of(self.model)(**call.arguments(self.model.dtype))[0]
@@ -192,20 +187,14 @@ class DiffusionDrafter(WholeModelDrafter):
         proxy = {} if self.proxy is None else {"a proxy's vocabulary": (self.proxy.vocab_size, given)}
         return {**super().compared_sizes(model), **proxy}
 
-    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
-        """A generator that drafts with this model for one call.
-
-        Raises:
-            [`OptionError`]: the options name a static tree, or ask for one that grows, or the configuration is wrong.
-        """
-        self.config.check()
-        _ = self.is_tree_dynamic
+    def _check_tree(self, model: PreTrainedModel) -> None:
+        super()._check_tree(model)
+        self.config.check()  # its options may have changed
         if self.generation_config.draft_tree is not None:
             raise OptionError(
                 "A diffusion drafter makes its trees from its lattice, but `draft_tree` names a static one. Set "
                 '`drafter.generation_config.draft_tree = None`; `search="tree"` drafts trees.'
             )
-        return super().candidate_generator(target, max_length, rng)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ...errors import CheckpointError, DrafterMismatchError, OptionError
-from ...generation.drafting import TargetView, TreeCandidateGenerator
 from ...generation.model_parts import named
 from ..base import TextDrafter
 from .configuration_lookahead import SMALLEST, LookaheadConfig
@@ -65,27 +64,20 @@ class LookaheadDrafter(TextDrafter):
 
         Raises:
             [`DrafterMismatchError`]: the vocabulary of `model` is not the one that the drafter was made for.
+            [`OptionError`]: the options name a static tree, or ask for one that grows from probabilities.
         """
+        self._check_tree(model)
+        if self.generation_config.draft_tree is not None:
+            raise OptionError(
+                "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
+                "`drafter.generation_config.draft_tree = None`."
+            )
         vocab_size = model.config.get_text_config(decoder=True).vocab_size
         if self.config.vocab_size != vocab_size:
             raise DrafterMismatchError(
                 f"This drafter expects a vocabulary of size {self.config.vocab_size}, but the target "
                 f"{named(model)} gives {vocab_size}. Make one for it: `LookaheadDrafter.from_target(target)`."
             )
-
-    def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
-        """A generator that drafts with these options for one call.
-
-        Raises:
-            [`OptionError`]: the options name a static tree, or ask for one that grows from probabilities.
-        """
-        _ = self.is_tree_dynamic
-        if self.generation_config.draft_tree is not None:
-            raise OptionError(
-                "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
-                "`drafter.generation_config.draft_tree = None`."
-            )
-        return super().candidate_generator(target, max_length, rng)
 
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,10 +25,6 @@ class NgramPool:
         self._ngrams: dict[Tokens, None] = {}  # an ordered set, oldest first
         self._by_first: dict[int, dict[Tokens, None]] = {}
 
-    def __len__(self) -> int:
-        """How many n-grams are kept."""
-        return len(self._ngrams)
-
     def add(self, ngram: Tokens) -> None:
         """Take one in, or make it the newest."""
         if ngram in self._ngrams:

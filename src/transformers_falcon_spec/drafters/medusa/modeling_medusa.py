@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.model_parts import apply_head, feature_width
+from ...generation.model_parts import apply_head
 from ..base import DrafterModel
 from ..tree_drafting.static import tree_from_json
 from .configuration_medusa import MedusaConfig
@@ -115,13 +115,6 @@ class MedusaDrafter(DrafterModel):
     def num_nodes(self) -> int:
         """Nodes of the draft tree, root included."""
         return len(self.draft_tree)
-
-    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """By name each size that the drafter was made for, and that of a target; embeddings are not read."""
-        return {
-            "a vocabulary": (self.config.vocab_size, model.config.get_text_config(decoder=True).vocab_size),
-            "features": (self.feature_size, feature_width(model, self.feature_layers)),
-        }
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
