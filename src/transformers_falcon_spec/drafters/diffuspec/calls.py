@@ -16,22 +16,13 @@ _HEADS = ("logits_to_keep", "num_logits_to_keep")  # what models call the number
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One pass over a text.
+    """One pass over a text."""
 
-    Args:
-        token_ids (`torch.Tensor` of shape `(rows, tokens)`): Tokens to be read.
-        positions (`torch.Tensor` of shape `(rows, tokens)`): Their positions in the text.
-        allowed (`torch.Tensor` of shape `(rows, tokens, slots)`): What each one sees, cached slots first.
-        cache ([`~transformers.Cache`], *optional*): Keys and values of what was read before; all of these tokens are
-            added.
-        num_rows (`int`): Rows of logits that are asked for, the last ones.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    allowed: Tensor
-    cache: Any | None
-    num_rows: int
+    token_ids: Tensor  # [rows, tokens] to be read
+    positions: Tensor  # [rows, tokens] in the text
+    allowed: Tensor  # [rows, tokens, slots] what each token sees, cached slots first
+    cache: Any | None  # keys and values of what was read before; those of all these tokens are added
+    num_rows: int  # rows of logits that are asked for, the last ones
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """Arguments of the forward, with the mask in this type."""

@@ -136,11 +136,6 @@ class DiffusionConfig(WholeModelConfig):
         assert self.num_draft_tokens is not None  # filled in
         return self.num_draft_tokens
 
-    @property
-    def keeps_cache(self) -> bool:
-        """Whether keys and values outlive a round."""
-        return self.attention != "full" or self.cache_rounds > 1
-
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()

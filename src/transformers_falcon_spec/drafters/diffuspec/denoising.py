@@ -25,7 +25,8 @@ class DenoisedRow:
         self.drafter, self.config = drafter, drafter.config
         self.grid = (drafter.config.block_size or 1) if drafter.config.attention == "block_causal" else 1
         self.num_cached = 0  # tokens of the text whose keys and values are kept
-        self._cache = DynamicCache() if self.config.keeps_cache else None
+        keeps_cache = self.config.attention != "full" or self.config.cache_rounds > 1
+        self._cache = DynamicCache() if keeps_cache else None
         self._num_rounds = 0
 
     def max_draft_tokens(self, num_committed: int) -> int:

@@ -11,14 +11,10 @@ from .configuration_diffuspec import DiffusionConfig
 
 
 class FixedLength:
-    """Every draft has the same length; base of the other rules.
-
-    Args:
-        length (`int`): Positions that a pass denoises.
-    """
+    """Every draft has the same length; base of the other rules."""
 
     def __init__(self, length: int) -> None:
-        self.length = length  # of the next draft
+        self.length = length  # positions that the next pass denoises
 
     def kept_length(self, confidences: Tensor) -> int:
         """How many positions to draft for, by the probability `[positions]` of each one's best candidate."""

@@ -14,24 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Lattice:
-    """Candidates of one row at each drafted position, best first.
+    """Candidates of one row at each drafted position, best first."""
 
-    Args:
-        end_ids (`tuple[int, ...]`): Tokens that end the text.
-        token_ids (`torch.Tensor` of shape `(positions, candidates)`): Tokens; those that were pruned stand behind the
-            rest.
-        log_probs (`torch.Tensor` of shape `(positions, candidates)`): What the softmax over all allowed tokens gives
-            them, float32; -inf where pruned.
-        num (`torch.Tensor` of shape `(positions,)`): Candidates kept, at least 1.
-        end_log_probs (`torch.Tensor` of shape `(positions,)`): What the likeliest token that ends the text gets, kept
-            or not.
-    """
-
-    end_ids: tuple[int, ...]
-    token_ids: Tensor
-    log_probs: Tensor
-    num: Tensor
-    end_log_probs: Tensor
+    end_ids: tuple[int, ...]  # tokens that end the text
+    token_ids: Tensor  # [positions, candidates] those that were pruned stand behind the rest
+    log_probs: Tensor  # [positions, candidates] by the softmax over all allowed tokens; -inf where pruned
+    num: Tensor  # [positions] candidates kept, at least 1
+    end_log_probs: Tensor  # [positions] of the likeliest token that ends the text, kept or not
 
     @property
     def num_generated(self) -> int:
@@ -65,14 +54,8 @@ def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: 
 
     A token that ends the text enters like any other: where it is the best one it is always kept.
 
-    Args:
-        scores (`torch.Tensor` of shape `(positions, vocab)`): Of the denoising pass; -inf at tokens that must not be
-            drafted.
-        mass (`float`): 1 keeps `max_candidates` everywhere. The paper finds 0.8 best.
-        max_candidates (`int`): The paper finds 15 best.
-        end_ids (`Sequence[int]`): Tokens that end the text.
-
-    Example:
+    `scores` `[positions, vocab]` are those of the denoising pass, -inf at tokens that must not be drafted. A mass of 1
+    keeps `max_candidates` everywhere; the paper finds 0.8 and 15 best.
 
     ```python
     >>> lattice = prune(torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1]]).log(), mass=0.8, max_candidates=2)

@@ -31,11 +31,8 @@ class PathScores:
     ends, and a proxy has nothing to say: a path that has ended adds the drafter's score of an end for each position,
     so that paths of any length compare.
 
-    Args:
-        lattice (`Lattice`): On the CPU.
-        proxy (`NgramProxy`, *optional*): Reads from left to right; without one the drafter's scores stand alone.
-        history (`Sequence[int]`): The newest tokens of the text; the proxy reads two.
-        model_weight (`float`): Weight of the drafter, from 0 to 1, the proxy has the rest; lambda in the paper.
+    The lattice is on the CPU. Without a proxy the drafter's scores stand alone, else they have `model_weight`, lambda in
+    the paper, and the proxy has the rest; of `history`, the newest tokens of the text, it reads two.
     """
 
     def __init__(
