@@ -31,8 +31,8 @@ class PathScores:
     ends, and a proxy has nothing to say: a path that has ended adds the drafter's score of an end for each position,
     so that paths of any length compare.
 
-    The lattice is on the CPU. Without a proxy the drafter's scores stand alone, else they have `model_weight`, lambda in
-    the paper, and the proxy has the rest; of `history`, the newest tokens of the text, it reads two.
+    The lattice is on the CPU. The drafter has `model_weight`, lambda in the paper, and the proxy the rest, which reads
+    the newest two tokens of the text, `history`.
     """
 
     def __init__(

@@ -120,13 +120,9 @@ class NgramProxy:
     def probs(
         self, history: Sequence[int], token_ids: Sequence[int], known: dict[Context, list[float]] | None = None
     ) -> list[float]:
-        """The probability of each of `token_ids` after a text.
+        """The probability of each of `token_ids` after a text, of whose end, `history`, up to two tokens are read.
 
-        Args:
-            history (`Sequence[int]`): The newest tokens of the text, the newest last; up to two are read.
-            token_ids (`Sequence[int]`): Tokens to judge.
-            known (`dict`, *optional*): By context what was found for the same tokens before; what is found is put
-                there.
+        What was found for the same tokens before may come, by context, as `known`, where what is found is put.
         """
         context = tuple(history[max(len(history) - self.order + 1, 0) :])
         return self._probs(context, token_ids, {} if known is None else known)
@@ -186,11 +182,7 @@ class ContextProxy(NgramProxy):
             self._newest = newest[max(len(newest) - self.order + 1, 0) :]
 
     def save(self, folder: str | Path) -> None:
-        """Refuse to save: the counts of one text are not kept.
-
-        Raises:
-            [`OptionError`]: always.
-        """
+        """Refuse to save, by an [`OptionError`]: the counts of one text are not kept."""
         raise OptionError(
             f"A fitted proxy can be saved in `{folder}`, but this one belongs to a context. Save the one it came from."
         )

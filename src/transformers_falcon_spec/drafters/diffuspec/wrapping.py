@@ -16,20 +16,8 @@ from .calls import ModelCall, visible
 from .configuration_diffuspec import DiffusionConfig
 from .proxy import NgramProxy
 
-PAPER = "paper"  # arXiv 2510.02358, section 5
-PAPER_OPTIONS = {
-    "draft_length": "adaptive",
-    "min_draft_tokens": 20,
-    "num_draft_tokens": 30,
-    "growth": 10,
-    "smoothing": 0.5,
-    "num_steps": 1,
-    "search": "cps",
-    "mass": 0.8,
-    "max_candidates": 15,
-    "beam_width": 3,
-    "model_weight": 0.5,
-}
+PAPER = "paper"  # arXiv 2510.02358, section 5; its other options are the configuration's own
+PAPER_OPTIONS = {"draft_length": "adaptive", "min_draft_tokens": 20, "num_draft_tokens": 30}
 PAPER_ORDER = 3
 _NEEDED = ("attention_mask", "position_ids")  # arguments that the forward must know
 _LEAST_TOKENS = 6  # before and behind the first mask
