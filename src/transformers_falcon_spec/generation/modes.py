@@ -1,21 +1,15 @@
 """Train and eval mode during a call: drafters draft in eval mode, and the train mode of a target is checked."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import GenerationError
 from .model_parts import cuda_devices, named
-
-_LOCK = threading.Lock()
-# Parts of drafters that were in train mode, and the number of running calls that set them to eval mode.
-_NUM_CALLS: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+from .shared_state import attribute_set
 
 
 @contextmanager
@@ -26,20 +20,10 @@ def in_eval_mode(drafter: Any) -> Iterator[None]:
     parts as `modules()`, or keeps them in eval mode itself.
     """
     find = getattr(drafter, "modules", None)
-    with _LOCK:
-        changed = [part for part in (find() if find else ()) if part.training or part in _NUM_CALLS]
-        for part in changed:
-            _NUM_CALLS[part] = _NUM_CALLS.get(part, 0) + 1
-            part.training = False  # not `eval()`: some modules do more in that, such as merging adapters
-    try:
+    with ExitStack() as changes:
+        for part in find() if find else ():  # not `eval()`: some modules do more in that, such as merging adapters
+            changes.enter_context(attribute_set(part, "training", False))
         yield
-    finally:
-        with _LOCK:
-            for part in changed:
-                _NUM_CALLS[part] -= 1
-                if not _NUM_CALLS[part]:
-                    del _NUM_CALLS[part]
-                    part.training = True
 
 
 @torch.no_grad()

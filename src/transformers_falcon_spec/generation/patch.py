@@ -8,11 +8,9 @@ to the original functions.
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.generation.utils import GenerationMixin
@@ -31,6 +29,7 @@ from .call import speculative_decoding
 from .drafting import Drafter
 from .modes import check_target_mode
 from .options import check_options
+from .shared_state import attribute_set
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -40,9 +39,6 @@ _NEEDED = {
     _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
 }
 _IS_WRAPPED = "_is_falcon_spec_patch"
-_LOCK = threading.Lock()
-# The class that a model had before `attached`, and the number of calls inside.
-_STOCK: "WeakKeyDictionary[PreTrainedModel, tuple[type, int]]" = WeakKeyDictionary()
 
 
 def enable() -> None:
@@ -51,8 +47,8 @@ def enable() -> None:
     Raises:
         [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
     """
-    for name, function in _originals(GenerationMixin).items():
-        setattr(GenerationMixin, name, _WRAPPERS[name](function))
+    for name, function in _wrapped(GenerationMixin).items():
+        setattr(GenerationMixin, name, function)
     loader = getattr(pipelines, _LOADER, None)  # without it pipelines take drafters at each call, and say no to names
     if loader is not None:
         setattr(pipelines, _LOADER, _marked(_wrap_loader(_unwrapped(loader))))
@@ -60,7 +56,7 @@ def enable() -> None:
 
 def disable() -> None:
     """Give Transformers its own functions back."""
-    for name in (_LOOP, _CHECK):
+    for name in _WRAPPERS:
         setattr(GenerationMixin, name, _unwrapped(getattr(GenerationMixin, name)))
     if hasattr(pipelines, _LOADER):
         setattr(pipelines, _LOADER, _unwrapped(getattr(pipelines, _LOADER)))
@@ -95,53 +91,40 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
     """
-    kind = type(model)
-    if _LOOP not in vars(kind) or not hasattr(vars(kind)[_LOOP], _IS_WRAPPED):
-        methods = {name: _WRAPPERS[name](function) for name, function in _originals(kind).items()}
-        model.__class__ = type(kind.__name__, (kind,), methods)
+    model.__class__ = _attached_class(type(model))
     return model
 
 
-@contextmanager
-def attached(model: PreTrainedModel) -> Iterator[None]:
+def attached(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Let this one model take the package's drafters inside; the last of overlapping calls restores its class."""
-    with _LOCK:
-        stock, num_calls = _STOCK.get(model, (type(model), 0))
-        attach(model)
-        _STOCK[model] = stock, num_calls + 1
-    try:
-        yield
-    finally:
-        with _LOCK:
-            stock, num_calls = _STOCK.pop(model)
-            if num_calls > 1:
-                _STOCK[model] = stock, num_calls - 1
-            else:
-                model.__class__ = stock
+    return attribute_set(model, "__class__", _attached_class(type(model)))
 
 
-def _originals(owner: type) -> dict[str, Callable[..., Any]]:
-    """Both functions of `owner` without our wrapping; checked before either is wrapped."""
-    return {name: _unwrapped(_checked(owner, name)) for name in (_LOOP, _CHECK)}
+def _attached_class(kind: type) -> type:
+    """A subclass of `kind` with both functions wrapped, or `kind` itself if it is one."""
+    if hasattr(vars(kind).get(_LOOP), _IS_WRAPPED):
+        return kind
+    return type(kind.__name__, (kind,), _wrapped(kind))
 
 
-def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(owner: type) -> dict[str, Callable[..., Any]]:
+    """Both functions of `owner`, wrapped once; the signatures of both are checked before."""
+    originals = {name: _unwrapped(getattr(owner, name, None)) for name in _WRAPPERS}
+    for name, function in originals.items():
+        parameters = inspect.signature(function).parameters if function is not None else {}
+        missing = [needed for needed in _NEEDED[name] if needed not in parameters]
+        if missing:
+            raise PatchError(
+                f"`GenerationMixin.{name}` must take {', '.join(_NEEDED[name])}, but this version of Transformers "
+                f"{'has no such function' if function is None else 'lacks ' + ', '.join(missing)}. "
+                "Use a tested version (see the README), or the drafter's `custom_generate` recipe."
+            )
+    return {name: _marked(_WRAPPERS[name](function)) for name, function in originals.items()}
+
+
+def _unwrapped(function: Any) -> Any:
     """`function` without our wrapping, if it has it."""
     return inspect.unwrap(function, stop=lambda inner: not hasattr(inner, _IS_WRAPPED))
-
-
-def _checked(owner: type, name: str) -> Callable[..., Any]:
-    """The function as it stands now, its signature checked."""
-    function = getattr(owner, name, None)
-    parameters = inspect.signature(function).parameters if function is not None else {}
-    missing = [needed for needed in _NEEDED[name] if needed not in parameters]
-    if function is None or missing:
-        raise PatchError(
-            f"`GenerationMixin.{name}` must take {', '.join(_NEEDED[name])}, but this version of Transformers "
-            f"{'has no such function' if function is None else 'lacks ' + ', '.join(missing)}. "
-            "Use a tested version (see the README), or the drafter's `custom_generate` recipe."
-        )
-    return function
 
 
 def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,7 +147,7 @@ def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, assistant_model=assistant_model, **kwargs)
         return speculative_decoding(self, *args, drafter=drafter, **kwargs)
 
-    return _marked(_assisted_decoding)
+    return _assisted_decoding
 
 
 def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +168,7 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
             check_target_mode(self)
             original(self, generation_mode, generation_config, generation_mode_kwargs)
 
-    return _marked(_validate_generation_mode)
+    return _validate_generation_mode
 
 
 def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
 from .adapters import RowAdapters
-from .attention import TreeAttention
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
 from .model_parts import (
@@ -31,10 +29,10 @@ from .model_parts import (
 )
 from .path_batch import PathBatch
 from .text_limits import ENDLESS, check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
+from .tree_attention import tree_attention
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "chain", "paths"]  # how a draft is read
-_ATTENTION: WeakKeyDictionary[PreTrainedModel, TreeAttention] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ class Target:
         # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
         self._not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
         self.row_adapters = RowAdapters(model)
-        self._attention = _ATTENTION.setdefault(model, TreeAttention(model))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
@@ -184,7 +181,7 @@ class Target:
             outputs = self._forward(token_ids, tree.depths, self._chain_mask(positions), is_open)
         else:
             masks = {kind.name: self._mask(tree, positions, kind) for kind in self._kinds}
-            with self._attention.active():
+            with tree_attention(self.model):
                 outputs = self._forward(token_ids, tree.depths, masks_by_kind(self.config, masks), is_open)
         self.slots.append(positions)
         return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)

@@ -10,8 +10,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests import runs
 from tests.tiny import make_prompt, make_target
-from transformers_falcon_spec.generation import attention
-from transformers_falcon_spec.generation.attention import GROUPED_SDPA, TreeAttention, grouped_sdpa
+from transformers_falcon_spec.generation import tree_attention
+from transformers_falcon_spec.generation.tree_attention import GROUPED_SDPA, grouped_sdpa
 
 
 class Layer(torch.nn.Module):
@@ -49,7 +49,7 @@ def test_grouped_sdpa_is_stock_sdpa(num_queries: int, dtype: torch.dtype, scalin
 
 def test_what_is_unusual_is_left_to_stock_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_args, **kwargs: given.append(kwargs))
+    monkeypatch.setattr(tree_attention, "sdpa_attention_forward", lambda *_args, **kwargs: given.append(kwargs))
     query, key, value, mask = _states(3)
 
     grouped_sdpa(Layer(), query, key, value, None)
@@ -80,10 +80,10 @@ def test_targets_whose_heads_share_read_trees_with_grouped_sdpa(
 
 def test_the_last_of_several_readers_switches_back() -> None:
     model = make_target("llama")
-    reading, first, second = TreeAttention(model), ExitStack(), ExitStack()
+    first, second = ExitStack(), ExitStack()
 
-    first.enter_context(reading.active())
-    second.enter_context(reading.active())
+    first.enter_context(tree_attention.tree_attention(model))
+    second.enter_context(tree_attention.tree_attention(model))
     first.close()
     assert model.config._attn_implementation == GROUPED_SDPA
     second.close()
@@ -93,10 +93,10 @@ def test_the_last_of_several_readers_switches_back() -> None:
 
 def test_models_that_share_a_config_leave_it_as_it_was() -> None:
     model = make_target("llama")
-    one, other, first, second = TreeAttention(model), TreeAttention(model), ExitStack(), ExitStack()
+    other, first, second = type(model)(model.config), ExitStack(), ExitStack()
 
-    first.enter_context(one.active())
-    second.enter_context(other.active())
+    first.enter_context(tree_attention.tree_attention(model))
+    second.enter_context(tree_attention.tree_attention(other))
     first.close()
     second.close()
 
@@ -106,7 +106,7 @@ def test_models_that_share_a_config_leave_it_as_it_was() -> None:
 def test_an_error_while_reading_switches_back() -> None:
     model = make_target("llama")
 
-    with pytest.raises(KeyError), TreeAttention(model).active():
+    with pytest.raises(KeyError), tree_attention.tree_attention(model):
         raise KeyError
 
     assert model.config._attn_implementation == "sdpa"

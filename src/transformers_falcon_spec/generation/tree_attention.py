@@ -1,0 +1,58 @@
+"""The attention with which a target reads trees: one that takes a mask, and does not copy the cache for it."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from .shared_state import attribute_set
+
+GROUPED_SDPA = "falcon_spec_grouped_sdpa"
+_UNUSUAL = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that only the stock function takes
+
+
+def grouped_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Compute SDPA as Transformers does, but without copying the cache for query heads that share keys and values.
+
+    Under a mask Transformers makes that copy, since a GPU has no fast kernel without it. A CPU has one: the same
+    numbers up to rounding.
+    """
+    is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
+    if attention_mask is None or is_odd or query.device.type != "cpu":
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    states = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+    )
+    return states.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
+AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)
+
+
+def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """The attention of `model` takes tree masks inside; every thread that uses the model shares the setting.
+
+    Flash and flex attention take no mask of ours, and stock SDPA copies the cache where it gets one.
+    """
+    config = model.config.get_text_config(decoder=True)
+    implementation: str = config._attn_implementation or ""
+    num_heads, num_groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    if "flash" in implementation or "flex" in implementation:  # flex crashes the process on a CPU
+        implementation = "sdpa" if model._supports_sdpa else "eager"
+    elif implementation == "sdpa" and num_groups not in {None, num_heads} and model._supports_attention_backend:
+        implementation = GROUPED_SDPA
+    return attribute_set(config, "_attn_implementation", implementation or None)
