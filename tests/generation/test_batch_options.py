@@ -39,11 +39,11 @@ class StopsAt(StoppingCriteria):
         return torch.isin(input_ids[:, -1], torch.tensor(self.tokens))
 
 
-@pytest.mark.parametrize("is_in_step", [True, False])
+@pytest.mark.parametrize("is_lockstep", [True, False])
 def test_without_eos_rows_that_are_complete_grow_with_the_others(
-    is_in_step: bool, monkeypatch: pytest.MonkeyPatch
+    is_lockstep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_in_step:
+    if not is_lockstep:
         monkeypatch.setattr(processors, "ROW_CRITERIA", (*processors.ROW_CRITERIA, StopsAt))
     target = make_target().double()
     text = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask, max_new_tokens=40).sequences

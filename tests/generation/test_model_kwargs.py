@@ -16,7 +16,7 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES
 from tests.generation import test_vision as vision
 from tests.generation.model_kwargs import LENGTH, SEEN, VALUES, prompts
-from tests.generation.test_rotary import needs_whole_text
+from tests.generation.test_text_limits import needs_whole_text
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.errors import GenerationError
 

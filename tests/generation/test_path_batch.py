@@ -31,13 +31,11 @@ def test_each_node_is_read_as_if_its_path_were_the_text(family: str) -> None:
 
 
 def test_fillers_are_in_no_path() -> None:
-    tree = DraftTree(torch.tensor([[-1, 0, 1, 0, -1, -1]]), torch.zeros(1, 6, dtype=torch.long))
-
-    paths = PathBatch.of(tree)
+    paths = PathBatch.of((-1, 0, 1, 0, -1, -1), torch.device("cpu"))
 
     assert paths.paths == [(0, 1, 2), (0, 3)]
     assert paths.nodes.tolist() == [[0, 1, 2], [0, 3, 3]]
-    assert paths.by_node(torch.arange(6).reshape(2, 3))[0, :4].tolist() == [0, 1, 2, 4]
+    assert paths.by_node(torch.arange(6).reshape(2, 3))[0, :4].tolist() == [3, 1, 2, 4]
     assert [paths.row_of(path) for path in [(0,), (0, 3), (0, 1)]] == [0, 1, 0]
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,22 +18,6 @@ class Draws(Protocol):
         ...
 
 
-class ForeseeableDraws(Draws, Protocol):
-    """Draws whose noise a drafter may see in advance, so that it guesses their choice: `argmax(probs / noise)`."""
-
-    def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
-        """Exponential noise by depth in the next draft, 1 for the next token; looking draws nothing."""
-        ...
-
-    def get_state(self, device: torch.device) -> Any:
-        """The present state of the draws on a device, as a plain object."""
-        ...
-
-    def set_state(self, state: Any, device: torch.device) -> None:
-        """Set the state that `get_state` gave, maybe in another process."""
-        ...
-
-
 class GeneratorDraws:
     """Draws from a `torch.Generator`, with the same calls as Transformers' own sampling: same state, same tokens."""
 
@@ -46,7 +30,7 @@ class GeneratorDraws:
         return torch.multinomial(probs, num_samples=1, generator=self.generator).squeeze(1)
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
-        """The noise that `categorical` will draw for tokens to come, from a copy of the stream, each depth once."""
+        """Exponential noise by depth in the next draft, 1 for the next token, drawn from a copy of the stream."""
         copy = torch.Generator(device)
         copy.set_state(self._stream(device).get_state())
         noises: list[Tensor] = []
@@ -123,6 +107,10 @@ class CoupledDraws:
         """One index for the only row of `probs`."""
         self.num_drawn += 1
         return draw_distinct(probs, self.noise(self.num_drawn - 1, probs.shape[-1])[None].to(probs), 1).squeeze(1)
+
+
+# Draws whose noise a drafter may see in advance, so that it guesses their choice: `argmax(probs / noise)`.
+ForeseeableDraws: TypeAlias = GeneratorDraws | CoupledDraws
 
 
 def draw_distinct(

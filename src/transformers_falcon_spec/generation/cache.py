@@ -21,10 +21,7 @@ def new_cache(config: PreTrainedConfig) -> DynamicCache:
 
 
 def prepared(cache: Cache) -> Any:
-    """Prepare a cache for dropping tokens again, and return it; sliding layers keep all slots until the next crop.
-
-    A kind of cache whose slots cannot be dropped raises an error.
-    """
+    """Prepare a cache for dropping tokens again, and return it; sliding layers keep all slots until the next crop."""
     if cache.is_compileable or not isinstance(cache, DynamicCache):
         raise GenerationError(
             f"Speculative decoding needs a `DynamicCache`, but the call uses a `{type(cache).__name__}`. "
@@ -41,11 +38,7 @@ def stop_recording(cache: Cache) -> None:
 
 
 def widen(cache: Cache) -> dict[int, int]:
-    """Let sliding layers keep every slot, as holes would use up their window; returns the window of each layer.
-
-    Raises:
-        [`GenerationError`]: a layer keeps more than keys and values, or has dropped slots already.
-    """
+    """Let sliding layers keep every slot, as holes would use up their window; returns the window of each layer."""
     layers: list[Any] = cache.layers
     windows = {index: layer.sliding_window for index, layer in enumerate(layers) if _is_sliding(layer)}
     for index, layer in enumerate(layers):
@@ -93,12 +86,8 @@ def drop_last(cache: Cache, num_slots: int) -> None:
 class RowSlots:
     """The tokens in the slots of a cache, where rows accept different numbers of the tokens that they read together.
 
-    A token's position is the slot it would have if nothing had been dropped before it; windows and chunks are counted
-    in positions. A row that keeps fewer tokens than another gets holes, which no mask lets through, until rows are
-    realigned.
-
-    `positions` `[rows, slots]` ascend in each row and are -1 at holes. In several rows every layer of `cache` keeps
-    all slots.
+    `positions` `[rows, slots]` ascend in each row and are -1 at holes: the slot that a token would have if nothing had
+    been dropped before it. A row that keeps fewer tokens than another gets holes, until rows are realigned.
     """
 
     def __init__(self, cache: Any, positions: Tensor) -> None:
@@ -128,23 +117,23 @@ class RowSlots:
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Of the `num_nodes` slots read last keep those of each row's path, in their order, and drop the rest."""
-        longest = max(map(len, paths))
         if all(list(path) == list(range(num_nodes)) for path in paths):  # all are kept, as after a plain step
             drop_last(self.cache, 0)
             return
+        longest = max(map(len, paths))
         filled = [[*path, *[HOLE] * (longest - len(path))] for path in paths]
         kept = torch.tensor(filled, dtype=torch.long, device=self.positions.device)
         chosen = kept.clamp(min=0)
         num_settled = _num_unmoved(paths, longest)
         if num_settled < longest:
             moved = chosen[:, num_settled:]
-            for states in self._states():
+            for _layer, _name, states in self._states():
                 _move(states, states.shape[-2] - num_nodes, num_settled, moved)
         start = len(self) - num_nodes
         positions = self.positions[:, start:].gather(1, chosen)
         if min(map(len, paths)) < longest:
             positions = positions.masked_fill(kept == HOLE, HOLE)
-            self._mark_ragged()
+            self.is_shifted = self.is_ragged = True
         self.positions = torch.cat([self.positions[:, :start], positions], dim=-1)
         drop_last(self.cache, num_nodes - longest)
         self.num_tokens = [num - num_nodes + len(path) for num, path in zip(self.num_tokens, paths, strict=True)]
@@ -158,7 +147,7 @@ class RowSlots:
         else:
             first = self.positions.amax(-1) + 1 - torch.tensor(num_tokens, device=self.positions.device)
             self.positions = self.positions.masked_fill(self.positions >= first[:, None], HOLE)
-            self._mark_ragged()
+            self.is_shifted = self.is_ragged = True
         self.num_tokens = [num - dropped for num, dropped in zip(self.num_tokens, num_tokens, strict=True)]
 
     def forget_drafted(self) -> None:
@@ -182,9 +171,6 @@ class RowSlots:
         self._arrange(self.positions - newest + self._num_needed - 1, self._num_needed)
         self.is_shifted, self.is_ragged = True, False
 
-    def _mark_ragged(self) -> None:
-        self.is_shifted = self.is_ragged = True
-
     def unroll(self) -> None:
         """Put every token into the slot of its position, as in a cache that read the text without a drafter."""
         if self.is_shifted:
@@ -203,24 +189,21 @@ class RowSlots:
         order = order.scatter(1, slots, torch.arange(len(self), device=slots.device).expand_as(slots))[:, :-1]
         sources = order.clamp(min=0)
         self.positions = self.positions.gather(1, sources).masked_fill(order == HOLE, HOLE)
-        for layer in self.cache.layers:
-            for name in _STATES:
-                states = getattr(layer, name, None)
-                if isinstance(states, Tensor) and states.numel():
-                    setattr(layer, name, states.gather(-2, _spread(sources, states)))
-            if _is_sliding(layer):
-                layer.cumulative_length = num_slots
+        for layer, name, states in self._states():
+            setattr(layer, name, states.gather(-2, _spread(sources, states)))
+        for layer in filter(_is_sliding, self.cache.layers):
+            layer.cumulative_length = num_slots
 
-    def _states(self) -> list[Tensor]:
-        found = (getattr(layer, name, None) for layer in self.cache.layers for name in _STATES)
-        return [states for states in found if isinstance(states, Tensor) and states.numel()]
+    def _states(self) -> list[tuple[Any, str, Tensor]]:
+        """All states of all layers, with where they are kept."""
+        found = ((layer, name, getattr(layer, name, None)) for layer in self.cache.layers for name in _STATES)
+        return [
+            (layer, name, states) for layer, name, states in found if isinstance(states, Tensor) and states.numel()
+        ]
 
 
 class GroupSlice:
-    """A cache as one layer of a group sees it, where one layer of the cache keeps the heads of the whole group.
-
-    `number` is the index of the group, and so of its layer in the cache; `layers` are read in this order.
-    """
+    """A cache as one layer of a group sees it: its layer `number` keeps the heads of all `layers`, read in order."""
 
     def __init__(self, cache: Any, number: int, layers: Sequence[int]) -> None:
         self.cache, self._number, self._layers = cache, number, list(layers)
@@ -228,8 +211,7 @@ class GroupSlice:
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add new states `[rows, layers * heads, tokens, size]` of all layers; returns the states of all tokens."""
-        joined: tuple[Tensor, Tensor] = self.cache.update(keys, values, self._number)
-        return joined
+        return self.cache.update(keys, values, self._number)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add one layer's new states `[rows, heads, tokens, size]`; returns those of all its tokens."""
@@ -246,17 +228,14 @@ class GroupSlice:
             )
         self._new.append((keys, values))
         if len(self._new) == len(self._layers):  # only now, lest the others read what is newer than themselves
-            new_keys, new_values = zip(*self._new, strict=True)
-            self.extend(torch.cat(new_keys, dim=1), torch.cat(new_values, dim=1))
+            self.extend(*(torch.cat(parts, dim=1) for parts in zip(*self._new, strict=True)))
         return joined
 
 
 def _num_unmoved(paths: Sequence[Sequence[int]], longest: int) -> int:
     """The number of first nodes of every path that already stand where they belong."""
-    for index in range(longest):
-        if any(index < len(path) and path[index] != index for path in paths):
-            return index
-    return longest
+    moved = (node for path in paths for node, kept in enumerate(path) if kept != node)
+    return min(moved, default=longest)
 
 
 def _move(states: Tensor, start: int, num_settled: int, kept: Tensor) -> None:

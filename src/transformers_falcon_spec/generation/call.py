@@ -43,7 +43,7 @@ def speculative_decoding(
         if not verifier.asks_in_order:
             check_memoryless(logits_processor, f'verifier="{verifier.name}"')
         if len(input_ids) > 1:
-            _check_in_step(logits_processor, stopping_criteria, generation_config, verifier)
+            _check_lockstep(logits_processor, stopping_criteria, generation_config, verifier)
         batch = SequenceBatch(
             input_ids,
             model_kwargs.get("attention_mask"),
@@ -79,7 +79,7 @@ def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
         )
 
 
-def _check_in_step(
+def _check_lockstep(
     processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig, verifier: Verifier
 ) -> None:
     """Raise an error if processors or criteria need all rows at one length, and this call cannot do that."""
@@ -88,9 +88,9 @@ def _check_in_step(
         return
     if not verifier.is_token_matching:
         raise OptionError(
-            f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be judged token by token, "
-            f"but `verifier={verifier.name!r}` judges each row by itself. Set `drafter.generation_config.verifier` to "
-            '"token_matching", or call `generate` once for each prompt.'
+            f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be verified token by token, "
+            f"but `verifier={verifier.name!r}` verifies each row by itself. Set `drafter.generation_config.verifier` "
+            'to "token_matching", or call `generate` once for each prompt.'
         )
     is_shown_scores = (
         config.output_scores and config.return_dict_in_generate and of_batches(LogitsProcessorList(), criteria)

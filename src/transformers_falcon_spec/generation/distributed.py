@@ -27,8 +27,7 @@ class Processes:
     """The processes that make a call together. This base class is a single process, which sends nothing."""
 
     num, process_rank = 1, 0
-    num_gathers = 0
-    num_gathered_bytes = 0  # received from the other processes
+    num_gathers, num_gathered_bytes = 0, 0  # calls of `all_gather`, and what came of other processes
 
     @property
     def is_first(self) -> bool:
@@ -50,31 +49,25 @@ class Processes:
         """The budget of the first process, None for a plain step, with the noise of this process's `full` budget."""
         if self.num == 1:
             return limited
-        limits = None if limited is None else (limited.num_nodes, limited.num_passes, limited.drafter, limited.prices)
-        limits = self.broadcast(limits)
-        if limits is None:
+        sent = self.broadcast(None if limited is None else replace(limited, noise=None))
+        if sent is None:
             return None
-        num_nodes, num_passes, drafter, prices = limits
-        agreed = None if prices is None else AgreedPrices(**vars(prices), processes=self)
-        return replace(full, num_nodes=num_nodes, num_passes=num_passes, drafter=drafter, prices=agreed)
+        prices = None if sent.prices is None else AgreedPrices(**vars(sent.prices), processes=self)
+        return replace(sent, noise=full.noise, prices=prices)
 
     def broadcast_draft(self, draft: Draft | None, device: torch.device) -> Draft | None:
         """The draft of the first process, on `device`, without `draft_probs`, as only the first process accepts."""
         if self.num == 1:
             return draft
-        message: dict[str, Any] | None = None
-        if draft is not None:
-            names = ("token_ids", "parents", "is_lookahead", "node_probs")
-            message = {name: part if part is None else part.cpu() for name in names for part in [getattr(draft, name)]}
-            message["num_passes"] = draft.num_passes
-        message = self.broadcast(message)
-        if self.is_first:
-            return draft
-        if message is None:
-            return None
-        for name in ("token_ids", "parents", "is_lookahead"):
-            message[name] = None if message[name] is None else message[name].to(device)
-        return Draft(**message)
+        sent = self.broadcast(None if draft is None else _moved(draft, torch.device("cpu")))
+        return draft if self.is_first or sent is None else _moved(sent, device)
+
+
+def _moved(draft: Draft, device: torch.device) -> Draft:
+    """What other processes need of a draft, on a device."""
+    parts = {name: getattr(draft, name) for name in ("token_ids", "parents", "is_lookahead", "node_probs")}
+    moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in parts.items()}
+    return Draft(**moved, num_passes=draft.num_passes)
 
 
 @dataclass(frozen=True)
@@ -99,17 +92,13 @@ class ProcessGroup(Processes):
         if not dist.is_available() or not dist.is_initialized():
             raise OptionError(
                 '`backend="distributed"` needs processes that know of each other, but `torch.distributed` does not '
-                "run here. Start "
-                "the program with `torchrun` and load the target over all of them, or call "
+                "run here. Start the program with `torchrun` and load the target over all of them, or call "
                 "`torch.distributed.init_process_group()`."
             )
         members = list(range(dist.get_world_size()) if members is None else members)
         self.num, self.process_rank, self._first = len(members), members.index(dist.get_rank()), members[0]
         timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
-        (
-            self._tensors,
-            self._objects,
-        ) = (  # plain objects need no device; processes that are no members do not take part
+        self._tensors, self._objects = (  # plain objects need no device; only members take part in making the groups
             dist.new_group(members, timeout, backend, use_local_synchronization=True) for backend in (None, "gloo")
         )
 
@@ -121,7 +110,7 @@ class ProcessGroup(Processes):
         return values[0]
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """The parts of all processes, in their order."""
+        """The parts of all processes."""
         self.num_gathers += 1
         self.num_gathered_bytes += (self.num - 1) * part.nbytes
         parts = part.new_empty(self.num * len(part), *part.shape[1:])
@@ -131,11 +120,11 @@ class ProcessGroup(Processes):
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raise an error if processes differ in one of `facts`, or did not answer."""
-        gathered: list[Any] = [None] * self.num
+        of_all: list[Any] = [None] * self.num
         with self._together("the others to begin"):
-            dist.all_gather_object(gathered, dict(facts), group=self._objects)
+            dist.all_gather_object(of_all, dict(facts), group=self._objects)
         for name in facts:
-            values = [each.get(name) for each in gathered]
+            values = [each.get(name) for each in of_all]
             different = [rank for rank, value in enumerate(values) if value != values[0]]
             if different:
                 raise DistributedError(

@@ -3,18 +3,18 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import GenerationConfig
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
 from .cache import drop_last
 
-# Inputs that the loop sets itself, and some that it leaves out, since all nodes need logits and masks say what each
-# one sees.
+# Inputs that the loop sets, or leaves out, since all nodes need logits and masks say what each one sees.
 OWN = frozenset({"input_ids", "past_key_values", "use_cache", "attention_mask", "position_ids", "cache_position"})
 OWN |= {"return_dict", "output_hidden_states", "output_attentions", "output_router_logits"}
 OWN |= {"logits_to_keep", "is_causal"}
@@ -40,7 +40,7 @@ class StepInputs:
             inputs[name] = _repeated(value.expand(*value.shape[:-1], num_nodes), num_rows)
         for name, value in self.by_text.items():
             last = value.shape[-1] - 1
-            index = torch.nn.functional.pad(positions.clamp(0, last), (0, num_nodes), value=last).to(value.device)
+            index = functional.pad(positions.clamp(0, last), (0, num_nodes), value=last).to(value.device)
             if len(index) == 1:
                 inputs[name] = _repeated(value.index_select(-1, index[0]), num_rows)
             else:
@@ -83,11 +83,6 @@ def grown(model: Any, outputs: Any, model_kwargs: dict[str, Any], num_tokens: in
     return model_kwargs
 
 
-def grown_to(model: Any, cache: Any, model_kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Do the same as [`grown`] for callers that no longer have the outputs."""
-    return grown(model, CausalLMOutputWithPast(past_key_values=cache), model_kwargs, num_tokens)
-
-
 def text_length(input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int:
     """The number of tokens of the prompt, those in a filled cache included, whose ids may not be among `input_ids`."""
     mask = model_kwargs.get("attention_mask")
@@ -111,44 +106,43 @@ def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[st
     `model_kwargs` and `outputs` are those of the prefill, and `cache` holds the prompt. An input that cannot be
     extended from one token to several raises an error.
     """
-    steps = _steps(model, input_ids, cache, model_kwargs, outputs)
-    first, second = (step for step in steps if step.inputs.get("past_key_values") is not None)
+    first, second = islice(_steps(model, input_ids, cache, model_kwargs, outputs), 2)
     _check_mask(first, model_kwargs.get("attention_mask"))
-    constant: dict[str, Any] = {}
-    by_token: dict[str, Tensor] = {}
-    by_text: dict[str, Tensor] = {}
+    found = StepInputs(
+        _position_ids(first, second, outputs.logits, cache),
+        has_position_ids=isinstance(first.inputs.get("position_ids"), Tensor),
+        has_cache_position=isinstance(first.inputs.get("cache_position"), Tensor),
+    )
+    value: Any
+    later: Any
     doubtful = []
     for name in sorted({*first.inputs, *second.inputs} - OWN):
         value, later = (step.inputs.get(name) for step in (first, second))
         if _has_entry_by_token(value, later, *(cache.get_seq_length() + step.number for step in (first, second))):
             _check_rows(name, value, len(input_ids))
-            by_text[name] = value
+            found.by_text[name] = value
             continue
         _check_same(name, value, later)
-        is_entry = isinstance(value, Tensor) and value.shape[-1:] == (1,)
-        if isinstance(value, Tensor) and is_entry and not _is_one_value(name, value, first, model_kwargs, input_ids):
-            by_token[name] = value
+        has_one_entry = isinstance(value, Tensor) and value.shape[-1:] == (1,)
+        if has_one_entry and not _is_one_value(name, value, first, model_kwargs, input_ids):
+            found.by_token[name] = value
         else:
-            constant[name] = value
+            found.constant[name] = value
             doubtful += [name] if any(tensor.shape[-1:] not in ((), (1,)) for tensor in _tensors_in(value)) else []
-    _drop_unread(model, cache, first, constant, doubtful)
-    is_prepared = (isinstance(first.inputs.get(name), Tensor) for name in ("position_ids", "cache_position"))
-    return StepInputs(_position_ids(first, second, outputs.logits, cache), constant, by_token, by_text, *is_prepared)
+    _drop_unread(model, cache, first, found.constant, doubtful)
+    return found
 
 
 def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, Any], outputs: Any) -> Iterator[_Step]:
-    """The next steps of plain decoding up to the second one that goes on with the cache; Phi3 may drop it in one."""
-    num_found = 0
+    """The next steps of plain decoding that go on with the cache; Phi3 may drop it in one."""
     ids, vocab_size = input_ids, model.config.get_text_config(decoder=True).vocab_size
     for number in range(1, _MOST_STEPS + 1):
         model_kwargs = grown(model, outputs, model_kwargs)
         ids = torch.cat([ids, (ids[:, -1:] + 1) % vocab_size], dim=-1)  # other tokens, should inputs depend on them
         kwargs = {**model_kwargs, "past_key_values": _LongerCache(cache, number - 1)}
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
-        yield _Step(number, dict(model_kwargs), {name: _copied(value) for name, value in inputs.items()})
-        num_found += inputs.get("past_key_values") is not None
-        if num_found == 2:  # noqa: PLR2004  two are compared
-            return
+        if inputs.get("past_key_values") is not None:
+            yield _Step(number, dict(model_kwargs), {name: _copied(value) for name, value in inputs.items()})
 
 
 def _position_ids(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Tensor:
@@ -172,14 +166,12 @@ def _check_mask(step: _Step, mask: Any) -> None:
     prepared = step.inputs.get("attention_mask")
     if prepared is None and mask is None:
         return
-    if not isinstance(prepared, Tensor) or prepared.dim() != _MATRIX:
-        shape = tuple(prepared.shape) if isinstance(prepared, Tensor) else type(prepared).__name__
-        is_expected = False
-    else:
-        expected = (
-            torch.ones_like(prepared) if mask is None else torch.nn.functional.pad(mask, (0, step.number), value=1)
-        )
-        shape, is_expected = tuple(prepared.shape), is_same(expected != 0, prepared != 0)
+    shape, is_expected = type(prepared).__name__, False
+    if isinstance(prepared, Tensor):
+        shape = str(tuple(prepared.shape))
+    if isinstance(prepared, Tensor) and prepared.dim() == _MATRIX:
+        padded = torch.ones_like(prepared) if mask is None else functional.pad(mask, (0, step.number), value=1)
+        is_expected = is_same(padded != 0, prepared != 0)
     if not is_expected:
         raise GenerationError(
             "`attention_mask` must say of every token whether it is padding, as that of the prompt does, but the "
@@ -214,9 +206,13 @@ def _check_rows(name: str, value: Tensor, num_rows: int) -> None:
 def _check_same(name: str, value: Any, later: Any) -> None:
     """Raise an error for an input that changes from step to step, since several steps are read in one forward."""
     if not is_same(value, later):
+        one, other = (
+            f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else f"{each!r:.60}"
+            for each in (value, later)
+        )
         raise GenerationError(
             f"`{name}` must be the same at every step, for a draft is read as several steps in one, but a step gets "
-            f"{_described(value)} and the next one {_described(later)}. Generate without `assistant_model`."
+            f"{one} and the next one {other}. Generate without `assistant_model`."
         )
 
 
@@ -291,8 +287,3 @@ def _tensors_in(value: Any) -> list[Tensor]:
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return [tensor for part in inner for tensor in _tensors_in(part)]
-
-
-def _described(value: Any) -> str:
-    """A few words that describe an input in an error message."""
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"

@@ -23,7 +23,6 @@ from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
 from .target import Form, Target, TargetOutput
 from .text_limits import longest_draftable
-from .tuning.cost_model import TuningKey
 from .tuning.tuner import Tuner, tuner_of
 from .verifier import AcceptedStep, accepted_path, trees_of, verifier_of
 
@@ -98,8 +97,9 @@ class SpeculativeDecoding:
         model = self.target.model
         if not self.processes.is_first:
             return Tuner((), model.device)
-        key = TuningKey.of(model, len(self.batch), self.form, self.verifier.name, self.config)
-        return tuner_of(drafter, model, self.verifier.keeps_seeded_text, key)
+        machine = (model.device, model.dtype, torch.get_num_threads())
+        call = (len(self.batch), self.form, self.verifier.name, bool(self.config.do_sample), self.config.temperature)
+        return tuner_of(drafter, model, self.verifier.keeps_seeded_text, key=(*machine, *call))
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
@@ -185,10 +185,10 @@ class SpeculativeDecoding:
 
     def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
         """The path that each row accepts, given the node at which it stands. No text changes, only draws are taken."""
-        if self.batch.is_in_step:
+        if self.batch.is_lockstep:
             self.batch.score_together(nodes, scores)
-        in_step = self.batch.is_in_step
-        return {row: accepted_path(self.verifier, scores[row], node, in_step) for row, node in nodes.items()}
+        next_only = self.batch.is_lockstep
+        return {row: accepted_path(self.verifier, scores[row], node, next_only) for row, node in nodes.items()}
 
     def accept_and_emit(self, trees: Sequence[TokenTree], logits: Tensor) -> AcceptedStep:
         """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen.
@@ -202,7 +202,7 @@ class SpeculativeDecoding:
             return AcceptedStep(trees, batch.follow(self.processes.broadcast(Decision()), scores), scores)
         # settled before any row grows: a row that had ended when the trees were read was not read for
         rows = [row for row in range(len(batch)) if not batch.is_closed(row)]
-        for together in [rows] if batch.is_in_step else [[row] for row in rows]:
+        for together in [rows] if batch.is_lockstep else [[row] for row in rows]:
             nodes = dict.fromkeys(together, 0)
             while nodes:
                 for row, path in batch.emit(self.accept(nodes, scores), scores).items():

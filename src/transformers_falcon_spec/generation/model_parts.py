@@ -107,7 +107,7 @@ class LayerKind:
 
 
 def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
-    """The kinds of attention in a model, as Transformers' `create_masks_for_generate` tells them apart.
+    """The kinds of attention in a model, as Transformers' `create_masks_for_generate` distinguishes them.
 
     With `layer_types` in the config there is one kind for each name in it, and only sliding and chunked attention are
     limited. Without, all layers share the sliding window, or else the chunk.

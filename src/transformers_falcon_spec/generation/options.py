@@ -19,8 +19,8 @@ class SpeculationConfig(GenerationConfig):
             `{"parents": [...], "ranks": [...]}`, the static tree to draft. None takes the one in the drafter's config.
         dynamic_tree (`bool`, *optional*):
             Grow a tree from the drafter's probabilities in every step instead of drafting a static one. None leaves it
-            to the kind of drafter, and a `draft_tree` given here says no. Rules that judge drawn tokens always get the
-            static tree.
+            to the kind of drafter, and a `draft_tree` given here says no. Rules that verify drawn tokens always get
+            the static tree.
         num_tree_nodes (`int`, *optional*, defaults to 16):
             Nodes that are kept of a grown tree, root included, where nothing is tuned.
         tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter, and to the tuner.
@@ -30,15 +30,13 @@ class SpeculationConfig(GenerationConfig):
             Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and
             passes that bring more than they cost, and where drafting costs more than it brings it pauses.
         deterministic (`bool`, *optional*, defaults to `True`):
-            Where what is drafted can change the text of a seed, as it can with rules that judge drawn tokens, nothing
+            Where what is drafted can change the text of a seed, as it can with rules that verify drawn tokens, nothing
             is tuned.
         verifier (`str`, *optional*, defaults to `"token_matching"`):
             What of a draft becomes text when sampling: `"token_matching"` gives the text of the target alone for the
             same seed; `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution;
-            `"gumbel"`
-                gives one
-            text for a seed whatever the drafter. Greedy decoding always matches
-            tokens. `register_verifier` adds rules of your own.
+            `"gumbel"` gives one text for a seed whatever the drafter. Greedy decoding always matches tokens.
+            `register_verifier` adds rules of your own.
 
     Raises:
         [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or no longer.
@@ -79,11 +77,8 @@ class SpeculationConfig(GenerationConfig):
             )
         if draft_tree is not None:
             DraftTree.from_json(draft_tree)
-        for name, value, least in (
-            ("num_tree_nodes", num_tree_nodes, 2),
-            ("tree_depth", tree_depth, 1),
-            ("tree_top_k", tree_top_k, 1),
-        ):
+        limits = {"num_tree_nodes": (num_tree_nodes, 2), "tree_depth": (tree_depth, 1), "tree_top_k": (tree_top_k, 1)}
+        for name, (value, least) in limits.items():
             if value is not None and value < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
         self.draft_tree, self.verifier = draft_tree, verifier_named(verifier).name

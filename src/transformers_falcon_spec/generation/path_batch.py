@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..core.tree import DraftTree
+from ..core.verification import TokenTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,10 +18,19 @@ class PathBatch:
     nodes: Tensor  # [paths, longest] the node at each depth
     rows_and_depths: Tensor  # [2, nodes] for each node a path that holds it, and its depth
 
-    @classmethod
-    def of(cls, tree: DraftTree) -> "PathBatch":
-        """The batch of all paths of the first row of `tree`; filler nodes are left out."""
-        return _path_batch(tuple(tree.parents[0].tolist()), tree.parents.device)
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(parents: tuple[int, ...], device: torch.device) -> "PathBatch":
+        """The batch of all paths of a tree; filler nodes are left out."""
+        tree = TokenTree(parents, ())
+        leaves = [node for node, parent in enumerate(parents) if node not in parents and (node == 0 or parent >= 0)]
+        paths = [tree.path_to(leaf) for leaf in leaves]
+        longest = max(map(len, paths))
+        nodes = torch.tensor([[*path, *[path[-1]] * (longest - len(path))] for path in paths], device=device)
+        rows_and_depths = torch.zeros(2, len(parents), dtype=torch.long)  # fillers belong to nobody
+        for row, path in enumerate(paths):
+            rows_and_depths[:, list(path)] = torch.stack([torch.full((len(path),), row), torch.arange(len(path))])
+        return PathBatch(paths, nodes, rows_and_depths.to(device))
 
     @property
     def longest(self) -> int:
@@ -36,15 +45,3 @@ class PathBatch:
     def row_of(self, path: Sequence[int]) -> int:
         """A row that begins with `path`."""
         return next(row for row, nodes in enumerate(self.paths) if nodes[: len(path)] == tuple(path))
-
-
-@lru_cache(maxsize=64)
-def _path_batch(parents: tuple[int, ...], device: torch.device) -> PathBatch:
-    is_node = [node == 0 or parent >= 0 for node, parent in enumerate(parents)]
-    tree = DraftTree(torch.tensor([parents]), torch.zeros(1, len(parents), dtype=torch.long))
-    paths = [path for path in tree.paths if is_node[path[-1]]]
-    longest = max(map(len, paths))
-    nodes = torch.tensor([[*path, *[path[-1]] * (longest - len(path))] for path in paths], device=device)
-    first = {node: (row, depth) for row, path in reversed(list(enumerate(paths))) for depth, node in enumerate(path)}
-    rows_and_depths = [first.get(node, (0, 0)) for node in range(len(parents))]  # fillers belong to nobody
-    return PathBatch(paths, nodes, torch.tensor(rows_and_depths, device=device).T)

@@ -1,6 +1,8 @@
 """Finds out whether a target can read trees, by a few tiny forwards of the model itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,8 +16,9 @@ from .cache import new_cache
 from .modes import check_target_mode
 from .target import Form, Target
 
-_TREE = DraftTree.from_lists([-1, *[0] * 12, *[12] * 12])  # each level's last node leads on
-_PATH = (0, 12, 24)  # slots far from its positions: even attention biased a little by slot reads it wrong
+_PROMPT_LEN = 6
+_TREE = [-1, *[0] * 12, *[12] * 12]  # parents; each level's last node leads on
+_PATH = [0, 12, 24]  # slots far from its positions: even attention biased a little by slot reads it wrong
 _TOLERANCE = 0.1  # of the error of a reading with a wrong mask
 _PROBED: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], "Capability"]] = WeakKeyDictionary()
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, TargetError)
@@ -55,58 +58,79 @@ def probe(model: PreTrainedModel) -> Capability:
 @torch.no_grad()
 def reads_masks(model: PreTrainedModel) -> bool:
     """Whether the attention reads masks: a node's logits must change with its parent."""
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    ids = ((torch.arange(10, device=model.device) * 7 + 3) % vocab_size)[None]
-    readings = []
-    for parent in (1, 2):
-        tree = _on(DraftTree.from_lists([-1, 0, 0, parent]), model.device)
-        readings.append(_prefilled(model, ids[:, :6]).read(ids[:, 6:], tree).logits.float()[:, -1])
-    return not torch.allclose(readings[0], readings[1], rtol=1e-4, atol=1e-6)
+    prompt, nodes = _ids(model, 4).split([_PROMPT_LEN, 4], dim=-1)
+    one, other = (_logits(model, prompt, nodes, [_Read([0, 1, 2, 3], [-1, 0, 0, parent], [3])]) for parent in (1, 2))
+    return not torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One forward over a tree of tokens, after which its first path is kept."""
+
+    tokens: list[int]  # indices into the ids that are read
+    parents: list[int]
+    compared: list[int]  # nodes whose logits are compared
+    kept: Sequence[int] = (0,)
+
+
+_ALL = list(range(len(_TREE)))
+_TREE_READS = [_Read(_ALL, _TREE, _PATH, _PATH), _Read([0], [-1], [0])]  # the path, and the root after it
+_WRONG_READS = [_Read(_ALL, [node - 1 for node in _ALL], _PATH)]  # as if the nodes were a chain
+_CHAIN_READS = [_Read(_PATH, [-1, 0, 1], [0]), _Read(_PATH[1:], [-1, 0], [0, 1])]  # two tokens are taken back
 
 
 @torch.no_grad()
 def _probe(model: PreTrainedModel) -> Capability:
     if model._is_stateful:  # a state that happens to forget quickly would pass
         raise TargetError(f"{_refusal(model)} It keeps a recurrent state, which cannot take back rejected drafts.")
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    ids = ((torch.arange(6 + len(_TREE), device=model.device) * 7 + 3) % vocab_size)[None]
-    prompt, nodes = ids[:, :6], ids[:, 6:]
-    tree = _on(_TREE, model.device)
-    path_ids = nodes[:, list(_PATH)]
-    text = torch.cat([prompt, path_ids, nodes[:, :1]], dim=-1)
-    logits = model(input_ids=text, use_cache=False, return_dict=True).logits
-    plain = logits.float()[:, 6:]  # of the path, then one more token
+    prompt, nodes = _ids(model, len(_TREE)).split([_PROMPT_LEN, len(_TREE)], dim=-1)
+    text = torch.cat([prompt, nodes[:, [*_PATH, 0]]], dim=-1)
+    plain = model(input_ids=text, use_cache=False, return_dict=True).logits.float()[:, _PROMPT_LEN:]
     has_hooks = _check_head(model, prompt)
-    try:
-        tree_error = _tree_error(model, prompt, nodes, tree, plain)
-        control_error = _control_error(model, prompt, nodes, plain)
-    except _FAILURES as error:
-        tree_error, control_error, reason = float("inf"), 0.0, f"reading a tree failed: {error}"
-    else:
-        reason = f"a tree's logits are off by {tree_error:.2g}, those of a wrong mask by {control_error:.2g}"
+
+    def error(reads: list[_Read], form: Form) -> tuple[float, Exception | None]:
+        try:
+            logits = _logits(model, prompt, nodes, reads, form)
+        except _FAILURES as failure:
+            return inf, failure
+        return (logits - plain[:, : logits.shape[1]]).abs().max().item(), None
+
+    (tree_error, failure), (control_error, other) = error(_TREE_READS, "tree"), error(_WRONG_READS, "tree")
+    reason = f"a tree's logits are off by {tree_error:.2g}, those of a wrong mask by {control_error:.2g}"
+    if failure or other:
+        tree_error, control_error, reason = inf, 0.0, f"reading a tree failed: {failure or other}"
     if tree_error <= _TOLERANCE * control_error:
         return Capability(True, tree_error, control_error, has_hooks=has_hooks)
-    try:
-        chain_error = _chain_error(model, prompt, path_ids, plain)
-    except _FAILURES as error:
-        raise TargetError(f"{_refusal(model)} Reading a chain failed: {error}") from error
+    chain_error, failure = error(_CHAIN_READS, "chain")
+    if failure:
+        raise TargetError(f"{_refusal(model)} Reading a chain failed: {failure}") from failure
     allowed = 1e-2 * max(float(plain.std()), control_error * _TOLERANCE)
     if chain_error > allowed:
         raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
-    try:
-        can_paths = _tree_error(model, prompt, nodes, tree, plain, "paths") <= allowed
-    except _FAILURES:
-        can_paths = False  # the chain remains
+    can_paths = error(_TREE_READS, "paths")[0] <= allowed
     return Capability(False, tree_error, control_error, reason, has_hooks, can_paths)
+
+
+def _ids(model: PreTrainedModel, num_nodes: int) -> Tensor:
+    """Token ids `[1, tokens]` of the prompt and of so many nodes."""
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    return ((torch.arange(_PROMPT_LEN + num_nodes, device=model.device) * 7 + 3) % vocab_size)[None]
+
+
+def _logits(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, reads: list[_Read], form: Form = "tree") -> Tensor:
+    """The logits of the nodes that are compared, of trees that are read one after another behind the prompt."""
+    target, found = _prefilled(model, prompt), []
+    for read in reads:
+        parents = torch.tensor([read.parents], device=prompt.device)
+        tree = DraftTree(parents, torch.zeros_like(parents))
+        found.append(target.read(nodes[:, read.tokens], tree, form).logits.float()[:, read.compared])
+        target.keep(len(tree), [read.kept])
+    return torch.cat(found, dim=1)
 
 
 def _is_compiled(model: PreTrainedModel) -> bool:
     """Whether some graphs of the model may have been made without our hooks, so that those never fire in them."""
     return model._compiled_call_impl is not None or hasattr(model.forward, "_torchdynamo_orig_callable")
-
-
-def _on(tree: DraftTree, device: torch.device) -> DraftTree:
-    return DraftTree(tree.parents.to(device), tree.ranks.to(device))
 
 
 def _refusal(model: PreTrainedModel) -> str:
@@ -118,37 +142,6 @@ def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     kwargs = {"past_key_values": new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
     target.prefill(prompt, GenerationConfig(), kwargs)
     return target
-
-
-def _tree_error(
-    model: PreTrainedModel, prompt: Tensor, nodes: Tensor, tree: DraftTree, plain: Tensor, form: Form = "tree"
-) -> float:
-    """Error of a tree reading and of the root after it."""
-    target = _prefilled(model, prompt)
-    logits = target.read(nodes, tree, form).logits.float()[:, list(_PATH)]
-    target.keep(len(tree), [_PATH])
-    root = DraftTree(tree.parents[:, :1], tree.ranks[:, :1])
-    after = target.read(nodes[:, :1], root, form).logits.float()
-    return (torch.cat([logits, after], dim=1) - plain).abs().max().item()
-
-
-def _control_error(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, plain: Tensor) -> float:
-    """Error of the same nodes read as if they were a chain."""
-    chain = _on(DraftTree.chain(nodes.shape[1] - 1), nodes.device)
-    wrong = _prefilled(model, prompt).read(nodes, chain).logits.float()[:, list(_PATH)]
-    return (wrong - plain[:, : len(_PATH)]).abs().max().item()
-
-
-def _chain_error(model: PreTrainedModel, prompt: Tensor, path_ids: Tensor, plain: Tensor) -> float:
-    """Error of a chain reading, and of reading on after its last two tokens were taken back."""
-    target = _prefilled(model, prompt)
-    chain = _on(DraftTree.chain(path_ids.shape[1] - 1), path_ids.device)
-    first = target.read(path_ids, chain, form="chain").logits.float()
-    target.keep(len(chain), [(0,)])
-    rest = DraftTree(chain.parents[:, :2], chain.ranks[:, :2])
-    second = target.read(path_ids[:, 1:], rest, form="chain").logits.float()
-    reading = torch.cat([first[:, :1], second], dim=1)
-    return (reading - plain[:, : path_ids.shape[1]]).abs().max().item()
 
 
 def _check_head(model: PreTrainedModel, prompt: Tensor) -> bool:

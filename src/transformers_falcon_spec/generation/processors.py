@@ -6,43 +6,24 @@ from typing import Any
 
 from torch import Tensor
 from transformers import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
     EosTokenCriteria,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
-    MinPLogitsWarper,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
-    SuppressTokensLogitsProcessor,
-    SynthIDTextWatermarkLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
+from transformers.generation import logits_process as stock
 
 from ..errors import OptionError
 
-_ROW_TENSORS: dict[type, tuple[str, ...]] = {  # attributes with one entry for each row
-    RepetitionPenaltyLogitsProcessor: ("prompt_ignore_length",),
-    EncoderRepetitionPenaltyLogitsProcessor: ("encoder_input_ids",),
-}
-_WITH_MEMORY = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+_WITH_MEMORY = (stock.SynthIDTextWatermarkLogitsProcessor, stock.UnbatchedClassifierFreeGuidanceLogitsProcessor)
 ROW_CRITERIA: tuple[type, ...] = (MaxLengthCriteria, MaxTimeCriteria, EosTokenCriteria, StopStringCriteria)
-_HISTORY_FREE = (
-    *(TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper),
-    *(EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitNormalization),
-    SuppressTokensLogitsProcessor,
-)
+_HISTORY_FREE = {
+    *(stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper),
+    *(stock.TypicalLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper, stock.LogitNormalization),
+    *(stock.InfNanRemoveLogitsProcessor, stock.SuppressTokensLogitsProcessor),
+}
 
 
 def read_scores_alone(processors: LogitsProcessorList) -> bool:
@@ -82,44 +63,39 @@ def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
 
 
 def _of_row(processor: Any, row: int) -> Any:
-    kind = type(processor)
-    if kind in _MAKERS:
-        return _MAKERS[kind](processor, row)
-    if kind in _ROW_TENSORS:
-        mine = copy.copy(processor)
-        for name in _ROW_TENSORS[kind]:
-            value = getattr(processor, name)
-            if isinstance(value, Tensor) and value.dim() and len(value) > 1:
-                setattr(mine, name, int(value[row]) if value.dim() == 1 else value[row : row + 1])
-        return mine
-    return processor  # all others keep nothing and read each row by itself
-
-
-def _prefix_constrained(processor: Any, row: int) -> Any:
-    allowed: Callable[[int, Tensor], list[int]] = processor._prefix_allowed_tokens_fn
-    return PrefixConstrainedLogitsProcessor(lambda _row, ids: allowed(row, ids), num_beams=1)
-
-
-def _guidance(processor: Any, row: int) -> Any:
-    """Classifier-free guidance for one row, with a cache of its own for the unconditional text."""
+    attributes = _ROW_ATTRIBUTES.get(type(processor))
+    if attributes is None:  # all others keep nothing and read each row by itself
+        return processor
     mine = copy.copy(processor)
-    mine.unconditional_context = {
-        name: value[row : row + 1] if isinstance(value, Tensor) else value
-        for name, value in processor.unconditional_context.items()
-    }
+    vars(mine).update(attributes(processor, row))
     return mine
 
 
-def _no_repeat_of_prompt(processor: Any, row: int) -> Any:
-    mine = copy.copy(processor)
-    mine.batch_size = 1
-    mine.generated_ngrams = processor.generated_ngrams[row : row + 1]
-    return mine
+def _entry(value: Any, row: int) -> Any:
+    """The part of one row in a tensor with a part for each; anything else is for all rows."""
+    if not isinstance(value, Tensor) or not value.dim() or len(value) == 1:
+        return value
+    return int(value[row]) if value.dim() == 1 else value[row : row + 1]
 
 
-_MAKERS: dict[type, Callable[[Any, int], Any]] = {
-    PrefixConstrainedLogitsProcessor: _prefix_constrained,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor: _guidance,
-    EncoderNoRepeatNGramLogitsProcessor: _no_repeat_of_prompt,
-    SynthIDTextWatermarkLogitsProcessor: lambda processor, _row: copy.deepcopy(processor),
+# What differs in the copy of a processor that one row gets.
+_ROW_ATTRIBUTES: dict[type, Callable[[Any, int], dict[str, Any]]] = {
+    stock.RepetitionPenaltyLogitsProcessor: lambda each, row: {
+        "prompt_ignore_length": _entry(each.prompt_ignore_length, row)
+    },
+    stock.EncoderRepetitionPenaltyLogitsProcessor: lambda each, row: {
+        "encoder_input_ids": _entry(each.encoder_input_ids, row)
+    },
+    stock.EncoderNoRepeatNGramLogitsProcessor: lambda each, row: {
+        "batch_size": 1,
+        "generated_ngrams": each.generated_ngrams[row : row + 1],
+    },
+    stock.PrefixConstrainedLogitsProcessor: lambda each, row: {
+        "_num_beams": 1,
+        "_prefix_allowed_tokens_fn": lambda _row, ids: each._prefix_allowed_tokens_fn(row, ids),
+    },
+    stock.UnbatchedClassifierFreeGuidanceLogitsProcessor: lambda each, row: {  # with a cache of its own
+        "unconditional_context": {name: _entry(value, row) for name, value in each.unconditional_context.items()}
+    },
+    stock.SynthIDTextWatermarkLogitsProcessor: lambda each, _row: vars(copy.deepcopy(each)),
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SequenceBatch:
     """The [`SequenceState`] of each row of a call. Rows grow at their own pace, each with its own processors.
 
-    Where the caller's processors or criteria may tell rows apart by their index, rows grow in step: token by token,
+    Where the caller's processors or criteria may treat rows by their index, rows grow in lockstep: token by token,
     with calls that show all rows together.
 
     `input_ids` `[rows, prompt]` are the prompts, and `mask` is 0 at padding. With `is_coupled`, draws come from a
@@ -40,16 +40,14 @@ class SequenceBatch:
         streamer: "BaseStreamer | None" = None,
     ) -> None:
         num_rows, self.is_drawn = len(input_ids), bool(config.do_sample)
-        self.is_in_step = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
+        self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
         self._processors, self._criteria = processors, criteria
-        self._shown_scores: tuple[Tensor, ...] = ()  # in step, of all rows
-        row_lists, draws = [processors], _draws(num_rows, input_ids.device, is_coupled, self.is_drawn)
-        if num_rows > 1:
-            row_lists = [row_processors.of_row(processors, row) for row in range(num_rows)]
-        own = StoppingCriteriaList() if self.is_in_step else criteria  # in step nobody asks for a row alone
-        self.rows = [
-            SequenceState(input_ids[row : row + 1], row_lists[row], own, config, draws[row]) for row in range(num_rows)
-        ]
+        self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
+        own = StoppingCriteriaList() if self.is_lockstep else criteria  # in lockstep nobody asks for a row alone
+        self.rows = []
+        for row, draws in enumerate(_draws(num_rows, input_ids.device, is_coupled, self.is_drawn)):
+            row_list = processors if num_rows == 1 else row_processors.of_row(processors, row)
+            self.rows.append(SequenceState(input_ids[row : row + 1], row_list, own, config, draws))
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
@@ -72,13 +70,13 @@ class SequenceBatch:
         sequence = self.rows[row]
         if not sequence.is_complete or self._pad is not None:
             return sequence.is_complete
-        if self.is_in_step:
+        if self.is_lockstep:
             return all(other.is_complete for other in self.rows)
         return len(sequence) >= self.longest
 
     def end_of(self, row: int, max_length: int) -> int:
-        """How long a row may become. A complete row becomes as long as the others, unless rows grow in step."""
-        return self.longest if self.rows[row].is_complete and not self.is_in_step else max_length
+        """How long a row may become. A complete row becomes as long as the others, unless rows grow in lockstep."""
+        return self.longest if self.rows[row].is_complete and not self.is_lockstep else max_length
 
     @property
     def probs_device(self) -> torch.device:
@@ -101,10 +99,9 @@ class SequenceBatch:
         return [NodeScores(*parts, self.probs_device) for parts in zip(self.rows, trees, logits, strict=True)]
 
     def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
-        """Process the logits after one node of each open row in the call that plain decoding makes for all rows.
+        """Fill `scores` after one node of each open row by the call that plain decoding makes for all rows.
 
-        `nodes` gives the node by row; `scores` of these rows receive what was computed. Rows that have ended get
-        logits of 0.
+        Rows that have ended get logits of 0.
         """
         ids = self.sequences
         logits = {row: scores[row].logits_after(node) for row, node in nodes.items()}
@@ -112,16 +109,16 @@ class SequenceBatch:
         raw = torch.cat([logits.get(row, zeros).to(zeros) for row in range(len(self))])
         together = processed(self._processors, ids, raw.clone(), self.is_drawn)
         for row, node in nodes.items():
-            scores[row].set_after(node, TokenScores(raw[row : row + 1], together[row : row + 1]))
+            scores[row].by_node[node] = TokenScores(raw[row : row + 1], together[row : row + 1])
         self._shown_scores += () if self.rows[0].scores is None else (together,)
 
     def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
         """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow.
 
-        Only this method changes the texts; streamer and stopping criteria see every token as plain decoding shows it.
-        Where rows grow in step, each row has accepted one token. Returns the part of each path that became text.
+        Streamer and stopping criteria see every token as plain decoding shows it. Where rows grow in lockstep, each
+        has accepted one token. Returns the part of each path that became text.
         """
-        if self.is_in_step:
+        if self.is_lockstep:
             self._emit_tokens({row: (path.path[0], path.token_ids[0]) for row, path in accepted.items()}, scores)
             return dict(accepted)
         emitted = {}
@@ -142,7 +139,7 @@ class SequenceBatch:
     def follow(self, decision: Decision, scores: Sequence[NodeScores]) -> list[AcceptedPath]:
         """Emit the paths that the first process emitted, with the same calls; returns them, one for each row."""
         paths = [list(zip(path.path, path.token_ids, strict=True)) for path in decision.paths]
-        if self.is_in_step:
+        if self.is_lockstep:
             for number in range(max(map(len, paths))):
                 tokens = {row: path[number] for row, path in enumerate(paths) if number < len(path)}
                 self.score_together({row: node for row, (node, _) in tokens.items()}, scores)
@@ -160,7 +157,7 @@ class SequenceBatch:
         """Append a token to some rows, each given with its node before; then ask criteria and call the streamer."""
         for row, (node, token_id) in tokens.items():
             self.rows[row].append(token_id, scores[row].after(node))
-        if self.is_in_step:
+        if self.is_lockstep:
             is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
             for sequence, is_complete in zip(self.rows, is_done.tolist(), strict=True):
                 sequence.is_complete |= is_complete
@@ -210,7 +207,7 @@ class SequenceBatch:
         return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in range(num_steps))
 
     def end(self) -> None:
-        """Tell the streamer that no more tokens come."""
+        """Give the streamer what it lacks, and end it."""
         if self._streamer is not None:
             self._stream()
             self._streamer.end()

@@ -33,8 +33,9 @@ class SequenceState:
         self.input_ids = input_ids  # [1, tokens], padding of the prompt included
         self.prompt_len = input_ids.shape[1]
         self.is_complete = False
-        self.scores: tuple[Tensor, ...] | None = _if(config, "output_scores")
-        self.logits: tuple[Tensor, ...] | None = _if(config, "output_logits")
+        is_dict = config.return_dict_in_generate
+        self.scores: tuple[Tensor, ...] | None = () if is_dict and config.output_scores else None
+        self.logits: tuple[Tensor, ...] | None = () if is_dict and config.output_logits else None
         self.draws = draws
         self.do_sample = bool(config.do_sample)
         self._processors, self._criteria = processors, criteria
@@ -45,10 +46,7 @@ class SequenceState:
 
     @property
     def can_choose_ahead(self) -> bool:
-        """Whether tokens can be chosen before the ones in front of them are part of the text.
-
-        That needs processors that do not look at the text, and draws that can be taken back.
-        """
+        """Whether tokens can be chosen before those in front of them are text: no processor looks at it."""
         can_take_back = not self.do_sample or isinstance(self.draws, GeneratorDraws)
         return can_take_back and read_scores_alone(self._processors)
 
@@ -60,10 +58,8 @@ class SequenceState:
 
     def append(self, token_id: int, scores: TokenScores) -> None:
         """Add a token to the text, and the scores that it was chosen by to the outputs."""
-        if self.logits is not None:
-            self.logits += (scores.raw,)
-        if self.scores is not None:
-            self.scores += (scores.processed,)
+        self.logits = None if self.logits is None else (*self.logits, scores.raw)
+        self.scores = None if self.scores is None else (*self.scores, scores.processed)
         self.input_ids = torch.cat([self.input_ids, self.input_ids.new_tensor([[token_id]])], dim=-1)
 
     def check_criteria(self) -> None:
@@ -74,15 +70,14 @@ class SequenceState:
 class NodeScores:
     """The target's scores and choices after the nodes of one row's tree, computed when a verifier asks for them.
 
-    The root of `tree` is the newest token of `sequence`, `logits` `[nodes, vocab]` are the target's, and drawn tokens
-    are verified on `probs_device`.
+    `logits` `[nodes, vocab]` are the target's, and drawn tokens are verified on `probs_device`.
     """
 
     def __init__(self, sequence: SequenceState, tree: TokenTree, logits: Tensor, probs_device: torch.device) -> None:
         self.sequence, self.tree = sequence, tree
         self._logits, self._probs_device = logits, probs_device
         self._text_ids = sequence.input_ids
-        self._scores: dict[int, TokenScores] = {}
+        self.by_node: dict[int, TokenScores] = {}  # those that are computed
         self._chosen: list[int] = []  # the target's token after every node, where all were chosen at once
         self._keeps_draw_states = False
         self._draw_states: dict[int, Any] = {}  # by node: of the draws once the token after it is drawn
@@ -94,7 +89,7 @@ class NodeScores:
 
     @property
     def is_on_accelerator(self) -> bool:
-        """Whether choosing after all nodes at once is faster than one by one."""
+        """Whether the scores are, so that choosing after all nodes at once is faster than one by one."""
         return self._logits.device.type != "cpu"
 
     def logits_after(self, node: int) -> Tensor:
@@ -103,13 +98,9 @@ class NodeScores:
 
     def after(self, node: int) -> TokenScores:
         """The scores after a node; the processors see the text up to it."""
-        if node not in self._scores:
-            self._scores[node] = self.sequence.process(self._ids_to(node), self.logits_after(node))
-        return self._scores[node]
-
-    def set_after(self, node: int, scores: TokenScores) -> None:
-        """Take scores that were computed for all rows of a batch together."""
-        self._scores[node] = scores
+        if node not in self.by_node:
+            self.by_node[node] = self.sequence.process(self._ids_to(node), self.logits_after(node))
+        return self.by_node[node]
 
     def token_after(self, node: int) -> int:
         """The target's own token after a node: the best one or, when sampling, the next draw.
@@ -128,11 +119,7 @@ class NodeScores:
         return torch.softmax(self.after(node).processed, dim=-1)[0].to(self._probs_device)
 
     def choose_all(self) -> None:
-        """Choose the token after every node at once; nothing of it may depend on the text.
-
-        `torch.multinomial` with one sample takes the argmax of probabilities over exponential noise, so nodes of one
-        depth, of which only one can be reached, share their noise.
-        """
+        """Choose the token after every node at once; nothing of it may depend on the text."""
         raw, scores = self.sequence.process(self.sequence.input_ids, self._logits)
         if self.sequence.do_sample:
             assert isinstance(self.draws, GeneratorDraws)  # `can_choose_ahead` says so
@@ -143,7 +130,7 @@ class NodeScores:
             chosen = scores.argmax(dim=-1)
         self._chosen = chosen.tolist()  # waits for the device once
         pairs = zip(raw.split(1), scores.split(1), strict=True)
-        self._scores = {node: TokenScores(*pair) for node, pair in enumerate(pairs)}
+        self.by_node = {node: TokenScores(*pair) for node, pair in enumerate(pairs)}
 
     def keep_draw_states(self, is_kept: bool) -> None:
         """Keep the state of the draws after each token, for a rule that draws more tokens than may become text."""
@@ -157,8 +144,6 @@ class NodeScores:
     def _ids_to(self, node: int) -> Tensor:
         """The text `[1, tokens]` that ends with a node; the root is part of the text already."""
         drafted = [self.tree.token_ids[above] for above in self.tree.path_to(node)[1:]]
-        if not drafted:
-            return self._text_ids
         return torch.cat([self._text_ids, self._text_ids.new_tensor([drafted])], dim=-1)
 
 
@@ -191,8 +176,3 @@ def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, .
             )
         is_done = is_done | answer
     return is_done
-
-
-def _if(config: GenerationConfig, name: str) -> tuple[Tensor, ...] | None:
-    """An empty tuple if the call asks for this output, else None."""
-    return () if config.return_dict_in_generate and getattr(config, name) else None

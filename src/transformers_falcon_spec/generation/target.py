@@ -47,9 +47,8 @@ class TargetOutput:
 class Target:
     """The target during one call of `generate`. The drafter gets it as its `TargetView`.
 
-    Four counts of a row are kept apart. After a prompt of 5 columns, 2 of them padding: its slots in the cache (5,
-    holes included), the next token's position (5, as if nothing had been dropped), its position id (3, which the model
-    gets), and the tokens of the text (3, which the loop counts).
+    Counts of a row after a prompt of 5 columns, 2 of them padding: slots in the cache (5, holes included), the next
+    token's position (5, as if nothing had been dropped) and position id (3, for the model), tokens of the text (3).
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
@@ -71,7 +70,7 @@ class Target:
         self._farthest: list[int] = []  # of each row the largest of its next positions
         self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
         self.switches = switch_lengths(self.config)
-        self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # what the cache has read; kept where frequencies switch
+        self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
         self._read_ids = self._text_ids  # the nodes read last
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
         self._prompt_kwargs: dict[str, Any] = {}  # what the call gave; kept where frequencies switch
@@ -97,7 +96,7 @@ class Target:
         return logits.reshape(*features.shape[:-1], logits.shape[-1])
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
-        """Suspend adapters that differ by row, where a drafter brings other rows than those of the call."""
+        """Adapters that differ by row rest where a drafter brings other rows than those of the call."""
         is_own = num_rows == len(self.slots.positions)
         return nullcontext() if is_own and not self.row_adapters.count_tokens else self.row_adapters.suspended()
 
@@ -110,13 +109,12 @@ class Target:
         return [min(num_before_limit(position, limits), before_switch) for position in self._farthest]
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
-        """Read the prompt with the call that plain decoding makes, and keep its features."""
+        """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs["past_key_values"], len(input_ids))
         check_batch(self.config, input_ids, model_kwargs, config)
         num_cached = self.cache.get_seq_length()
-        self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if model_kwargs.get(name)}
-        if self._output_layers:
-            self._asked["output_hidden_states"] = True
+        wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
+        self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
         prompt_kwargs = {**model_kwargs, **self._asked}
         if self.feature_hooks.feature_layers:
             prompt_kwargs = reading_all_tokens(self.model, prompt_kwargs)
@@ -164,15 +162,15 @@ class Target:
     ) -> TargetOutput:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
-        `form` is how: `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain,
-        `"paths"` likewise, with each path of a single row as a row of its own. `is_open` is False for rows that have
-        ended, and empty if none has.
+        The form is `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain, `"paths"`
+        likewise, with each path of a single row as a row of its own. Rows that have ended are not `is_open`.
         """
         self.feature_hooks.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
-        self._paths = PathBatch.of(tree) if form == "paths" else None
+        parents = tuple(tree.parents[0].tolist()) if form == "paths" else ()
+        self._paths = PathBatch.of(parents, tree.parents.device) if form == "paths" else None
         if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
         positions = self._next_position + tree.depths
@@ -257,7 +255,6 @@ class Target:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Give the cache back to its owner as plain decoding leaves it."""
         if self.cache is not None:
             cache_file.narrow(self.cache, self._windows)
             cache_file.stop_recording(self.cache)
@@ -269,14 +266,10 @@ class Target:
         return (torch.cat([self.slots.positions, positions], dim=-1) != cache_file.HOLE).long()
 
     def _mask(self, tree: DraftTree, positions: Tensor, kind: LayerKind) -> Tensor:
-        """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree.
-
-        With one row a sliding layer holds the newest slots only. Left padding is subtracted because chunks count from
-        the first real token; windows do not notice.
-        """
+        """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
         held = self.slots.positions[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
         is_held = held != cache_file.HOLE if self.slots.has_holes else None
-        if self._padding is not None:
+        if self._padding is not None:  # chunks are counted from the first real token; windows do not notice
             held, positions = held - self._padding, positions - self._padding
         mask = tree_mask(tree.ancestor_mask, positions, held, is_held, kind.sliding_window, kind.chunk_size)
         return additive(mask, self.model.dtype)

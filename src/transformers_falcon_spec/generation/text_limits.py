@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache, GenerationConfig, PreTrainedConfig
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
 from .cache import drop_last, new_cache
-from .inputs import grown_to, text_length
+from .inputs import grown, text_length
 
 ENDLESS = 2**31
 
@@ -63,7 +64,8 @@ def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[s
     `token_ids` `[rows, tokens]` are the whole text, of which `num_new` tokens follow the prompt, and `cache` lacks the
     newest one.
     """
-    kwargs = {**grown_to(model, cache, prompt_kwargs, num_new), "past_key_values": cache}
+    outputs = CausalLMOutputWithPast(past_key_values=cache)
+    kwargs = {**grown(model, outputs, prompt_kwargs, num_new), "past_key_values": cache}
     inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)
     if inputs.get("past_key_values") is not None:
         return cache

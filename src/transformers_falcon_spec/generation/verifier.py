@@ -21,12 +21,12 @@ class Verifier:
 
     The function is given the [`NodeScores`] of one row and returns an [`AcceptedPath`]. It may use four things:
     `scores.tree`, the draft; `scores.token_after(node)`, the target's own next token; `scores.probs_after(node)`, the
-    target's distribution; and `scores.draws`, the only source of chance. When sampling, each call of `token_after`
+    target's distribution; and `scores.draws`, the only source of randomness. When sampling, each call of `token_after`
     draws: make it once for a node, the root first, and for accepted nodes only. Change nothing else.
 
     Args:
         name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
-        accept (`Callable`): The rule, given the [`NodeScores`] of a row, whose `tree` is the draft.
+        accept (`Callable`): The rule.
         needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions they were drawn
             from.
         allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
@@ -93,7 +93,7 @@ _OLD_NAMES = {"lazy_walk": "token_matching"}  # in files of earlier versions
 def register_verifier(verifier: Verifier, replace: bool = False) -> Verifier:
     """Make a rule known by its name, so that `SpeculationConfig(verifier=name)` takes it.
 
-    With `replace` it takes the place of the rule that has its name, as when the cell of a notebook runs again.
+    With `replace` it replaces the rule that has its name, as when the cell of a notebook runs again.
 
     Raises:
         [`OptionError`]: the name is taken.
@@ -122,20 +122,14 @@ def _match(scores: NodeScores) -> AcceptedPath:
     return match_tokens(scores.tree, scores.token_after)
 
 
-def _recursive(scores: NodeScores) -> AcceptedPath:
-    assert isinstance(scores.tree, DrawnTree)  # the rule needs probabilities
-    return recursive_rejection(scores.tree, scores.probs_after, scores.draws)
-
-
-def _traversal(scores: NodeScores) -> AcceptedPath:
-    assert isinstance(scores.tree, DrawnTree)
-    return traversal_verification(scores.tree, scores.probs_after, scores.draws)
+def _verifying_draws(rule: Callable[..., AcceptedPath]) -> Callable[[NodeScores], AcceptedPath]:
+    return lambda scores: rule(scores.tree, scores.probs_after, scores.draws)
 
 
 _DRAWN: dict[str, Any] = {"needs_draft_probs": True, "allows_grown_trees": False}
 TOKEN_MATCHING = register_verifier(Verifier("token_matching", _match, asks_in_order=True, keeps_seeded_text=True))
-register_verifier(Verifier("recursive_rejection", _recursive, asks_in_order=True, **_DRAWN))
-register_verifier(Verifier("traversal", _traversal, **_DRAWN))
+register_verifier(Verifier("recursive_rejection", _verifying_draws(recursive_rejection), asks_in_order=True, **_DRAWN))
+register_verifier(Verifier("traversal", _verifying_draws(traversal_verification), **_DRAWN))
 register_verifier(Verifier("gumbel", _match, asks_in_order=True, couples_draws=True))
 
 
@@ -173,16 +167,16 @@ def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: 
     return DrawnTree(tree.parents, tree.token_ids, probs, dist_index)
 
 
-def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_in_step: bool) -> AcceptedPath:
+def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep: bool) -> AcceptedPath:
     """The path that a row accepts from a node on. Nothing changes but the draws.
 
-    It is the whole path that the rule finds, or the next token alone: where that must be text before the one after it
-    can be chosen, as for rows in step. Where nothing was drafted, the target's own token is taken under every rule.
+    It is the next token alone where that must be text before the one after it can be chosen, as for rows in lockstep.
+    Where nothing was drafted, the target's own token is taken under every rule.
     """
     if not verifier.is_token_matching and not scores.tree.is_root_alone:
         scores.keep_draw_states(verifier.keeps_seeded_text)
         return verifier.accept(scores)
-    can_choose_ahead = scores.sequence.can_choose_ahead and not is_in_step
+    can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep
     if can_choose_ahead and scores.is_on_accelerator:
         scores.choose_all()
     elif not can_choose_ahead or scores.sequence.do_sample:

@@ -9,7 +9,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import GenerationConfig
 
 from ...core.costs import MEMORY, CostCurve
 from ..drafting import Draft, Prices
@@ -72,29 +71,9 @@ class Mean:
         return float((variance / max(self._weight, 1.0)) ** 0.5)
 
 
-@dataclass(frozen=True)
-class TuningKey:
-    """The circumstances that costs depend on, besides the two models and their options."""
-
-    device: torch.device
-    dtype: torch.dtype
-    num_threads: int
-    num_rows: int
-    form: str  # in which the target reads drafts
-    verifier: str
-    do_sample: bool
-    temperature: float | None
-
-    @classmethod
-    def of(cls, model: Any, num_rows: int, form: str, verifier: str, config: GenerationConfig) -> "TuningKey":
-        """The key of a call."""
-        machine = (model.device, model.dtype, torch.get_num_threads())
-        return cls(*machine, num_rows, form, verifier, bool(config.do_sample), config.temperature)
-
-
 @dataclass
 class CostModel:
-    """The measurements of a target and a drafter under one [`TuningKey`]; they live as long as the models."""
+    """The measurements of a target and a drafter on one machine and under like options; they live as the models do."""
 
     read: CostCurve = field(default_factory=CostCurve)  # seconds of the target's forward by nodes
     draft: CostCurve = field(default_factory=CostCurve)  # seconds of a proposal by passes, none counted as one
