@@ -57,7 +57,7 @@ def test_matching_goes_on_below_any_node() -> None:
 
     assert first + rest == whole
     assert whole.cut(1) == first
-    assert (whole.num_accepted, whole.bonus_token) == (3, 8)
+    assert (whole.num_accepted, whole.token_ids[-1]) == (3, 8)
 
 
 def test_root_alone_yields_the_bonus_token_alone() -> None:

@@ -40,10 +40,9 @@ class _Samples:
 class CostCurve:
     """The seconds that work of a size takes, learned sample by sample: straight lines between points, never falling.
 
-    Sizes between two powers of 2 share a point, at the mean of the sizes and seconds of its samples; old samples are
-    forgotten. Beyond the last point the line rises as at its end or as on the whole, whichever is steeper. A machine
-    that slows down, or a text that grows, makes all sizes dearer by the same factor, the pace, so that old samples
-    stay comparable with new ones.
+    Sizes between two powers of 2 share a point, at the mean of its samples; old samples are forgotten. Beyond the last
+    point the line rises as at its end or as on the whole, whichever is steeper. A machine that slows down, or a text
+    that grows, makes all sizes dearer by the same factor, the pace.
 
     Example:
 
@@ -97,11 +96,7 @@ class CostCurve:
         self._line = self._rising()
 
     def _rising(self) -> list[Point]:
-        """The points by size. Where seconds would fall, a stale point gives way; others take their mean.
-
-        The means are the pool adjacent violators algorithm. A stale point that gives way seems cheap, so that its size
-        is tried again.
-        """
+        """The points by size; where seconds would fall, neighbours are pooled (pool adjacent violators)."""
         pools: list[_Pool] = []
         for _power, samples in sorted(self._samples.items()):
             pools.append((samples.seconds, samples.weight_at(self._num_samples), [samples.size]))
@@ -119,7 +114,7 @@ def _between(left: Point, right: Point, size: int) -> float:
 
 
 def _pooled(left: _Pool, right: _Pool) -> _Pool:
-    """One point in place of two neighbours: their mean, or the fresh one if the other is stale."""
+    """One point for two neighbours: their mean, or the fresh one if the other is stale: its size is tried again."""
     (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = left, right
     if min(weight_a, weight_b) < STALE * max(weight_a, weight_b):
         return max(left, right, key=lambda pool: pool[1])

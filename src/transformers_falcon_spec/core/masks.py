@@ -29,15 +29,9 @@ def tree_mask(
 ) -> Bool[Tensor, "rows nodes keys"]:
     """The tree mask: each node sees the text in the cache, its ancestors and itself, within its window and chunk.
 
-    Args:
-        ancestor_mask (`torch.Tensor` of shape `(rows, nodes, nodes)`): [`DraftTree.ancestor_mask`] of the tree.
-        node_positions (`torch.Tensor` of shape `(rows, nodes)`): The position of each node in the text. Windows
-            ask for differences of positions alone; chunks count from position 0, the row's first real token.
-        cached_positions (`torch.Tensor` of shape `(rows, cached)`): The position of the token in each slot.
-        is_cached (`torch.Tensor` of shape `(rows, cached)`, *optional*): False at holes: padding, and tokens
-            that were not accepted.
-        sliding_window (`int`, *optional*): A node sees this many positions, its own included.
-        chunk_size (`int`, *optional*): A node sees its own chunk of this many positions.
+    `ancestor_mask` is [`DraftTree.ancestor_mask`], `cached_positions` are those of the tokens in the slots, and
+    `is_cached` is False at holes. A node sees `sliding_window` positions, its own included, and of its own chunk of
+    `chunk_size` positions, counted from position 0, the row's first real token.
     """
     rows, nodes, _ = ancestor_mask.shape
     is_cached = torch.ones_like(cached_positions, dtype=torch.bool) if is_cached is None else is_cached

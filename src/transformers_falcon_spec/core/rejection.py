@@ -1,8 +1,7 @@
 """Verification of drafts that were drawn, by rules that keep the target's distribution exactly.
 
-Each rule takes a tree of draws, a function that gives the target's distribution after a node, and a source of draws,
-and returns a [`AcceptedPath`]. The children of a node are ordered: each was drawn from what its earlier siblings left
-of the node's draft distribution. Draws with replacement whose duplicates were dropped are of that form as well.
+The children of a node are ordered: each was drawn from what its earlier siblings left of the node's draft
+distribution. Draws with replacement whose duplicates were dropped are of that form as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,11 +47,7 @@ class _NodeState:
             self._leave(tree.draft_probs[tree.dist_index[node]].double())
 
     def weight_of(self, child: int) -> float:
-        """The probability of accepting `child`, given that this node is accepted.
-
-        Raises:
-            [`DraftTreeError`]: the child cannot have been drawn.
-        """
+        """The probability of accepting `child`, given that this node is accepted."""
         token = self.tree.token_ids[child]
         if self.draft[token] <= 0:
             raise DraftTreeError(

@@ -45,10 +45,10 @@ class GeneratorDraws:
     def categorical_by_depth(
         self, probs: Float[Tensor, "nodes vocab"], depths: Int[Tensor, " nodes"]
     ) -> tuple[Int[Tensor, " nodes"], list[Tensor]]:
-        """The token that `categorical` would draw after each node of a tree, and the states in between.
+        """The token that `categorical` would draw after each node, and the stream's state after each depth.
 
-        Nodes of one depth share their noise, for only one of them can be reached. `states[d]` is the stream's state
-        once the token after depth `d` is drawn: [`GeneratorDraws.set_state`] goes back to it.
+        `categorical` takes the argmax of probabilities over exponential noise, so nodes of one depth, of which only
+        one can be reached, share their noise.
         """
         noises, states = [], []
         for _ in range(int(depths.max()) + 1):

@@ -1,5 +1,6 @@
 """Counts what a generation did, and derives rates from the counts. Acceptance is defined here and nowhere else."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -107,9 +108,8 @@ class GenerationStats:
 
     def acceptance_by_block_position(self, block_size: int) -> list[float]:
         """The acceptance by position in the drafter's block, counted over all passes; first entry: the next token."""
-        kept = [sum(self.kept_by_depth[offset::block_size]) for offset in range(block_size)]
-        offered = [sum(self.offered_by_depth[offset::block_size]) for offset in range(block_size)]
-        return _shares(kept, offered)
+        counts = (self.kept_by_depth, self.offered_by_depth)
+        return _shares(*([sum(each[offset::block_size]) for offset in range(block_size)] for each in counts))
 
     @property
     def other_seconds(self) -> float:
@@ -130,9 +130,8 @@ class GenerationStats:
             elif name.endswith("_by_depth"):
                 pairs = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
                 setattr(total, name, [left + right for left, right in pairs])
-        histograms = (self.acceptance_histogram, other.acceptance_histogram)
-        keys = sorted({key for histogram in histograms for key in histogram})
-        total.acceptance_histogram = {key: sum(histogram.get(key, 0) for histogram in histograms) for key in keys}
+        histogram = Counter(self.acceptance_histogram) + Counter(other.acceptance_histogram)
+        total.acceptance_histogram = dict(sorted(histogram.items()))
         total.notes = list(dict.fromkeys(self.notes + other.notes))
         total.rows = self.rows + other.rows
         return total
@@ -140,14 +139,8 @@ class GenerationStats:
     def to_json(self) -> dict[str, Any]:
         """Counts, seconds and the rates derived from them."""
         names = ("acceptance_length", "acceptance_by_depth", "joint_acceptance_by_depth", "coverage_by_depth")
-        rates = {name: getattr(self, name) for name in names}
-        return {
-            **vars(self),
-            "rows": [row.to_json() for row in self.rows],
-            **rates,
-            "other_seconds": self.other_seconds,
-            "tokens_per_second": self.tokens_per_second,
-        }
+        rates = {name: getattr(self, name) for name in (*names, "other_seconds", "tokens_per_second")}
+        return {**vars(self), "rows": [row.to_json() for row in self.rows], **rates}
 
 
 def _shares(parts: Sequence[int] | Sequence[float], wholes: Sequence[int]) -> list[float]:

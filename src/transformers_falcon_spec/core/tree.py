@@ -1,5 +1,6 @@
 """The shapes of draft trees, as the parent of each node."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,26 +55,25 @@ class DraftTree:
                     f"Node {node} must come after its parent, but its parent is {parent}. Order nodes from the root "
                     "down."
                 )
-        ranks = _sibling_order(parents) if ranks is None else list(ranks)
+        if ranks is None:
+            ranks = [-1, *(list(parents[:node]).count(parents[node]) for node in range(1, len(parents)))]
+        ranks = list(ranks)
         if len(ranks) != len(parents):
             raise DraftTreeError(f"`ranks` needs one entry for each node: {len(parents)}, but it has {len(ranks)}.")
         if ranks[0] != -1 or any(rank < 0 for rank in ranks[1:]):
             raise DraftTreeError(
                 f"`ranks` must be -1 at the root and 0 or more elsewhere, but they are {list(ranks)}."
             )
-        pairs = list(zip(parents[1:], ranks[1:], strict=True))
-        if len(set(pairs)) < len(pairs):
-            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
-            raise DraftTreeError(
-                f"Siblings must differ in rank, but node {twice[0]} has two children of rank {twice[1]}."
-            )
+        (parent, rank), num = Counter(zip(parents, ranks, strict=True)).most_common(1)[0]
+        if num > 1:
+            raise DraftTreeError(f"Siblings must differ in rank, but node {parent} has two children of rank {rank}.")
         return cls(torch.tensor([list(parents)]), torch.tensor([list(ranks)]))
 
     @classmethod
     def from_json(cls, value: Any) -> "DraftTree":
         """The tree stored by [`DraftTree.to_json`], checked."""
-        has_fields = isinstance(value, dict) and set(value) == {"parents", "ranks"}
-        if not has_fields or not all(map(_is_int_list, value.values())):
+        lists = list(value.values()) if isinstance(value, dict) and set(value) == {"parents", "ranks"} else [None]
+        if not all(isinstance(each, list) and all(type(entry) is int for entry in each) for each in lists):
             raise DraftTreeError(
                 "A stored tree must be an object with `parents` and `ranks`, lists of whole numbers, "
                 f"but it is {value!r:.80}."
@@ -94,8 +94,7 @@ class DraftTree:
         """The tree of the `num_nodes` likeliest nodes; `acceptance[d, r]` is for rank `r` at depth `d + 1`.
 
         Nodes come in order of their probability. Where acceptance falls with rank, the first n of them are the tree
-        with the highest expected acceptance length of all trees of n nodes: a node is never likelier than its parent,
-        so the n likeliest nodes of all hold their ancestors.
+        with the highest expected acceptance length of all trees of n nodes.
 
         Raises:
             [`DraftTreeError`]: `num_nodes` is 0 or less, or `acceptance` holds something that is no probability.
@@ -142,10 +141,10 @@ class DraftTree:
                 f"`acceptance` must cover the tree, of depth {depth} and {num_ranks} ranks, but it has "
                 f"{acceptance.shape[0]} depths and {acceptance.shape[1]} ranks. Measure more of them."
             )
+        shares = acceptance[self.depths[0] - 1, self.ranks[0]].tolist()
         node_probs = [1.0]
-        nodes = zip(self.parents[0].tolist(), self.depths[0].tolist(), self.ranks[0].tolist(), strict=True)
-        for parent, depth, rank in list(nodes)[1:]:
-            node_probs.append(node_probs[parent] * float(acceptance[depth - 1, rank]))
+        for parent, share in zip(self.parents[0, 1:].tolist(), shares[1:], strict=True):
+            node_probs.append(node_probs[parent] * share)
         return sum(node_probs)
 
     def __len__(self) -> int:
@@ -167,9 +166,7 @@ class DraftTree:
     @cached_property
     def depths(self) -> Int[Tensor, "rows nodes"]:
         """Distance from the root; 0 at fillers."""
-        if len(self) == 1:
-            return torch.zeros_like(self.parents)
-        return self.ancestor_mask.sum(-1) - 1
+        return torch.zeros_like(self.parents) if len(self) == 1 else self.ancestor_mask.sum(-1) - 1
 
     @cached_property
     def paths(self) -> list[tuple[int, ...]]:
@@ -197,15 +194,6 @@ class DraftTree:
                 has_child.add(parent)
         kept = [node for node in new_index if node >= 0]
         return DraftTree.from_lists([new_index[parents[node]] for node in kept], [ranks[node] for node in kept])
-
-
-def _sibling_order(parents: Sequence[int]) -> list[int]:
-    """-1 at the root, then for each node how many of its siblings stand before it."""
-    return [-1] + [list(parents[:node]).count(parents[node]) for node in range(1, len(parents))]
-
-
-def _is_int_list(value: Any) -> bool:
-    return isinstance(value, list) and all(type(entry) is int for entry in value)
 
 
 def _check_acceptance(acceptance: Tensor) -> None:

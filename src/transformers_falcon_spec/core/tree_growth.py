@@ -14,8 +14,7 @@ from torch import Tensor
 
 from .tree import DraftTree
 
-# Given an offset in blocks, nodes and the block of each: token ids and log-probabilities of what follows the nodes
-# there.
+# Given an offset in blocks, nodes and the block of each: token ids and log-probabilities of what follows them.
 Children = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -54,8 +53,7 @@ class TreeGrowth:
     """A tree that grows depth by depth: all nodes considered so far, the root first, a child after its parent.
 
     The probability of a node is the product of the drafter's probabilities along its path. A node is never likelier
-    than its parent, so any number of the likeliest nodes is a tree. Levels are kept apart, and joined only where all
-    nodes are asked for.
+    than its parent, so any number of the likeliest nodes is a tree.
 
     Args:
         roots (`torch.Tensor` of shape `(rows, 1)`): The newest committed tokens.
@@ -97,11 +95,7 @@ class TreeGrowth:
     @property
     def parents(self) -> Int[Tensor, "rows nodes"]:
         """The parent of each node, -1 at the root."""
-        if "parents" not in self._joined:
-            self._joined["parents"] = torch.cat([level.parents for level in self._levels], dim=1)[
-                :, self._layout.parents
-            ]
-        return self._joined["parents"]
+        return self._all("parents")[:, self._layout.parents]
 
     @property
     def depths(self) -> Int[Tensor, " nodes"]:
@@ -112,12 +106,11 @@ class TreeGrowth:
     def _layout(self) -> _Layout:
         return _layout_of(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
 
-    @property
-    def _order(self) -> Int[Tensor, "rows nodes"]:
-        """Nodes by falling probability."""
+    def _likeliest(self, num_nodes: int) -> Int[Tensor, "rows nodes"]:
+        """The likeliest nodes, by falling probability."""
         if "order" not in self._joined:
             self._joined["order"] = _likeliest_first(self.log_node_probs)
-        return self._joined["order"]
+        return self._joined["order"][:, :num_nodes]
 
     def _all(self, name: str) -> Tensor:
         if name not in self._joined:
@@ -149,13 +142,10 @@ class TreeGrowth:
     def expand_blocks(
         self, ends: Int[Tensor, "rows blocks"], block_size: int, children: Children, num_kept: int
     ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
-        """Grow the tree by whole blocks, whose tokens were drafted at once.
+        """Grow the tree by whole blocks below `ends`: at each offset the likeliest nodes get children.
 
-        At each offset the likeliest nodes get children, as many as each has.
-
-        `ends` are the nodes that the blocks follow. Given an offset, nodes and the block of each, `children` returns
-        token ids and log-probabilities `[rows, nodes, children]` of what follows them there, best first. Returns the
-        likeliest `num_kept` nodes of the last offset, and the block of each.
+        `children` returns token ids and log-probabilities `[rows, nodes, children]`, best first. Returns the likeliest
+        `num_kept` nodes of the last offset, and the block of each.
         """
         nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
         for offset in range(block_size):
@@ -168,9 +158,9 @@ class TreeGrowth:
 
     def path_up(self, nodes: Int[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows nodes num"]:
         """The `num` nodes that end at each node, itself the last."""
-        path = [nodes]
+        path, parents = [nodes], self.parents
         while len(path) < num:
-            path.append(self.parents.gather(1, path[-1]))
+            path.append(parents.gather(1, path[-1]))
         return torch.stack(path[::-1], dim=-1)
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
@@ -187,7 +177,7 @@ class TreeGrowth:
         `prices[n]` is that of the first n + 1 nodes, in tokens, and `weights` are factors of node probabilities by
         depth.
         """
-        order = self._order[:, : len(prices)]
+        order = self._likeliest(len(prices))
         gains = self.log_node_probs.gather(1, order).exp()
         gains = gains * weights.to(gains.device)[self.depths[order].clamp(max=len(weights) - 1)]
         net = gains.sum(0).cumsum(0) - len(order) - prices.to(gains.device)[: order.shape[1]]
@@ -196,20 +186,20 @@ class TreeGrowth:
 
     def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
         """The expected tokens of all rows at each depth, root first, of trees of the likeliest `num_nodes`."""
-        kept = self._order[:, :num_nodes]
+        kept = self._likeliest(num_nodes)
         node_probs, depths = self.log_node_probs.gather(1, kept).exp(), self.depths[kept]
         return node_probs.new_zeros(max_depth + 1).index_add(0, depths.flatten(), node_probs.flatten())
 
     def best_node_probs(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
         """The probability of each node of [`TreeGrowth.best`] after its parent; 1 at the root, 0 at fillers."""
-        kept = self._order[:, :num_nodes].sort(dim=1).values
+        kept = self._likeliest(num_nodes).sort(dim=1).values
         above = self.log_node_probs.gather(1, self.parents.gather(1, kept).clamp(min=0))
         probs = (self.log_node_probs.gather(1, kept) - above).exp()
         return probs.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
         """Tokens and tree of the likeliest `num_nodes` of each row, root included; rows with fewer end in fillers."""
-        kept = self._order[:, :num_nodes].sort(dim=1).values
+        kept = self._likeliest(num_nodes).sort(dim=1).values
         is_node = self.log_node_probs.gather(1, kept) > -torch.inf
         above = self.parents.gather(1, kept)
         parents = torch.searchsorted(kept, above).where(is_node & (above >= 0), -1)

@@ -21,11 +21,6 @@ class AcceptedPath:
         """Accepted draft tokens, without root and bonus token."""
         return len(self.path) - 1
 
-    @property
-    def bonus_token(self) -> int:
-        """The token that the target added at the end."""
-        return self.token_ids[-1]
-
     def cut(self, num_tokens: int) -> "AcceptedPath":
         """The first `num_tokens` nodes and tokens."""
         return AcceptedPath(self.path[:num_tokens], self.token_ids[:num_tokens])

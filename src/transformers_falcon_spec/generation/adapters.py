@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -77,8 +77,7 @@ class RowAdapters:
         self._hooks = [hook for part in model.modules() for _, hook in _row_hooks(part)]
         self.count_tokens = any(_ROW_OFFSETS in hook.keywords for hook in self._hooks)
 
-    @contextmanager
-    def of_nodes(self, num_rows: int, num_nodes: int) -> Iterator[None]:
+    def of_nodes(self, num_rows: int, num_nodes: int) -> AbstractContextManager[None]:
         """Forwards inside read new tokens, which all take their row's adapter; paths of one row share that of the row.
 
         Where an activated LoRA begins is counted from the end, so one new token has it at any number but 0.
@@ -90,14 +89,11 @@ class RowAdapters:
             rows = list(value) * num_rows if len(value) == 1 else list(value)
             return rows if name == _ROW_NAMES else [start and max(start, num_nodes) for start in rows]
 
-        with self._changed(of_forward):
-            yield
+        return self._changed(of_forward)
 
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspended(self) -> AbstractContextManager[None]:
         """Forwards inside take the active adapter in all rows: their rows are not those of the call."""
-        with self._changed(lambda _name, _value: None):
-            yield
+        return self._changed(lambda _name, _value: None)
 
     @contextmanager
     def _changed(self, new_value: Any) -> Iterator[None]:

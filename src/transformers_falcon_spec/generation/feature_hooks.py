@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -41,13 +41,10 @@ class FeatureHooks:
     def active(self) -> Iterator[None]:
         """Register the hooks for the time of the block."""
         self.discard()
-        owner = threading.get_ident()
-        handles = [self._hook(layer, owner) for layer in dict.fromkeys(self.feature_layers)]
-        try:
+        with ExitStack() as hooks:
+            for layer in set(self.feature_layers):
+                hooks.enter_context(self._hook(layer, threading.get_ident()))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _hook(self, layer: int, owner: int) -> RemovableHandle:
         """Register one hook, which ignores other threads, as they may use the same model at the same time."""
@@ -73,8 +70,7 @@ class FeatureHooks:
         caught = self._caught
         self.discard()
         parts = [_joined(caught[layer], layer, num_tokens) for layer in self.feature_layers]
-        device = parts[-1].device
-        return torch.cat([part.to(device) for part in parts], dim=-1)
+        return torch.cat([part.to(parts[-1].device) for part in parts], dim=-1)
 
     def discard(self) -> None:
         """Forget the features kept since the last call of `take`: processors may run the target, as guidance does."""

@@ -1,9 +1,10 @@
 """The outputs of a call besides its text: statistics, hidden states and attentions, and each step for observers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -54,32 +55,25 @@ class LayerStates:
     def add_paths(self, outputs: Any, paths: Sequence[Sequence[int]], positions: Tensor) -> None:
         """Keep the states of each row's accepted path; `positions` gives the position of each slot's token."""
         for row, path in enumerate(paths if self._wanted else ()):
+            kept = self._rows[row]
+            for node in path if "hidden_states" in kept else ():
+                states = (layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
+                kept["hidden_states"].append(tuple(states))
             slots = positions[row].tolist()
-            for end, node in enumerate(path, start=1):
-                if "hidden_states" in self._wanted:
-                    states = tuple(layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
-                    self._rows[row]["hidden_states"].append(states)
-                if "attentions" in self._wanted:
-                    layers = zip(outputs.attentions, self._windows, strict=True)
-                    weights = tuple(
-                        None if layer is None else _text_weights(layer[row : row + 1], path[:end], slots, window)
-                        for layer, window in layers  # an attention that gives no weights gives None
-                    )
-                    self._rows[row]["attentions"].append(weights)
+            for end in range(1, len(path) + 1) if "attentions" in kept else ():
+                layers = zip(outputs.attentions, self._windows, strict=True)
+                weights = (
+                    None if layer is None else _text_weights(layer[row : row + 1], path[:end], slots, window)
+                    for layer, window in layers  # an attention that gives no weights gives None
+                )
+                kept["attentions"].append(tuple(weights))
 
     def outputs(self, name: str) -> tuple[Layers, ...] | None:
         """For each token the `hidden_states` or `attentions` of all layers; None unless the call asks for them."""
         if name not in self._wanted:
             return None
-        rows = [row[name] for row in self._rows]
-        longest = max(rows, key=len)
-        steps = [
-            [row[step] if step < len(row) else tuple(map(_zeros_like, example)) for row in rows]
-            for step, example in enumerate(longest)
-        ]
-        axis = _LAYER_STATES[name]
-        written = (tuple(_stacked(layer, axis) for layer in zip(*step, strict=True)) for step in steps)
-        return (self._prompt[name], *written)
+        steps = zip_longest(*(row[name] for row in self._rows))
+        return (self._prompt[name], *(_stacked(step, _LAYER_STATES[name]) for step in steps))
 
 
 def _text_weights(attention: Tensor, path: Sequence[int], positions: Sequence[int], window: int | None) -> Tensor:
@@ -93,12 +87,22 @@ def _text_weights(attention: Tensor, path: Sequence[int], positions: Sequence[in
     return weights[..., -window:] if window else weights
 
 
-def _zeros_like(states: Tensor | None) -> Tensor | None:
-    return None if states is None else torch.zeros_like(states)
+def _stacked(rows: Sequence[Layers | None], axis: int) -> Layers:
+    """The states of one token in every row, zeros in rows that had ended, side by side on an axis."""
+    example = next(layers for layers in rows if layers is not None)
+    zeros = [None if layer is None else torch.zeros_like(layer) for layer in example]
+    by_layer = zip(*(layers or zeros for layers in rows), strict=True)
+    return tuple(None if layer[0] is None else torch.cat(layer, dim=axis) for layer in by_layer)
 
 
-def _stacked(rows: tuple[Tensor | None, ...], axis: int) -> Tensor | None:
-    return None if rows[0] is None else torch.cat([states for states in rows if states is not None], dim=axis)
+@contextmanager
+def _noted(variable: ContextVar[tuple[Any, ...]], value: Any) -> Iterator[None]:
+    """Add a value to those of this thread, inside the block."""
+    token = variable.set((*variable.get(), value))
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @contextmanager
@@ -116,11 +120,8 @@ def collect_speculation() -> Iterator[list[GenerationStats]]:
     ```
     """
     collected: list[GenerationStats] = []
-    token = _COLLECTORS.set((*_COLLECTORS.get(), collected))
-    try:
+    with _noted(_COLLECTORS, collected):
         yield collected
-    finally:
-        _COLLECTORS.reset(token)
 
 
 def report(stats: GenerationStats) -> None:
@@ -129,8 +130,7 @@ def report(stats: GenerationStats) -> None:
         collected.append(stats)
 
 
-@contextmanager
-def observe_steps(observer: Observer) -> Iterator[None]:
+def observe_steps(observer: Observer) -> AbstractContextManager[None]:
     """Show every step of the speculative calls inside, on this thread, to `observer`; drafts have `node_probs`.
 
     Example:
@@ -142,11 +142,7 @@ def observe_steps(observer: Observer) -> Iterator[None]:
 
     ```
     """
-    token = _OBSERVERS.set((*_OBSERVERS.get(), observer))
-    try:
-        yield
-    finally:
-        _OBSERVERS.reset(token)
+    return _noted(_OBSERVERS, observer)
 
 
 def is_observed() -> bool:

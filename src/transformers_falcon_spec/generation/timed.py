@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,14 +63,14 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+@dataclass
 class _Watch:
     """The forwards of one model inside a call: their start, seconds, tokens read and tokens in the cache before."""
 
-    def __init__(self) -> None:
-        self.starts: list[float] = []
-        self.seconds: list[float] = []
-        self.num_read: list[int] = []
-        self.num_cached: list[int] = []
+    starts: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    num_read: list[int] = field(default_factory=list)
+    num_cached: list[int] = field(default_factory=list)
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -102,11 +102,8 @@ def watched_stats(
     """Counts and seconds of one stock call, in the terms of the package's own loop.
 
     Stock assisted generation returns no statistics, and a timed run of it must have no code of this package in its
-    path. So the same call is made once more, from the same seed, with hooks that count and time the forwards.
-
-    A step is a forward of the target after the first one; it reads the newest token of the text and a chain of
-    candidates. The first forward reads the prompt and the first candidates: it, and what was drafted for it, count as
-    the prefill. `draft_seconds` are those of the assistant's forwards; the code around them is in `other_seconds`.
+    path. So the same call is made once more, from the same seed, with hooks that count and time the forwards. The
+    first forward of the target, and what was drafted for it, count as the prefill; each other one is a step.
     """
     reads, drafts = _Watch(), _Watch()
     assistant = arguments.get("assistant_model")

@@ -17,9 +17,8 @@ from ..options import OWN
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 LARGE = 16
 WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
-# Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, but a large tree at least,
-# and one takes a
-# pass more than usual, whatever they seem to cost: else a price that is wrong might never be paid again.
+# Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, and one takes a pass more than
+# usual, whatever they seem to cost: else a price that is wrong might never be paid again.
 REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
 TRIAL_AGAIN = 32  # drafted steps in which it must show that it pays, once it was given up
@@ -52,7 +51,7 @@ class Mean:
         self.num += 1
 
     def fade(self) -> None:
-        """Let one step pass without a new value, so that older values count less."""
+        """Let older values count less."""
         self._weight *= MEMORY
         self.total *= MEMORY
         self._squares *= MEMORY
@@ -135,11 +134,8 @@ class CostModel:
         if self.num_left:
             self.num_left -= 1
             return True
-        self.num_since_plain += 1
-        if self.num_since_plain == REFRESH:
-            self.num_since_plain = 0
-            return True
-        return False
+        self.num_since_plain = (self.num_since_plain + 1) % REFRESH
+        return self.num_since_plain == 0
 
     def new_prices(self, num_nodes: int) -> Prices:
         """Prices at the rate of the newest steps."""
@@ -173,8 +169,10 @@ class CostModel:
         """One sentence that says why so much or so little is drafted."""
         if self.num_steps < len(WARM_UP):
             return "Still learning what steps cost."
-        reads = ", ".join(f"{size} in {_ms(cost)}" for size, cost in self.read.to_json().items())
-        drafts = ", ".join(f"{size} in {_ms(cost)}" for size, cost in self.draft.to_json().items())
+        reads, drafts = (
+            ", ".join(f"{size} in {1e3 * seconds:.1f} ms" for size, seconds in curve.to_json().items())
+            for curve in (self.read, self.draft)
+        )
         costs = f"the target reads nodes: {reads}; drafts come of passes: {drafts}"
         if self.num_left:
             return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
@@ -195,7 +193,3 @@ def cost_models_of(drafters: Iterable[Any], target: Any, key: Any) -> tuple[Cost
             by_target = _KNOWN.setdefault(drafter, WeakKeyDictionary())
             models.append(by_target.setdefault(target, {}).setdefault((key, options), CostModel()))
     return tuple(models)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"

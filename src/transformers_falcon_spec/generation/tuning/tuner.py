@@ -107,10 +107,8 @@ class Tuner:
 def tuner_of(drafter: Any, target: PreTrainedModel, keeps_seeded_text: bool, key: Any) -> Tuner:
     """The tuner of a call, which goes on from earlier calls; without effect where options or verifier forbid it."""
     options = drafter.generation_config
-    is_text_safe = keeps_seeded_text or not options.deterministic
-    if not options.tune or not is_text_safe:
-        return Tuner((), target.device)
-    return Tuner(cost_models_of(drafter.members, target, key), target.device)
+    is_tuned = options.tune and (keeps_seeded_text or not options.deterministic)
+    return Tuner(cost_models_of(drafter.members, target, key) if is_tuned else (), target.device)
 
 
 def select_drafter(drafters: Sequence[CostModel], current: int | None) -> int:
