@@ -19,11 +19,7 @@ TargetProbs = Callable[[int], Float[Tensor, " vocab"]]
 
 @dataclass(frozen=True)
 class DrawnTree(TokenTree):
-    """A tree whose tokens were drawn, with the distributions that they were drawn from.
-
-    Siblings stand in the order of their draws. Where fewer tokens than siblings have probability, the last siblings
-    were not drawn: they and all nodes below them are never accepted.
-    """
+    """A tree whose tokens were drawn; where too few tokens have probability, the last siblings are never accepted."""
 
     draft_probs: Float[Tensor, "dists vocab"]  # the distributions that were drawn from
     dist_index: Sequence[int]  # for each node the distribution of its first child; not read at leaves
@@ -34,14 +30,11 @@ class DrawnTree(TokenTree):
 
 
 class _NodeState:
-    """The state at one node: how likely the node is to be accepted, and what is left of both distributions after it.
-
-    All of it is in float64, where every number of a float32 tensor is a normal one and sums of them hardly round.
-    """
+    """The state at one node: how likely it is to be accepted, and what is left of both distributions after it."""
 
     def __init__(self, tree: DrawnTree, node: int, weight: float, target: Tensor) -> None:
         self.tree, self.node, self.weight = tree, node, weight
-        self.target = target.double() / target.double().sum()
+        self.target = target.double() / target.double().sum()  # sums of float64 hardly round
         self.untried = tree.children(node)
         if self.untried:
             self._leave(tree.draft_probs[tree.dist_index[node]].double())

@@ -65,7 +65,6 @@ class GeneratorDraws:
         self._stream(device).set_state(state)
 
     def _stream(self, device: torch.device) -> torch.Generator:
-        """The generator itself, or the global one of a device."""
         if self.generator is not None:
             return self.generator
         return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
@@ -147,5 +146,4 @@ def private_generator(device: torch.device | str = "cpu") -> torch.Generator:
 
 
 def _hashed(data: bytes) -> int:
-    """A whole number that is computed from bytes, to be used as a seed."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1

@@ -54,10 +54,7 @@ class GenerationStats:
     def record(
         self, *, num_nodes: int, max_depth: int, num_accepted: int, row: int = 0, coverage: Sequence[float] = ()
     ) -> None:
-        """Count one step of a row, whose tree had `num_nodes`, root included, and depth `max_depth`.
-
-        `coverage` is the target's probability of the children of each kept node, root first.
-        """
+        """Count one step of a row; `num_nodes` includes the root, `coverage` is that of each kept node's children."""
         if self.rows:
             self.rows[row].record(
                 num_nodes=num_nodes, max_depth=max_depth, num_accepted=num_accepted, coverage=coverage

@@ -53,11 +53,8 @@ class TreeGrowth:
     """A tree that grows depth by depth: all nodes considered so far, the root first, a child after its parent.
 
     The probability of a node is the product of the drafter's probabilities along its path. A node is never likelier
-    than its parent, so any number of the likeliest nodes is a tree.
-
-    Args:
-        roots (`torch.Tensor` of shape `(rows, 1)`): The newest committed tokens.
-        max_depths (`torch.Tensor` of shape `(rows,)`): Nodes of a row that are deeper than this never enter its tree.
+    than its parent, so any number of the likeliest nodes is a tree. The roots are the newest committed tokens, and
+    nodes of a row that are deeper than its entry of `max_depths` never enter its tree.
 
     Example:
 
@@ -107,7 +104,6 @@ class TreeGrowth:
         return _layout_of(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
 
     def _likeliest(self, num_nodes: int) -> Int[Tensor, "rows nodes"]:
-        """The likeliest nodes, by falling probability."""
         if "order" not in self._joined:
             self._joined["order"] = _likeliest_first(self.log_node_probs)
         return self._joined["order"][:, :num_nodes]
@@ -123,11 +119,7 @@ class TreeGrowth:
         token_ids: Int[Tensor, "rows parents children"],
         log_probs: Float[Tensor, "rows parents children"],
     ) -> None:
-        """Give nodes of each row children, best first; they become the newest nodes.
-
-        `parents` are some of the newest nodes so far, siblings differ in `token_ids`, and `log_probs` are the
-        drafter's.
-        """
+        """Give some of the newest nodes children, best first, with the drafter's probabilities; then these are newest."""
         newest, depth = self._levels[-1], len(self._levels)
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
@@ -172,11 +164,7 @@ class TreeGrowth:
         return best.sort(dim=1).values + self._num_above
 
     def best_tree_size(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
-        """The number of likeliest nodes that brings most in every row, and the tokens that it brings above its price.
-
-        `prices[n]` is that of the first n + 1 nodes, in tokens, and `weights` are factors of node probabilities by
-        depth.
-        """
+        """The number of likeliest nodes that brings most above its price, `prices[n]` for n + 1, and its tokens."""
         order = self._likeliest(len(prices))
         gains = self.log_node_probs.gather(1, order).exp()
         gains = gains * weights.to(gains.device)[self.depths[order].clamp(max=len(weights) - 1)]

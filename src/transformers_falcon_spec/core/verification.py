@@ -4,10 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 
 @dataclass(frozen=True)
 class AcceptedPath:
@@ -98,21 +94,3 @@ def match_tokens(
         path.append(child)
         token_ids.append(target_token(child))
     return AcceptedPath(tuple(path), tuple(token_ids))
-
-
-def coverage(
-    probs: Float[Tensor, "kept vocab"], parents: Sequence[int], token_ids: Sequence[int], path: Sequence[int]
-) -> list[float]:
-    """The share of the target's distribution after each accepted node that the drafted children hold.
-
-    Example:
-
-    ```python
-    >>> coverage(torch.tensor([[0.5, 0.25, 0.25]]), [-1, 0, 0], [9, 0, 2], [0])
-    [0.75]
-
-    ```
-    """
-    children = [[token for token, parent in zip(token_ids, parents, strict=True) if parent == node] for node in path]
-    shares = [row[offered].sum() for row, offered in zip(probs, children, strict=True)]
-    return torch.stack(shares).tolist()  # waits for the device once

@@ -78,15 +78,13 @@ class RowAdapters:
         self.count_tokens = any(_ROW_OFFSETS in hook.keywords for hook in self._hooks)
 
     def of_nodes(self, num_rows: int, num_nodes: int) -> AbstractContextManager[None]:
-        """Forwards inside read new tokens, which all take their row's adapter; paths of one row share that of the row.
-
-        Where an activated LoRA begins is counted from the end, so one new token has it at any number but 0.
-        """
+        """New tokens that are read inside take their row's adapter; paths of one row share that of the row."""
 
         def of_forward(name: str, value: list[Any] | None) -> list[Any] | None:
             if value is None:
                 return None
             rows = list(value) * num_rows if len(value) == 1 else list(value)
+            # an activated LoRA begins so far from the end: one new token has it at any number but 0
             return rows if name == _ROW_NAMES else [start and max(start, num_nodes) for start in rows]
 
         return self._changed(of_forward)
@@ -121,7 +119,6 @@ def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def _row_hooks(part: nn.Module) -> list[tuple[int, functools.partial[Any]]]:
-    """Hooks of PEFT before one part's forward, with their keys."""
     return [
         (key, hook)
         for key, hook in part._forward_pre_hooks.items()

@@ -179,7 +179,6 @@ class RowSlots:
 
     @property
     def _num_needed(self) -> int:
-        """The number of slots that realigned rows need."""
         return max(num + gaps for num, gaps in zip(self.num_tokens, self._num_gaps, strict=True))
 
     def _arrange(self, slots: Tensor, num_slots: int) -> None:

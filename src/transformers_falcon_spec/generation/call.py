@@ -1,5 +1,6 @@
 """Checks a call of `generate` that has a drafter, and starts the decoding loop for it."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from ..errors import GenerationError, OptionError
 from .adapters import row_adapters_gone_on_error
 from .drafting import Drafter
-from .inputs import check_can_be_repeated, text_length
+from .inputs import text_length
 from .loop import SpeculativeDecoding
 from .modes import in_eval_mode
 from .output import SpeculativeOutput
@@ -37,8 +38,7 @@ def speculative_decoding(
     with row_adapters_gone_on_error(model):
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
-        _check_call(input_ids, model_kwargs)
-        _check_context(text_length(input_ids, model_kwargs, generation_config), model)
+        _check_call(model, input_ids, model_kwargs, generation_config)
         verifier = verifier_of(drafter, generation_config)
         if not verifier.asks_in_order:
             check_memoryless(logits_processor, f'verifier="{verifier.name}"')
@@ -57,8 +57,9 @@ def speculative_decoding(
             return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 
 
-def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Raise an error, with the way out, for calls that the loop cannot serve."""
+def _check_call(
+    model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
+) -> None:
     if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
         raise GenerationError(
             "The drafter needs the prompt's token ids, but there are none. "
@@ -66,11 +67,13 @@ def _check_call(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
         )
     if model_kwargs.get("past_key_values") is None or not model_kwargs.get("use_cache", True):
         raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
-    check_can_be_repeated(model_kwargs)
-
-
-def _check_context(prompt_len: int, model: PreTrainedModel) -> None:
-    """Raise an error if the prompt is longer than the target's context."""
+    for name, value in model_kwargs.items():
+        if isinstance(value, Iterator):
+            raise GenerationError(
+                f"`{name}` must be the same at every step, but it is a {type(value).__name__}, which gives every step "
+                "something else. Generate without `assistant_model`."
+            )
+    prompt_len = text_length(input_ids, model_kwargs, config)
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if context is not None and prompt_len > context:
         raise GenerationError(

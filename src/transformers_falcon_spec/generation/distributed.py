@@ -135,7 +135,6 @@ class ProcessGroup(Processes):
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:
-        """Raise a [`DistributedError`] if other processes do not answer inside the block."""
         try:
             yield
         except RuntimeError as error:

@@ -53,10 +53,7 @@ class Prices:
     width: int  # least nodes of a depth to consider, so that enough of them pay
 
     def pays(self, number: int, expected_tokens: float) -> bool:
-        """Whether pass `number` is expected to bring more than it costs.
-
-        `expected_tokens` is how many of the nodes that the pass continues are expected to be accepted.
-        """
+        """Whether pass `number` is expected to pay, if so many of the nodes that it continues will be accepted."""
         yielded, price = (values[min(number, len(values) - 1)] for values in (self.pass_yields, self.passes))
         return expected_tokens * yielded > price
 

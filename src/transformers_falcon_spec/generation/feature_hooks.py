@@ -15,10 +15,7 @@ _NUM_DIMS = 3  # rows, tokens, width
 
 
 class FeatureHooks:
-    """Keeps the outputs of chosen layers, named by their index in Transformers' `hidden_states`.
-
-    Index 0 is the embeddings, i the output of layer i, and -1 that of `decoder`, which the head reads.
-    """
+    """Keeps hidden states of the target: 0 are the embeddings, i is the output of layer i, -1 what the head reads."""
 
     def __init__(self, decoder: nn.Module, num_layers: int, feature_layers: Sequence[int]) -> None:
         self.feature_layers = tuple(feature_layers)

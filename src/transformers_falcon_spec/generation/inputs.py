@@ -53,8 +53,6 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class _Step:
-    """One of the steps that plain decoding would make after the prefill."""
-
     number: int
     model_kwargs: dict[str, Any]  # as `generate` keeps them for later steps
     inputs: dict[str, Any]  # of the model's forward
@@ -90,22 +88,8 @@ def text_length(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generat
     return max(length, input_ids.shape[1])
 
 
-def check_can_be_repeated(model_kwargs: dict[str, Any]) -> None:
-    """Raise an error for an argument that is an iterator, which gives every step something else."""
-    for name, value in model_kwargs.items():
-        if isinstance(value, Iterator):
-            raise GenerationError(
-                f"`{name}` must be the same at every step, but it is a {type(value).__name__}, which gives every step "
-                "something else. Generate without `assistant_model`."
-            )
-
-
 def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, Any], outputs: Any) -> StepInputs:
-    """The inputs of the steps after a prefill, found by comparing two steps that plain decoding would make.
-
-    `model_kwargs` and `outputs` are those of the prefill, and `cache` holds the prompt. An input that cannot be
-    extended from one token to several raises an error.
-    """
+    """The inputs of the steps after a prefill, found by comparing two steps that plain decoding would make."""
     first, second = islice(_steps(model, input_ids, cache, model_kwargs, outputs), 2)
     _check_mask(first, model_kwargs.get("attention_mask"))
     found = StepInputs(
@@ -146,7 +130,6 @@ def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, An
 
 
 def _position_ids(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Tensor:
-    """The position ids of the first token after the prompt."""
     position, later = (step.inputs.get("position_ids") for step in (first, second))
     rows = logits.shape[0]
     if position is None or later is None:
@@ -204,7 +187,6 @@ def _check_rows(name: str, value: Tensor, num_rows: int) -> None:
 
 
 def _check_same(name: str, value: Any, later: Any) -> None:
-    """Raise an error for an input that changes from step to step, since several steps are read in one forward."""
     if not is_same(value, later):
         one, other = (
             f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else f"{each!r:.60}"
@@ -217,11 +199,7 @@ def _check_same(name: str, value: Any, later: Any) -> None:
 
 
 def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], doubtful: list[str]) -> None:
-    """Remove `doubtful` inputs from `constant` if no step reads them, as sizes of images; else raise an error.
-
-    They hold tensors with neither one value nor one for each token, which the model could cut or index by the tokens
-    of a forward.
-    """
+    """Remove `doubtful` inputs if no step reads them, as sizes of images; else raise an error, as they may be cut."""
     if not doubtful:
         return
     inputs = {**step.inputs, "past_key_values": cache}
@@ -275,14 +253,12 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of an input, which a later step may change."""
     return (
         value.clone() if isinstance(value, Tensor) else copy.copy(value) if isinstance(value, dict | list) else value
     )
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in an input, containers included."""
     if isinstance(value, Tensor):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

@@ -30,11 +30,7 @@ MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
 
 class SpeculativeDecoding:
-    """One call of `generate` with a drafter; `run` returns what `generate` returns.
-
-    `generate` has resolved `config` and prepared `model_kwargs`, cache and mask included. All seconds of the call are
-    those of `clock`.
-    """
+    """One call of `generate` with a drafter; `run` returns what `generate` returns. `clock` gives all seconds."""
 
     def __init__(
         self,
@@ -58,7 +54,6 @@ class SpeculativeDecoding:
         self.tuner = self._tuner(drafter)
 
     def _draft_draws(self) -> torch.Generator:
-        """The random generator for drafts, in the same state on all processes, which must write the same texts."""
         rng = private_generator()
         if self.processes.num > 1:
             self.processes.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
@@ -74,7 +69,6 @@ class SpeculativeDecoding:
         return form
 
     def _notes(self) -> list[str]:
-        """Sentences about what is unusual in this call."""
         notes = []
         if self.processes.num > 1:
             num = self.processes.num
@@ -147,7 +141,6 @@ class SpeculativeDecoding:
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft
 
     def _max_draft_depths(self) -> tuple[int, ...]:
-        """The largest depth of each row's draft: up to the end of the text or of the context."""
         depths = []
         for row, num_to_context in enumerate(self.target.num_to_context):
             num_left = self.batch.end_of(row, self.config.max_length) - len(self.batch.rows[row]) - 1
@@ -191,11 +184,7 @@ class SpeculativeDecoding:
         return {row: accepted_path(self.verifier, scores[row], node, next_only) for row, node in nodes.items()}
 
     def accept_and_emit(self, trees: Sequence[TokenTree], logits: Tensor) -> AcceptedStep:
-        """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen.
-
-        `logits` `[rows, nodes, vocab]` are the target's, for `trees`, the draft of each row. The first process decides
-        for all of them. Rows that are closed keep nothing.
-        """
+        """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen."""
         batch, paths = self.batch, [AcceptedPath()] * len(self.batch)
         scores = batch.node_scores(trees, logits)
         if not self.processes.is_first:

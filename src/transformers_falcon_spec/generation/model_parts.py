@@ -72,8 +72,8 @@ def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
 def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a prefill in which every layer reads the whole prompt.
 
-    Layers that share keys and values (Gemma 4) leave out tokens whose logits are not wanted, if the wanted ones are
-    given by number, as `generate` does, and not by index.
+    Layers that share keys and values (Gemma 4) leave out tokens whose logits are not wanted, unless those are given by
+    index.
     """
     is_shared = getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
     if not is_shared or model_kwargs.get("logits_to_keep") != 1:
@@ -107,11 +107,7 @@ class LayerKind:
 
 
 def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
-    """The kinds of attention in a model, as Transformers' `create_masks_for_generate` distinguishes them.
-
-    With `layer_types` in the config there is one kind for each name in it, and only sliding and chunked attention are
-    limited. Without, all layers share the sliding window, or else the chunk.
-    """
+    """The kinds of attention in a model, as Transformers' `create_masks_for_generate` distinguishes them."""
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     names = getattr(config, "layer_types", None)
     if names is None:

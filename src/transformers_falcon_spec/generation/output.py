@@ -35,9 +35,8 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 
 
 class LayerStates:
-    """Hidden states and attentions of every committed token, in the form in which `generate` returns them.
+    """Hidden states and attentions in the form of `generate`: those of the prompt, then those of each new token.
 
-    The first entry is the prompt's; each other one belongs to one token of each row, as if it had been read alone.
     Rows that ended earlier than others have zeros there.
     """
 
@@ -97,7 +96,6 @@ def _stacked(rows: Sequence[Layers | None], axis: int) -> Layers:
 
 @contextmanager
 def _noted(variable: ContextVar[tuple[Any, ...]], value: Any) -> Iterator[None]:
-    """Add a value to those of this thread, inside the block."""
     token = variable.set((*variable.get(), value))
     try:
         yield

@@ -1,9 +1,7 @@
 """Wraps two methods of `generate`, so that `target.generate(..., assistant_model=drafter)` runs the decoding loop.
 
-`enable` wraps them for every model, and with them the function by which pipelines load assistants; `disable` takes
-that back.
-`attach` wraps them for one model, `attached` for one call of it. Assistants that are not drafters of this package go
-to the original functions.
+`enable` wraps them for every model, with the function by which pipelines load assistants, `attach` for one model,
+`attached` for one call of it. Assistants that are not drafters of this package go to the original functions.
 """
 
 import functools
@@ -27,9 +25,8 @@ from .adapters import (
 )
 from .call import speculative_decoding
 from .drafting import Drafter
-from .modes import check_target_mode
+from .modes import attribute_set, check_target_mode
 from .options import check_options
-from .shared_state import attribute_set
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -64,11 +61,7 @@ def disable() -> None:
 
 @contextmanager
 def without_patch(model: PreTrainedModel) -> Iterator[None]:
-    """Give Transformers its own functions back for the time of the block, in all threads.
-
-    Raises:
-        [`PatchError`]: `model` is one that `attach` changed.
-    """
+    """Give Transformers its own functions back for the time of the block, in all threads; not to an attached model."""
     was_enabled = hasattr(getattr(GenerationMixin, _LOOP), _IS_WRAPPED)
     disable()
     try:
@@ -123,7 +116,6 @@ def _wrapped(owner: type) -> dict[str, Callable[..., Any]]:
 
 
 def _unwrapped(function: Any) -> Any:
-    """`function` without our wrapping, if it has it."""
     return inspect.unwrap(function, stop=lambda inner: not hasattr(inner, _IS_WRAPPED))
 
 

@@ -42,10 +42,7 @@ class Capability:
 
 
 def probe(model: PreTrainedModel) -> Capability:
-    """The forms in which `model` can read drafts, found by comparing a small tree with plain forwards; kept per model.
-
-    A model that does not even read chains rightly, is recurrent, or whose head cannot be reproduced raises an error.
-    """
+    """The forms in which `model` reads drafts rightly, by comparison with plain forwards; kept. None is an error."""
     key = (str(model.config._attn_implementation), str(model.dtype), str(model.device), str(_is_compiled(model)))
     known = _PROBED.setdefault(model, {})
     if key not in known:
@@ -112,7 +109,6 @@ def _probe(model: PreTrainedModel) -> Capability:
 
 
 def _ids(model: PreTrainedModel, num_nodes: int) -> Tensor:
-    """Token ids `[1, tokens]` of the prompt and of so many nodes."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     return ((torch.arange(_PROMPT_LEN + num_nodes, device=model.device) * 7 + 3) % vocab_size)[None]
 

@@ -45,10 +45,7 @@ def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
 
 
 def of_batches(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> list[Any]:
-    """The processors and criteria that may look at several rows of a batch, which must then be shown at one length.
-
-    They come from outside Transformers, or are criteria that are not known to read each row by itself.
-    """
+    """What may look at several rows of a batch: foreign processors, and criteria not known to look at one row."""
     foreign = [processor for processor in processors if _is_foreign(processor)]
     return [*foreign, *(criterion for criterion in criteria if type(criterion) not in ROW_CRITERIA)]
 

@@ -22,9 +22,7 @@ class SequenceBatch:
     """The [`SequenceState`] of each row of a call. Rows grow at their own pace, each with its own processors.
 
     Where the caller's processors or criteria may treat rows by their index, rows grow in lockstep: token by token,
-    with calls that show all rows together.
-
-    `input_ids` `[rows, prompt]` are the prompts, and `mask` is 0 at padding. With `is_coupled`, draws come from a
+    with calls that show all rows together. `mask` is 0 at padding of the prompts. With `is_coupled`, draws come from a
     stream that a drafter can foresee. The streamer gets a token of all rows once the last of them has it.
     """
 
@@ -99,10 +97,7 @@ class SequenceBatch:
         return [NodeScores(*parts, self.probs_device) for parts in zip(self.rows, trees, logits, strict=True)]
 
     def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
-        """Fill `scores` after one node of each open row by the call that plain decoding makes for all rows.
-
-        Rows that have ended get logits of 0.
-        """
+        """Process logits after a node of each open row in the call that plain decoding makes; 0 in rows that ended."""
         ids = self.sequences
         logits = {row: scores[row].logits_after(node) for row, node in nodes.items()}
         zeros = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
@@ -115,8 +110,7 @@ class SequenceBatch:
     def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
         """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow.
 
-        Streamer and stopping criteria see every token as plain decoding shows it. Where rows grow in lockstep, each
-        has accepted one token. Returns the part of each path that became text.
+        Where rows grow in lockstep, each has accepted one token. Returns the part of each path that became text.
         """
         if self.is_lockstep:
             self._emit_tokens({row: (path.path[0], path.token_ids[0]) for row, path in accepted.items()}, scores)
@@ -217,7 +211,6 @@ class SequenceBatch:
         return ids if self._pad is None else torch.cat([ids, self._pad.expand(1, num_missing).to(ids)], dim=-1)
 
     def _stream(self) -> None:
-        """Give the streamer the tokens that all rows have by now."""
         if self._streamer is None:
             return
         for column in range(self.prompt_len + self._num_streamed, self.longest):

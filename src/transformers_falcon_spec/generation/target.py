@@ -185,7 +185,6 @@ class Target:
         return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
     def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
-        """The model's outputs for tokens of these depths after the text."""
         num_rows, num_nodes = token_ids.shape
         inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs |= {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}

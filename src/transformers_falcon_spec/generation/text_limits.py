@@ -24,9 +24,8 @@ def switch_lengths(config: PreTrainedConfig) -> list[int]:
 def longest_draftable(config: PreTrainedConfig) -> int:
     """The longest text of which an attention index (DeepSeek V3.2) keeps every token; endless without an index.
 
-    The index gives exact zeros to several tokens at once. Which of them it keeps then depends on how many slots of the
-    cache are compared, and a tree fills more slots than plain decoding does. While the index keeps every token,
-    nothing depends on it.
+    The index gives exact zeros to several tokens at once. Which of them it keeps depends on how many slots are
+    compared, and a tree fills more slots than plain decoding does.
     """
     return getattr(config, "index_topk", None) or ENDLESS
 
@@ -61,8 +60,7 @@ def check_batch(
 def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
     """The cache with which plain decoding reads the newest token: a new one where the model drops its own (Phi3).
 
-    `token_ids` `[rows, tokens]` are the whole text, of which `num_new` tokens follow the prompt, and `cache` lacks the
-    newest one.
+    Of `token_ids`, the whole text, `num_new` tokens follow the prompt, and `cache` lacks the newest one.
     """
     outputs = CausalLMOutputWithPast(past_key_values=cache)
     kwargs = {**grown(model, outputs, prompt_kwargs, num_new), "past_key_values": cache}

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .shared_state import attribute_set
+from .modes import attribute_set
 
 GROUPED_SDPA = "falcon_spec_grouped_sdpa"
 _UNUSUAL = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that only the stock function takes
@@ -27,8 +27,7 @@ def grouped_sdpa(
 ) -> tuple[Tensor, None]:
     """Compute SDPA as Transformers does, but without copying the cache for query heads that share keys and values.
 
-    Under a mask Transformers makes that copy, since a GPU has no fast kernel without it. A CPU has one: the same
-    numbers up to rounding.
+    Under a mask Transformers makes that copy, as GPUs have no fast kernel without it; a CPU has one.
     """
     is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
     if attention_mask is None or is_odd or query.device.type != "cpu":
@@ -44,10 +43,7 @@ AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)
 
 
 def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """The attention of `model` takes tree masks inside; every thread that uses the model shares the setting.
-
-    Flash and flex attention take no mask of ours, and stock SDPA copies the cache where it gets one.
-    """
+    """Inside, `model` reads with an attention that takes tree masks; threads that use the model share the setting."""
     config = model.config.get_text_config(decoder=True)
     implementation: str = config._attn_implementation or ""
     num_heads, num_groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
-from ..core.verification import AcceptedPath, TokenTree, coverage, match_tokens
+from ..core.verification import AcceptedPath, TokenTree, match_tokens
 from ..errors import OptionError
 from .drafting import Draft
 from .sequence_state import NodeScores
@@ -64,10 +64,7 @@ class Verifier:
 
     @property
     def is_token_matching(self) -> bool:
-        """Whether the rule is token matching itself, to its end, so that a row can be written token by token.
-
-        Processors and criteria need that where they remember their calls or look at all rows of a batch.
-        """
+        """Whether the rule is token matching to its end, so that a row can be written token by token."""
         return self.accept is TOKEN_MATCHING.accept
 
 
@@ -82,8 +79,11 @@ class AcceptedStep:
     def coverage(self, row: int) -> list[float]:
         """The share of the target's distribution after each accepted node that the drafted children hold."""
         tree, path = self.trees[row], self.paths[row].path
-        scores = torch.cat([self.scores[row].after(node).processed for node in path])
-        return coverage(torch.softmax(scores, dim=-1), tree.parents, tree.token_ids, path)
+        probs = torch.softmax(torch.cat([self.scores[row].after(node).processed for node in path]), dim=-1)
+        nodes = list(zip(tree.parents, tree.token_ids, strict=True))
+        children = [[token for parent, token in nodes if parent == node] for node in path]
+        shares = [after[offered].sum() for after, offered in zip(probs, children, strict=True)]
+        return torch.stack(shares).tolist()  # waits for the device once
 
 
 VERIFIERS: dict[str, Verifier] = {}
@@ -139,10 +139,7 @@ def verifier_of(drafter: Any, config: GenerationConfig) -> Verifier:
 
 
 def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: torch.device) -> list[TokenTree]:
-    """The draft of each row in the form that the rule reads, with probabilities on `device` where it needs them.
-
-    Rows that are not open take no step, and need none.
-    """
+    """The draft of each row as the rule reads it; open rows with probabilities on `device` where it needs them."""
     parents = draft.parents.expand_as(draft.token_ids)
     if draft.is_lookahead is not None:  # nodes that are read, but never become text
         parents = parents.masked_fill(draft.is_lookahead.to(parents.device), -1)

@@ -17,7 +17,7 @@ from ..options import OWN
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 LARGE = 16
 WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
-# Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, and one takes a pass more than
+# Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, one takes a pass more than
 # usual, whatever they seem to cost: else a price that is wrong might never be paid again.
 REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
