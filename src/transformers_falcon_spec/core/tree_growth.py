@@ -119,7 +119,7 @@ class TreeGrowth:
         token_ids: Int[Tensor, "rows parents children"],
         log_probs: Float[Tensor, "rows parents children"],
     ) -> None:
-        """Give some of the newest nodes children, best first, with the drafter's probabilities; then these are newest."""
+        """Give some of the newest nodes children, best first, with the drafter's probabilities."""
         newest, depth = self._levels[-1], len(self._levels)
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
