@@ -1,6 +1,6 @@
 """The best draft tree for given acceptance, found in two ways that assume nothing: exact dynamic programme, and all trees there are.
 
-A tree is judged by its expected acceptance length, the sum of the probabilities of its nodes. Any sibling ranks may be taken, also with gaps.
+A tree is as good as its expected acceptance length, the sum of the probabilities of its nodes. Any sibling ranks may be taken, also with gaps.
 """
 
 import math

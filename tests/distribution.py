@@ -12,11 +12,11 @@ NUM_TOKENS = 4  # of a text; the first comes of the prefill, so drafts may be tw
 
 @torch.no_grad()
 def assert_texts_have_the_distribution_of(target: Any, drafter: Any, num_texts: int = 3000) -> None:
-    """Chi-square of the last three tokens of texts against their chances, each text of a seed of its own."""
+    """Chi-square of the last three tokens of texts against their probabilities, each text of a seed of its own."""
     texts = torch.tensor([PROMPT[0].tolist() + list(text) for text in product(range(VOCAB_SIZE), repeat=NUM_TOKENS)])
     probs = torch.softmax(target(texts).logits, dim=-1)[:, PROMPT.shape[1] - 1 : -1]
-    chances = probs.gather(-1, texts[:, PROMPT.shape[1] :, None])[..., 0].prod(-1)
-    expected = num_texts * chances.view(VOCAB_SIZE, -1).sum(0)  # whatever the first token is
+    text_probs = probs.gather(-1, texts[:, PROMPT.shape[1] :, None])[..., 0].prod(-1)
+    expected = num_texts * text_probs.view(VOCAB_SIZE, -1).sum(0)  # whatever the first token is
     found, num_accepted, num_drafted = torch.zeros_like(expected), 0, 0
 
     for seed in range(num_texts):

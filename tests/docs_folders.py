@@ -25,9 +25,9 @@ def make_folder(page: str, folder: Path) -> None:
         _MAKERS[page](folder)
 
 
-def _stand_in(place: Path, for_it: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(for_it)
+def _stand_in(path: Path, for_it: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(for_it)
 
 
 def _convert(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stand-ins for drafters: one that drafts random trees, and one that tells another drafter part of the truth."""
+"""Stand-ins for drafters: one that drafts random trees, and one that gives another drafter part of the truth."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 
 
 class RandomDrafter:
-    """Drafts trees of random shape with random tokens; keeps what each of its generators was told.
+    """Drafts trees of random shape with random tokens; keeps what its generators were given.
 
     Args:
         num_nodes (`int`): Nodes of a tree, root included.
-        num_guests (`int`): How many of them, from the last one back, are read but must never become text.
+        num_lookahead (`int`): How many of them, from the last one back, are read but must never become text.
         feature_layers (`Sequence[int]`): Hidden states to ask for.
         proposals (`float`): Share of steps with a proposal.
         wants_node_choices (`bool`): Whether to ask for the target's choices after every node.
@@ -28,14 +28,14 @@ class RandomDrafter:
     def __init__(
         self,
         num_nodes: int = 8,
-        num_guests: int = 0,
+        num_lookahead: int = 0,
         feature_layers: Sequence[int] = (),
         proposals: float = 1.0,
         wants_node_choices: bool = False,
         tune: bool = True,
     ) -> None:
         self.wants_node_choices = wants_node_choices
-        self.num_nodes, self.num_guests, self.proposals = num_nodes, num_guests, proposals
+        self.num_nodes, self.num_lookahead, self.proposals = num_nodes, num_lookahead, proposals
         self.feature_layers, self.members = tuple(feature_layers), (self,)
         self.config = SimpleNamespace(
             is_encoder_decoder=False, get_text_config=lambda: self.config, vocab_size=VOCAB_SIZE
@@ -80,8 +80,10 @@ class RandomGenerator(TreeCandidateGenerator):
         num_nodes = max(len(parents) for parents, _ in trees)
         parents = torch.tensor([parents + [-1] * (num_nodes - len(parents)) for parents, _ in trees])
         token_ids = torch.tensor([ids + [0] * (num_nodes - len(ids)) for _, ids in trees])
-        is_lookahead = torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_guests
-        self.drafts.append(Draft(token_ids, parents, is_lookahead=is_lookahead if self.drafter.num_guests else None))
+        is_lookahead = torch.arange(num_nodes)[None] >= num_nodes - self.drafter.num_lookahead
+        self.drafts.append(
+            Draft(token_ids, parents, is_lookahead=is_lookahead if self.drafter.num_lookahead else None)
+        )
         return self.drafts[-1]
 
     def _tree(self, root: int, max_depth: int, budget: DraftBudget) -> tuple[list[int], list[int]]:
@@ -98,7 +100,7 @@ class RandomGenerator(TreeCandidateGenerator):
 
 
 class InformedDrafter:
-    """Another drafter, told the coming text: at each depth one child of the true node gets the true token, mostly.
+    """Another drafter that knows the coming text: at each depth one child of the true node gets the true token, mostly.
 
     Args:
         drafter (`Any`): The drafter whose trees are corrected.

@@ -84,6 +84,6 @@ def every_drafter(kind: str, target: Any) -> Any:
         return KINDS[kind](target).to(target.dtype)
 
 
-def told(drafter: Any, text: torch.Tensor) -> InformedDrafter:
-    """The drafter, told part of `text`, so that some of its drafts are kept; its own passes run as ever."""
+def informed_of(drafter: Any, text: torch.Tensor) -> InformedDrafter:
+    """The drafter, which knows part of `text`, so that some of its drafts are kept; its own passes run as ever."""
     return InformedDrafter(drafter, text)

@@ -168,7 +168,7 @@ _EXPERTS = {
         | {"zero_expert_num": 1, "expert_ffn_hidden_size": 32, "moe_topk": 2},
     ),
 }
-_CHAINS = {  # where a token stands is told from its slot in the cache, or a convolution reads the slots before it
+_CHAINS = {  # where a token stands follows from its slot in the cache, or a convolution reads the slots before it
     "bloom": Family(
         "BloomConfig", _IDS | {"hidden_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}, "paths"
     ),
@@ -241,7 +241,7 @@ ONE_OF_EACH = {
     "llama4": "in chunks",
     "gpt2": "with learned positions",
     "deepseek_v3": "to latent keys and values",
-    "bloom": "with positions told by slots, so that a draft is read path by path",
+    "bloom": "with positions taken from slots, so that a draft is read path by path",
     "lfm2": "beside convolutions, so that a draft is a chain",
     "mamba": "not at all: its recurrent state is refused",
 }

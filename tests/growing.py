@@ -17,14 +17,14 @@ def grown_paths(
     considered: list[tuple[Path, float]] = [((), 1.0)]
     newest = considered
     for level in range(depth):
-        place = level % block_size
-        num = top_k if place else max(top_k // block_size, 2)
+        offset = level % block_size
+        num = top_k if offset else max(top_k // block_size, 2)
         likeliest = sorted(newest, key=lambda node: -node[1])[:num]
         newest = []
-        for path, chance in (node for node in considered if node in likeliest):
-            probs = model(path, place)
+        for path, prob in (node for node in considered if node in likeliest):
+            probs = model(path, offset)
             best = sorted(range(len(probs)), key=lambda token: -probs[token])[:top_k]
-            newest += [((*path, token), chance * probs[token]) for token in best]
+            newest += [((*path, token), prob * probs[token]) for token in best]
         considered = considered + newest
     kept = sorted(considered, key=lambda node: -node[1])[:num_nodes]
-    return [path for path, chance in considered if (path, chance) in kept]
+    return [path for path, prob in considered if (path, prob) in kept]

@@ -82,11 +82,11 @@ def walk(
 
 
 def best_first(acceptance: Sequence[Sequence[float]], num_nodes: int) -> list[float]:
-    """Chances of the `num_nodes` likeliest nodes, root included, of the complete tree."""
-    chances = [1.0]
+    """Probabilities of the `num_nodes` likeliest nodes, root included, of the complete tree."""
+    probs = [1.0]
     for depth in range(1, len(acceptance) + 1):
-        chances += [math.prod(places) for places in itertools.product(*acceptance[:depth])]
-    return sorted(chances, reverse=True)[:num_nodes]
+        probs += [math.prod(ranks) for ranks in itertools.product(*acceptance[:depth])]
+    return sorted(probs, reverse=True)[:num_nodes]
 
 
 def keep_path(slots: Sequence[Any], num_nodes: int, path: Path) -> list[Any]:
@@ -121,38 +121,38 @@ class ScriptedDraws:
         self.script = list(script)
         self.taken: list[int] = []
         self.options: list[list[int]] = []
-        self.chance = 1.0
+        self.prob = 1.0
 
     def categorical(self, probs: Tensor) -> Tensor:
         """One index for the only row of `probs`."""
         (row,) = probs.tolist()
-        self.options.append([index for index, chance in enumerate(row) if chance > 0])
-        place = len(self.taken)
-        self.taken.append(self.script[place] if place < len(self.script) else self.options[-1][0])
-        self.chance *= row[self.taken[-1]]
+        self.options.append([index for index, prob in enumerate(row) if prob > 0])
+        index = len(self.taken)
+        self.taken.append(self.script[index] if index < len(self.script) else self.options[-1][0])
+        self.prob *= row[self.taken[-1]]
         return torch.tensor([self.taken[-1]])
 
 
 def every_branch(run: Callable[[ScriptedDraws], Any]) -> Iterator[tuple[Any, float]]:
-    """Every outcome of `run` with its chance: each choice that it asks for is taken in each possible way."""
+    """Every outcome of `run` with its probability: each choice that it asks for is taken in each possible way."""
     script: list[int] | None = []
     while script is not None:
         draws = ScriptedDraws(script)
-        yield run(draws), draws.chance
+        yield run(draws), draws.prob
         script = None
-        for place in reversed(range(len(draws.taken))):
-            later = [option for option in draws.options[place] if option > draws.taken[place]]
+        for index in reversed(range(len(draws.taken))):
+            later = [option for option in draws.options[index] if option > draws.taken[index]]
             if later:
-                script = [*draws.taken[:place], later[0]]
+                script = [*draws.taken[:index], later[0]]
                 break
 
 
 def distribution(run: Callable[[ScriptedDraws], Any]) -> Mapping[Any, float]:
-    """The chance of each outcome of `run`, by taking every branch."""
-    chances: dict[Any, float] = {}
-    for outcome, chance in every_branch(run):
-        chances[outcome] = chances.get(outcome, 0.0) + chance
-    return chances
+    """The probability of each outcome of `run`, by taking every branch."""
+    probs: dict[Any, float] = {}
+    for outcome, prob in every_branch(run):
+        probs[outcome] = probs.get(outcome, 0.0) + prob
+    return probs
 
 
 def block_verification(tree: Any, target_probs: Callable[[int], Tensor], draws: Any) -> AcceptedPath:
@@ -171,14 +171,14 @@ def block_verification(tree: Any, target_probs: Callable[[int], Tensor], draws: 
                 weight * float(target_probs(depth - 1)[token] / tree.draft_probs[tree.dist_index[depth - 1]][token]),
             )
         if depth == num_draft:
-            chance, residual = weight, target
+            prob, residual = weight, target
         else:
             left = (weight * target - tree.draft_probs[tree.dist_index[depth]]).clamp(min=0)
             mass = float(left.sum())
-            chance = mass / (mass + 1 - weight) if mass + 1 - weight > 0 else 1.0
+            prob = mass / (mass + 1 - weight) if mass + 1 - weight > 0 else 1.0
             residual = left / mass if mass > 0 else target
         residuals.append(residual)
-        is_kept = depth == 0 or int(draws.categorical(torch.tensor([[chance, 1 - chance]], dtype=torch.double))) == 0
+        is_kept = depth == 0 or int(draws.categorical(torch.tensor([[prob, 1 - prob]], dtype=torch.double))) == 0
         kept = depth if is_kept else kept
     bonus = int(draws.categorical(residuals[kept + 1][None]))
     return AcceptedPath(tuple(range(kept + 1)), (*tree.token_ids[1 : kept + 1], bonus))
@@ -232,11 +232,11 @@ class NaiveFalcon:
         blocks: dict[Path, Tensor] = {}
         tokens = dict(enumerate(range(self.target.vocab_size)))  # a node is called by its token
 
-        def probs(path: Path, place: int) -> list[float]:
-            whole = path[: len(path) - place]
+        def probs(path: Path, offset: int) -> list[float]:
+            whole = path[: len(path) - offset]
             if whole not in blocks:
                 blocks[whole] = self.read(whole, tokens, blocks)
-            return torch.softmax(self._scores(blocks[whole][place], path[-1] if path else self.root), dim=-1).tolist()
+            return torch.softmax(self._scores(blocks[whole][offset], path[-1] if path else self.root), dim=-1).tolist()
 
         return grown_paths(probs, depth, top_k, num_nodes, self.block_size)
 
@@ -260,18 +260,18 @@ class NaiveFalcon:
         """Features `[size, hidden]` of the last block, true rows and the blocks of `path` read in one sequence."""
         size, num_true = self.block_size, len(self.rows)
         rows = list(self.rows)
-        for place, node in enumerate(path):
-            rows.append(self._row(tokens[node], blocks[path[: place // size * size]][place % size]))
+        for depth, node in enumerate(path):
+            rows.append(self._row(tokens[node], blocks[path[: depth // size * size]][depth % size]))
         states = self._recur(rows)
         positions = torch.arange(len(rows))[None]
         bias = torch.full((1, 1, len(rows), len(rows)), torch.finfo(states.dtype).min, dtype=states.dtype)
-        places = torch.zeros(1, len(rows), dtype=torch.long)
+        offsets = torch.zeros(1, len(rows), dtype=torch.long)
         for row in range(len(rows)):
             end = self.ends[row] if row < num_true else num_true + (row - num_true) // size * size + size - 1
             bias[..., row, : end + 1] = 0
-            places[0, row] = size - 1 - (end - row)
+            offsets[0, row] = size - 1 - (end - row)
         rotary = self.drafter.rotary_emb(states, positions)
-        block_positions = {"block_positions": places} if self.drafter.config.block_position_embedding else {}
+        block_positions = {"block_positions": offsets} if self.drafter.config.block_position_embedding else {}
         for layer in self.drafter.layers:
             states = layer(states, attention_mask=bias, position_embeddings=rotary, **block_positions)
         return states[0, -size:]
@@ -290,21 +290,21 @@ class NaiveFalcon:
 
 
 class NaiveLookahead:
-    """One row of Lookahead that forgets nothing. A guess has a step of birth and a place; place 0 is the root of step 0."""
+    """One row of Lookahead that forgets nothing. A guess has a step of birth and a column; column 0 is the root of step 0."""
 
     def __init__(self, window_size: int, ngram_len: int, first_tokens: Sequence[int]) -> None:
         self.window_size, self.ngram_len = window_size, ngram_len
         self.text: list[int] = []
         self.seen: list[Path] = []  # in order, again and again
         self.step = 0
-        self.guesses = {(0, place): token for place, token in enumerate(first_tokens, start=1)}
+        self.guesses = {(0, column): token for column, token in enumerate(first_tokens, start=1)}
 
     def columns(self) -> list[tuple[Path, Path]]:
         """Of each column what its newest node sees, root first, and the part of it that its n-gram begins with."""
         oldest, *later = range(max(self.step - self.ngram_len + 2, 0), self.step + 1)
         columns = []
         for number in range(self.window_size + self.ngram_len - 2 - len(later)):
-            ahead = [self.guesses[oldest, self.step + place] for place in range(1, number + 1)]
+            ahead = [self.guesses[oldest, self.step + column] for column in range(1, number + 1)]
             below = [self.guesses[birth, self.step + number + up] for up, birth in enumerate(later, start=1)]
             path = (self.text[-1], *ahead, *below)
             columns.append((path, path[number:]))

@@ -67,12 +67,12 @@ class NaiveLayerParallel:
         memory: Memory = [[] for _ in self.layers]
         tokens = [*self.text, *path]
         num_exact = len(self.text) if self.calibrate else self.prompt_len
-        exact = [place < num_exact for place in range(len(tokens))]
-        return [self._read(token, place, exact[place], memory) for place, token in enumerate(tokens)]
+        exact = [position < num_exact for position in range(len(tokens))]
+        return [self._read(token, position, exact[position], memory) for position, token in enumerate(tokens)]
 
     def grown(self, depth: int, top_k: int, num_nodes: int) -> list[Path]:
         """Paths of the tree that grows."""
-        return grown_paths(lambda path, _place: self.probs(path).tolist(), depth, top_k, num_nodes)
+        return grown_paths(lambda path, _offset: self.probs(path).tolist(), depth, top_k, num_nodes)
 
     def static(self, parents: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
         """The token of every node of a static tree but the root."""
@@ -82,13 +82,13 @@ class NaiveLayerParallel:
             paths[node] = (*paths[parents[node]], int(best[ranks[node]]))
         return {node: path[-1] for node, path in paths.items() if node}
 
-    def _read(self, token: int, place: int, is_exact: bool, memory: Memory) -> Tensor:
+    def _read(self, token: int, position: int, is_exact: bool, memory: Memory) -> Tensor:
         """One token through all layers; its keys and values join the others."""
         own = token if token < self.config.vocab_size else 0
         state = self.model.get_input_embeddings()(torch.tensor([own]))[0]
         groups = [[number] for number in range(len(self.layers))] if is_exact else self.groups
         for group in groups:
-            attended = [self._attend(number, state, place, memory[number]) for number in group]  # all of one state
+            attended = [self._attend(number, state, position, memory[number]) for number in group]  # all of one state
             if self.whole_layers and len(group) > 1:
                 ends = [
                     self._finish(self.layers[number], state, read)
@@ -108,12 +108,12 @@ class NaiveLayerParallel:
             return state + attended + layer.mlp(layer.post_attention_layernorm(state))
         return state + attended + layer.mlp(layer.post_attention_layernorm(state + attended))
 
-    def _attend(self, number: int, state: Tensor, place: int, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _attend(self, number: int, state: Tensor, position: int, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
         layer, config = self.layers[number], self.config
         attention = layer.attention if self.is_neox else layer.self_attn
         query, key, value = self._heads(attention, layer.input_layernorm(state))
-        memory.append((self._turned(key, place), value))
-        query = self._turned(query, place)
+        memory.append((self._turned(key, position), value))
+        query = self._turned(query, position)
         kinds = getattr(config, "layer_types", None)
         is_wide = kinds is not None and kinds[number] == "full_attention"
         window = (None if is_wide else getattr(config, "sliding_window", None)) or len(memory)
@@ -140,11 +140,11 @@ class NaiveLayerParallel:
                 query, key = getattr(attention, names[0])(query), getattr(attention, names[1])(key)
         return query, key, value
 
-    def _turned(self, heads: Tensor, place: int) -> Tensor:
-        """Rotary positions: entries i and i + size / 2 turn by place / theta^(2i / size); in some families a part of each head."""
+    def _turned(self, heads: Tensor, position: int) -> Tensor:
+        """Rotary positions: entries i and i + size / 2 turn by position / theta^(2i / size); in some families a part of each head."""
         ropes = self.config.rope_parameters
         size = int(heads.shape[-1] * ropes.get("partial_rotary_factor", 1.0))
-        angles = place * (1 / ropes["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+        angles = position * (1 / ropes["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
         cosines, sines = angles.cos().to(heads), angles.sin().to(heads)
         first, second = heads[:, : size // 2], heads[:, size // 2 : size]
         turned = [first * cosines - second * sines, second * cosines + first * sines]

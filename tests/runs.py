@@ -33,14 +33,14 @@ class Pair:
         return self.drafted.speculation
 
     def assert_equal(self, is_kept: bool = True) -> None:
-        """The same text, and the random stream at the same place; and not for want of drafts, of which something must be kept."""
+        """The same text, and the random stream in the same state; and something of the drafts was kept."""
         assert self.drafted.sequences.tolist() == self.plain.sequences.tolist()
         assert self.drafted_state.equal(self.plain_state)
         assert not is_kept or self.stats.acceptance_length > 1
 
 
 def plain(target: PreTrainedModel, prompt: Tensor | None = None, seed: int = 0, **options: Any) -> Any:
-    """What `target` writes alone; 24 tokens unless told otherwise."""
+    """What `target` writes alone; 24 tokens by default."""
     torch.manual_seed(seed)
     return seedless(target, options.pop("assistant_model", None), prompt, **options)
 
@@ -63,12 +63,12 @@ def both(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **
     return Pair(without, drafted(target, drafter, prompt, **options), state, torch.get_rng_state())
 
 
-def told(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **options: Any) -> Pair:
-    """The same with a drafter that is told most of the coming text, as an untrained one keeps next to nothing."""
+def informed(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None, **options: Any) -> Pair:
+    """The same with a drafter that knows most of the coming text, as an untrained one keeps next to nothing."""
     without = plain(target, prompt, **options)
     state, mask = torch.get_rng_state(), options.get("attention_mask")
-    informed = InformedDrafter(drafter, without.sequences, mask=mask)
-    return Pair(without, drafted(target, informed, prompt, **options), state, torch.get_rng_state())
+    knowing = InformedDrafter(drafter, without.sequences, mask=mask)
+    return Pair(without, drafted(target, knowing, prompt, **options), state, torch.get_rng_state())
 
 
 def traces(target: PreTrainedModel, cache: Any = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import runs
-from tests.every_drafter import KINDS, every_drafter, told
+from tests.every_drafter import KINDS, every_drafter, informed_of
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import make_trainer, same, weights
 from transformers_falcon_spec import DiffusionDrafter, EagleDrafter, MedusaDrafter
@@ -44,7 +44,7 @@ LEARNERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, `dtype` is the type of tensors that are not told theirs."""
+    """Inside, `dtype` is the type of tensors that are not given theirs."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -67,7 +67,7 @@ def untold(path: Path) -> list[str]:
     ]
 
 
-def test_every_tensor_of_fractions_is_told_its_type() -> None:
+def test_every_tensor_of_fractions_is_given_its_type() -> None:
     paths = [path for path in SOURCE.rglob("*.py") if not path.as_posix().endswith(tuple(WEIGHTS))]
 
     assert [line for path in paths for line in untold(path)] == []
@@ -75,7 +75,7 @@ def test_every_tensor_of_fractions_is_told_its_type() -> None:
 
 
 @pytest.mark.parametrize("dtype", OTHERS)
-def test_a_target_is_told_by_the_same_print_and_read_in_the_same_way(dtype: torch.dtype) -> None:
+def test_a_target_has_the_same_fingerprint_and_read_in_the_same_way(dtype: torch.dtype) -> None:
     target, again = make_target(vocab_size=1500), make_target(vocab_size=1500)
     expected = TargetFingerprint.of_target(target), probe(target)
 
@@ -88,11 +88,11 @@ def test_a_target_is_told_by_the_same_print_and_read_in_the_same_way(dtype: torc
 def test_drafts_and_texts_are_the_same(kind: str, dtype: torch.dtype) -> None:
     target = make_target(num_hidden_layers=3).double()
     drafter, gold = every_drafter(kind, target), runs.plain(target, **SAMPLED).sequences
-    expected = runs.drafted(target, told(unwrapped(drafter), gold), **SAMPLED)
+    expected = runs.drafted(target, informed_of(unwrapped(drafter), gold), **SAMPLED)
     state = torch.get_rng_state()
 
     with default_dtype(dtype):
-        given = runs.drafted(target, told(unwrapped(drafter), gold), **SAMPLED)
+        given = runs.drafted(target, informed_of(unwrapped(drafter), gold), **SAMPLED)
 
     assert given.sequences.tolist() == expected.sequences.tolist() == gold.tolist()
     assert torch.get_rng_state().equal(state)
@@ -144,7 +144,7 @@ def test_models_that_are_made_in_it_decode(kind: str, dtype: torch.dtype) -> Non
         target = make_target(num_hidden_layers=3)
         drafter = every_drafter(kind, target)
         gold = runs.plain(target).sequences
-        out = runs.drafted(target, told(unwrapped(drafter), gold))
+        out = runs.drafted(target, informed_of(unwrapped(drafter), gold))
 
     assert target.dtype == dtype
     assert out.sequences.shape == gold.shape

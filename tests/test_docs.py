@@ -273,7 +273,7 @@ def anchors(page: Path) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in HEADING.findall(text)]
 
 
-def test_every_page_has_a_place_in_the_menu_and_every_place_a_page() -> None:
+def test_every_page_has_an_entry_in_the_menu_and_every_entry_a_page() -> None:
     menu = re.findall(r"^ *- .+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
 
     assert sorted(menu) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))

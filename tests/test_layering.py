@@ -1,4 +1,4 @@
-"""Who may import whom. A module imports its own layer and lower ones; a new module gets a place in `LAYERS`."""
+"""Who may import whom. A module imports its own layer and lower ones; a new module gets an entry in `LAYERS`."""
 
 import ast
 import sys
@@ -57,7 +57,7 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
     """What is wrong with the imports of `module`, a dotted name below the package."""
     layer = module.partition(".")[0]
     if layer not in RANKS:
-        return [f"`{module}` has no layer: give it a place in `LAYERS`."]
+        return [f"`{module}` has no layer: give it an entry in `LAYERS`."]
     found = []
     for each in imports(module, source, is_package):
         if (reason := _reason(module, layer, each)) is not None:

@@ -32,7 +32,7 @@ def test_a_file_of_tests_named_after_a_module_stands_where_the_module_does() -> 
     assert [str(file) for file, module in named.items() if module.name in names and module not in modules] == []
 
 
-def test_lanes_are_told_to_pytest_and_folders_of_lanes_are_there(pytestconfig: pytest.Config) -> None:
+def test_lanes_are_known_to_pytest_and_folders_of_lanes_are_there(pytestconfig: pytest.Config) -> None:
     known = {line.partition(":")[0] for line in pytestconfig.getini("markers")}
 
     assert LANES - known == set()

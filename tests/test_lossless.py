@@ -53,7 +53,7 @@ def test_falcon_writes_the_targets_text(
         feature_layers=feature_layers,
     )
 
-    pair = runs.told(
+    pair = runs.informed(
         target, drafter, make_prompt(3 + case, case), seed=case, **MODES[["greedy", "sampling"][case // 16]]
     )
 
@@ -68,7 +68,7 @@ def test_falcon_that_grows_its_trees_writes_the_targets_text(block_size: int, fa
     drafter = make_drafter(target, block_size=block_size)
     drafter.generation_config = SpeculationConfig(dynamic_tree=True, tree_depth=4, num_tree_nodes=24, tree_top_k=6)
 
-    pair = runs.told(target, drafter, make_prompt(5), **MODES[mode])
+    pair = runs.informed(target, drafter, make_prompt(5), **MODES[mode])
 
     pair.assert_equal()
     if mode == "greedy":
@@ -195,7 +195,7 @@ def test_lower_precision_differs_at_ties_only(dtype: torch.dtype) -> None:
     out = runs.drafted(target, InformedDrafter(RandomDrafter(), gold.sequences), output_logits=True)
 
     ours, plain = out.sequences[0], gold.sequences[0]
-    split = next((place for place in range(len(plain)) if ours[place] != plain[place]), None)
+    split = next((index for index in range(len(plain)) if ours[index] != plain[index]), None)
     if split is not None:
         ours, plain = out.logits[split - 12][0], gold.logits[split - 12][0]
         best, second = plain.topk(2).values

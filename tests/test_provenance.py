@@ -90,7 +90,7 @@ def test_a_path_keeps_what_makes_sense_elsewhere(root: Path, path: str, expected
         *("../shared/data", "/no/such/folder/here", "2/3 of /s", "/" + 300 * "x", "/a\0", "", None, 3, 0.5, True),
     ],
 )
-def test_what_is_no_place_of_this_machine_stays(value: Any) -> None:
+def test_what_is_no_path_of_this_machine_stays(value: Any) -> None:
     assert portable(value) == value
     assert type(portable(value)) is type(value)
 

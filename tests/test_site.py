@@ -40,12 +40,12 @@ def reference() -> Page:
     return Page("reference/index.html")
 
 
-def test_the_reference_has_a_place_for_every_public_name(reference: Page) -> None:
+def test_the_reference_has_an_entry_for_every_public_name(reference: Page) -> None:
     errors = {name: f"errors.{name}" for name in transformers_falcon_spec.__all__ if name.endswith("Error")}
 
-    places = {f"transformers_falcon_spec.{errors.get(name, name)}" for name in transformers_falcon_spec.__all__}
+    names = {f"transformers_falcon_spec.{errors.get(name, name)}" for name in transformers_falcon_spec.__all__}
 
-    assert places - reference.ids == set()
+    assert names - reference.ids == set()
 
 
 def test_the_reference_lists_every_argument(reference: Page) -> None:
@@ -59,10 +59,10 @@ def test_the_reference_lists_every_argument(reference: Page) -> None:
     assert set(names) - set(listed) == set()
 
 
-def test_fields_are_told_by_the_comments_and_the_help_beside_them(reference: Page) -> None:
+def test_fields_have_the_comments_and_the_help_beside_them(reference: Page) -> None:
     assert "Nodes sent to the target, roots excluded." in reference.text  # a comment of `GenerationStats`
-    told = "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of the drafter's config."
-    assert told in reference.text
+    help_text = "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of the drafter's config."
+    assert help_text in reference.text
     assert "field(" not in reference.text
 
 
@@ -76,11 +76,11 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
         page = Page(str(path.relative_to(SITE)))
 
         assert page.loads
-        assert [place for place in page.loads if re.match(r"(https?:)?//", place)] == []
-        assert [place for place in page.loads if not (path.parent / place.partition("?")[0]).exists()] == []
+        assert [link for link in page.loads if re.match(r"(https?:)?//", link)] == []
+        assert [link for link in page.loads if not (path.parent / link.partition("?")[0]).exists()] == []
 
 
 def test_the_figures_are_shown() -> None:
-    shown = [Path(place).name for place in Page("how_it_works/index.html").loads]
+    shown = [Path(link).name for link in Page("how_it_works/index.html").loads]
 
     assert {"walk.svg", "tree_mask.svg", "block.svg"} <= set(shown)

@@ -139,7 +139,7 @@ def test_the_text_is_the_targets_own(form: str, mode: dict[str, Any], tmp_path: 
     config["eagle_aux_hidden_state_layer_ids"] = foreign.LAYER_IDS
     drafter = converted(EagleDrafter, foreign.written(tmp_path / "source", config, weights)).double()
 
-    pair = runs.told(target, drafter, **mode)
+    pair = runs.informed(target, drafter, **mode)
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0

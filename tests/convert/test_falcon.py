@@ -95,7 +95,7 @@ def test_the_text_is_the_targets_own(mode: dict[str, Any], tmp_path: Path) -> No
     drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights)).double()
     drafter.generation_config.draft_tree = DraftTree.from_lists(runs.BUSHY).to_json()
 
-    pair = runs.told(target, drafter, **mode)
+    pair = runs.informed(target, drafter, **mode)
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
@@ -111,7 +111,7 @@ def test_a_converted_drafter_brings_the_papers_tree(block_size: int, depth: int,
     assert int(drafter.draft_tree.depths.max()) == depth
     target = make_target("llama").double()
     drafter.generation_config.tune = False  # all of the tree is drafted
-    pair = runs.told(target, drafter.double())
+    pair = runs.informed(target, drafter.double())
     pair.assert_equal()
     assert pair.stats.num_drafted > pair.stats.num_steps * 30
     assert pair.stats.acceptance_length > 1

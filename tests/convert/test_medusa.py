@@ -81,7 +81,7 @@ def test_the_text_is_the_targets_own(variant: str, mode: dict[str, Any], tmp_pat
     source = foreign.written(tmp_path / "source", config, weights, FILES[variant])
     drafter = converted(MedusaDrafter, source).double()
 
-    pair = runs.told(target, drafter, **mode)
+    pair = runs.informed(target, drafter, **mode)
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0

@@ -84,7 +84,7 @@ def context_of(parents: Sequence[int], tokens: Sequence[int], node: int) -> Cont
 def texts(
     rule: Rule, parents: Sequence[int], target: Language, drafter: Language, **changes: Any
 ) -> Mapping[Context, float]:
-    """The chance of each text of depth + 1 tokens: a draft, a verdict, and the target alone for the rest."""
+    """The probability of each text of depth + 1 tokens: a draft, what is accepted, and the target alone for the rest."""
     length = max(len(path_to(parents, node)) for node in range(len(parents)))
     make_tree = changes.get("draw_tree", draw_tree)
 
@@ -100,16 +100,16 @@ def texts(
 
 
 def largest_error(found: Mapping[Context, float], target: Language) -> float:
-    """The largest difference between the chance of a text and the target's own."""
+    """The largest difference between the probability of a text and the target's own."""
     texts: dict[Context, float] = {(): 1.0}
     for _ in range(len(next(iter(found)))):
         texts = {
-            (*text, token): chance * float(target(text)[token])
-            for text, chance in texts.items()
+            (*text, token): prob * float(target(text)[token])
+            for text, prob in texts.items()
             for token in range(target.vocab_size)
         }
     assert set(found) <= set(texts)
-    return max(abs(found.get(text, 0.0) - chance) for text, chance in texts.items())
+    return max(abs(found.get(text, 0.0) - prob) for text, prob in texts.items())
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def mean_accepted(rule: Rule, parents: Sequence[int], seed: int, vocab_size: int
         tree = draw_tree(parents, drafter, draws)
         return rule(tree, lambda node: target(context_of(tree.parents, tree.token_ids, node)), draws).num_accepted
 
-    return sum(count * chance for count, chance in distribution(run).items())
+    return sum(count * prob for count, prob in distribution(run).items())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -207,13 +207,13 @@ def one_draw_for_all_parents(parents: Sequence[int], drafter: Language, draws: D
     tree = draw_tree(parents, drafter, draws)
     tokens, first = list(tree.token_ids), {}
     for node in range(1, len(tokens)):
-        place = (len(path_to(tree.parents, node)), tree.children(tree.parents[node]).index(node))
-        tokens[node] = first.setdefault(place, tokens[node])
+        position = (len(path_to(tree.parents, node)), tree.children(tree.parents[node]).index(node))
+        tokens[node] = first.setdefault(position, tokens[node])
     dists = torch.stack([drafter(context_of(tree.parents, tokens, node)) for node in range(len(tokens))])
     return DrawnTree(tree.parents, tokens, dists, list(range(len(tokens))))
 
 
-def the_distribution_of_the_next_place(parents: Sequence[int], drafter: Language, draws: Draws) -> DrawnTree:
+def the_distribution_of_the_next_depth(parents: Sequence[int], drafter: Language, draws: Draws) -> DrawnTree:
     """Blocks are misaligned by one: tokens come with the distribution of their own children."""
     tree = draw_tree(parents, drafter, draws)
     dists = torch.stack(
@@ -231,14 +231,14 @@ def only_tokens_that_look_good(parents: Sequence[int], drafter: Language, draws:
 
 
 def siblings_stay_in_the_draft(tree: DrawnTree, target_probs: Any, draws: Draws) -> AcceptedPath:
-    """Each child is judged by the distribution of the first one, as if no sibling had been taken out before it."""
+    """Each child is verified by the distribution of the first one, as if no sibling had been taken out before it."""
     node, tokens = 0, []
     while True:
         target, next_node = target_probs(node), None
         for child in tree.children(node):
             draft, token = tree.draft_probs[tree.dist_index[node]], tree.token_ids[child]
-            chance = min(1.0, float(target[token] / draft[token]))
-            if int(draws.categorical(torch.tensor([[chance, 1 - chance]], dtype=torch.double))) == 0:
+            prob = min(1.0, float(target[token] / draft[token]))
+            if int(draws.categorical(torch.tensor([[prob, 1 - prob]], dtype=torch.double))) == 0:
                 next_node = child
                 break
             left = (target - draft).clamp(min=0)
@@ -263,7 +263,7 @@ def one_number_for_every_test(tree: DrawnTree, target_probs: Any, draws: Draws) 
 WRONG_DRAFTS = {
     "marginals for a fixed path": (marginals_for_a_fixed_path, [-1, 0, 1]),
     "one draw for all parents": (one_draw_for_all_parents, [-1, 0, 0, 1, 2]),
-    "blocks misaligned": (the_distribution_of_the_next_place, [-1, 0, 1]),
+    "blocks misaligned": (the_distribution_of_the_next_depth, [-1, 0, 1]),
     "children chosen by their draws": (only_tokens_that_look_good, [-1, 0, 0]),
 }
 WRONG_RULES = {

@@ -54,12 +54,12 @@ def test_greedy_takes_the_best_and_draws_nothing() -> None:
     assert draws.taken == []
 
 
-def test_choose_takes_every_branch_with_the_chance_of_its_softmax() -> None:
+def test_choose_takes_every_branch_with_the_probability_of_its_softmax() -> None:
     scores = torch.tensor([[0.5, -1.0, 2.0, float("-inf")]], dtype=torch.float64)
 
-    chances = reference.distribution(lambda draws: int(choose(scores, True, draws)))
+    probs = reference.distribution(lambda draws: int(choose(scores, True, draws)))
 
-    assert chances == pytest.approx(dict(enumerate(scores.softmax(-1)[0].tolist()[:3])))
+    assert probs == pytest.approx(dict(enumerate(scores.softmax(-1)[0].tolist()[:3])))
 
 
 def test_private_generator_leaves_the_global_stream_untouched() -> None:

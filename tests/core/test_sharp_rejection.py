@@ -28,9 +28,9 @@ class SharpLanguage(Language):
     def __call__(self, context: tuple[int, ...]) -> Tensor:
         """The distribution after a text, not quite of sum 1."""
         if context not in self.known:
-            chance = torch.rand(3, self.vocab_size, generator=self.generator, dtype=torch.double)
-            probs = ((1 + chance[0]) * 2 ** (-self.most_bits * chance[1])).float()
-            probs[chance[2] < self.zeros] = 0
+            noise = torch.rand(3, self.vocab_size, generator=self.generator, dtype=torch.double)
+            probs = ((1 + noise[0]) * 2 ** (-self.most_bits * noise[1])).float()
+            probs[noise[2] < self.zeros] = 0
             probs[torch.randint(self.vocab_size, (1,), generator=self.generator)] = 1
             self.known[context] = (probs / probs.sum()).clamp(max=1)
         return self.known[context]
@@ -43,7 +43,7 @@ def largest_sharp_error(rule: str, parents: list[int], target: SharpLanguage, dr
 
 
 def as_double(language: SharpLanguage) -> Language:
-    """The same language in float64, with sum 1, for whoever compares chances."""
+    """The same language in float64, with sum 1, for whoever compares probabilities."""
 
     class Exact(Language):
         def __call__(self, context: tuple[int, ...]) -> Tensor:

@@ -152,11 +152,11 @@ acceptances = st.integers(1, 3).flatmap(
 def test_best_first_takes_the_likeliest_nodes_in_order(acceptance: list[list[float]], num_nodes: int) -> None:
     tree = DraftTree.best_first(torch.tensor(acceptance, dtype=torch.float64), num_nodes)
 
-    chances = [1.0]
+    node_probs = [1.0]
     for node in range(1, len(tree)):
         parent, rank, depth = int(tree.parents[0, node]), int(tree.ranks[0, node]), int(tree.depths[0, node])
-        chances.append(chances[parent] * acceptance[depth - 1][rank])
-    assert chances == pytest.approx(reference.best_first(acceptance, num_nodes))
+        node_probs.append(node_probs[parent] * acceptance[depth - 1][rank])
+    assert node_probs == pytest.approx(reference.best_first(acceptance, num_nodes))
 
 
 unordered = st.integers(1, 3).flatmap(
@@ -210,15 +210,17 @@ def test_the_first_nodes_of_a_best_first_tree_are_that_of_fewer(
 
 @few
 @given(parent_lists(max_nodes=12), st.lists(st.floats(0, 1), min_size=12, max_size=12))
-def test_the_expected_length_is_the_sum_of_the_chances_of_all_paths(parents: list[int], rates: list[float]) -> None:
+def test_the_expected_length_is_the_sum_of_the_probabilities_of_all_paths(
+    parents: list[int], rates: list[float]
+) -> None:
     tree = DraftTree.from_lists(parents)
     acceptance = [[rates[(depth + rank) % 12] for rank in range(12)] for depth in range(12)]
 
     length = tree.expected_length(torch.tensor(acceptance, dtype=torch.float64))
 
     ranks = tree.ranks[0].tolist()
-    places = [tuple(ranks[above] for above in reference.path_to(parents, node)[1:]) for node in range(len(parents))]
-    assert length == pytest.approx(best_trees.length(acceptance, frozenset(places)))
+    paths = [tuple(ranks[above] for above in reference.path_to(parents, node)[1:]) for node in range(len(parents))]
+    assert length == pytest.approx(best_trees.length(acceptance, frozenset(paths)))
 
 
 RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
@@ -243,7 +245,7 @@ RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
         (lambda: DraftTree.from_lists([-1, 0, 0, 0]).expected_length(RATES), r"of depth 1 and 3 ranks, but it has 2"),
     ],
 )
-def test_trees_of_bad_budgets_and_chances_are_refused(build: Callable[[], object], message: str) -> None:
+def test_trees_of_bad_budgets_and_probabilities_are_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(DraftTreeError, match=message):
         build()
 

@@ -18,14 +18,14 @@ class RandomModel:
     """A distribution over `VOCAB` tokens after each path, drawn when it is asked for first; coarse ones have ties."""
 
     def __init__(self, seed: int, is_coarse: bool) -> None:
-        self.chance, self.is_coarse = random.Random(seed), is_coarse
+        self.rng, self.is_coarse = random.Random(seed), is_coarse
         self.known: dict[tuple[int, ...], list[float]] = {}
 
-    def __call__(self, path: tuple[int, ...], place: int = 0) -> list[float]:
-        path = (*path[: len(path) - place], -place) if place else path  # blind to what stands in the block
+    def __call__(self, path: tuple[int, ...], offset: int = 0) -> list[float]:
+        path = (*path[: len(path) - offset], -offset) if offset else path  # blind to what stands in the block
         if path not in self.known:
             draws = range(1, 3) if self.is_coarse else range(1, 10**6)
-            weights = [self.chance.choice(draws) for _ in range(VOCAB)]
+            weights = [self.rng.choice(draws) for _ in range(VOCAB)]
             self.known[path] = [weight / sum(weights) for weight in weights]
         return self.known[path]
 
@@ -62,10 +62,10 @@ def grow(
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_tree_is_that_of_the_naive_twin(seed: int) -> None:
-    chance = random.Random(seed)
-    num_passes, top_k, num_nodes = chance.randint(1, 4), chance.randint(1, VOCAB), chance.randint(1, 20)
-    models = [RandomModel(10 * seed + row, is_coarse=False) for row in range(chance.randint(1, 3))]
-    max_depths = [chance.randint(0, num_passes) for _ in models]
+    rng = random.Random(seed)
+    num_passes, top_k, num_nodes = rng.randint(1, 4), rng.randint(1, VOCAB), rng.randint(1, 20)
+    models = [RandomModel(10 * seed + row, is_coarse=False) for row in range(rng.randint(1, 3))]
+    max_depths = [rng.randint(0, num_passes) for _ in models]
 
     found, _ = grow(models, max_depths, num_passes, top_k, num_nodes)
 
@@ -81,9 +81,9 @@ def test_ancestors_are_in_siblings_differ_and_nothing_likelier_is_out(seed: int,
 
     assert len(set(paths)) == len(paths) == 9
     assert all(path[:-1] in paths for path in paths if path)
-    chances = [math.prod(model(path[:depth])[token] for depth, token in enumerate(path)) for path in paths]
+    probs = [math.prod(model(path[:depth])[token] for depth, token in enumerate(path)) for path in paths]
     likeliest = growth.log_node_probs[0].exp().sort(descending=True).values[:9]
-    assert sorted(chances, reverse=True) == pytest.approx(likeliest.tolist(), rel=1e-4)
+    assert sorted(probs, reverse=True) == pytest.approx(likeliest.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("log_prob", [0.0, 1e-6])  # rounding may leave a little more than nothing
@@ -102,20 +102,20 @@ def test_a_certain_child_never_pushes_its_parent_out(log_prob: float) -> None:
 @pytest.mark.parametrize("is_blind", [True, False])
 @pytest.mark.parametrize("seed", range(20))
 def test_blocks_grow_as_those_of_the_naive_twin(seed: int, is_blind: bool) -> None:
-    chance = random.Random(seed)
-    size, top_k, num_nodes = chance.randint(2, 3), chance.randint(1, VOCAB), chance.randint(2, 25)
-    num_blocks, depth = max(top_k // size, 2), chance.randint(1, 3 * size)
+    rng = random.Random(seed)
+    size, top_k, num_nodes = rng.randint(2, 3), rng.randint(1, VOCAB), rng.randint(2, 25)
+    num_blocks, depth = max(top_k // size, 2), rng.randint(1, 3 * size)
     model = RandomModel(seed, is_coarse=False)
     growth = TreeGrowth(torch.tensor([[99]]), torch.tensor([depth]))
     ends = torch.tensor([[0]])
 
-    def what_follows(path: tuple[int, ...], place: int) -> list[float]:
-        return model(path, place if is_blind else 0)
+    def what_follows(path: tuple[int, ...], offset: int) -> list[float]:
+        return model(path, offset if is_blind else 0)
 
-    def children(place: int, nodes: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def children(offset: int, nodes: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         above = [path_to(growth.parents[0].tolist(), node)[1:] for node in nodes[0].tolist()]
         paths = [tuple(growth.token_ids[0, path].tolist()) for path in above]
-        best = torch.tensor([[what_follows(path, place) for path in paths]], dtype=torch.double).topk(top_k, dim=-1)
+        best = torch.tensor([[what_follows(path, offset) for path in paths]], dtype=torch.double).topk(top_k, dim=-1)
         return best.indices, best.values.log().float()
 
     for _ in range(-(-depth // size)):

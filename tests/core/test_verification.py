@@ -21,9 +21,9 @@ def drafts(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     vocab_size = 5
     parents, token_ids = [-1], [0]
     for node in range(1, draw(st.integers(1, 14))):
-        places = [(parent, token) for parent in range(node) for token in range(vocab_size)]
+        edges = [(parent, token) for parent in range(node) for token in range(vocab_size)]
         taken = set(zip(parents, token_ids, strict=True))
-        parent, token = draw(st.sampled_from([place for place in places if place not in taken]))
+        parent, token = draw(st.sampled_from([edge for edge in edges if edge not in taken]))
         parents.append(parent)
         token_ids.append(token)
     choices = draw(st.lists(st.integers(0, vocab_size - 1), min_size=len(parents), max_size=len(parents)))
@@ -75,7 +75,7 @@ def test_nodes_without_a_parent_are_nobodys_children() -> None:
 
 def _scores(text: Sequence[int]) -> torch.Tensor:
     """A target of three tokens: any deterministic function of the text will do."""
-    seed = sum((token + 1) * 7**place for place, token in enumerate(text))
+    seed = sum((token + 1) * 7**index for index, token in enumerate(text))
     return 2 * torch.randn(1, VOCAB_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 

@@ -58,7 +58,7 @@ def test_a_tree_that_ends_within_the_context_is_drafted(depth: int) -> None:
     drafter = make_drafter(target, block_size=2)
     drafter.generation_config = SpeculationConfig(draft_tree=DraftTree.chain(depth).to_json())
 
-    runs.told(target, drafter, max_new_tokens=8).assert_equal()
+    runs.informed(target, drafter, max_new_tokens=8).assert_equal()
 
 
 @pytest.mark.parametrize(

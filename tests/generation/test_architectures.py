@@ -41,7 +41,7 @@ def _target(family: str, attention: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(("family", "attention"), VERIFYING)
-def test_the_probe_tells_trees_from_chains(family: str, attention: str) -> None:
+def test_the_probe_distinguishes_trees_from_chains(family: str, attention: str) -> None:
     capability = probe(_target(family, attention))
 
     assert capability.form == FAMILIES[family].verdict

@@ -59,7 +59,7 @@ def test_a_processor_that_returns_another_shape_is_refused(family: str, start: i
         runs.drafted(target, RandomDrafter(feature_layers=(-1,)), past_key_values=cache, logits_processor=narrow)
 
     assert runs.traces(target, cache) == before
-    runs.told(target, RandomDrafter()).assert_equal()
+    runs.informed(target, RandomDrafter()).assert_equal()
 
 
 @pytest.mark.parametrize("verifier", ["token_matching", "gumbel"])
@@ -82,7 +82,7 @@ def test_scores_that_nothing_can_be_drawn_from_are_refused_where_plain_decoding_
         )
 
     assert runs.traces(target, cache) == before
-    runs.told(target, RandomDrafter()).assert_equal()
+    runs.informed(target, RandomDrafter()).assert_equal()
 
 
 @pytest.mark.parametrize("kind", BROKEN_SCORES)
@@ -115,7 +115,7 @@ def test_traversal_refuses_processors_with_a_memory(options: dict[str, Any], nam
         runs.drafted(target, drawing_drafter(target, "traversal"), do_sample=True, **options)
 
     runs.drafted(target, drawing_drafter(target, "traversal"), do_sample=False, **options)  # greedy decoding walks
-    runs.told(target, RandomDrafter()).assert_equal()
+    runs.informed(target, RandomDrafter()).assert_equal()
 
 
 @pytest.mark.parametrize("verifier", ["token_matching", "gumbel", "recursive_rejection"])

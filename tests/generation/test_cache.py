@@ -122,15 +122,15 @@ def test_kept_slots_are_those_of_reading_the_text_at_once(family: str) -> None:
 
 
 def _row_labels(slots: RowSlots) -> list[list[int]]:
-    """Of each row the labels and places of what its slots hold, in the order of the slots; both are the same here."""
+    """Of each row the labels and positions of what its slots hold, in the order of the slots; both are the same here."""
     found = []
-    for row, places in enumerate(slots.positions.tolist()):
+    for row, positions in enumerate(slots.positions.tolist()):
         for layer in slots.cache.layers:
             labels = layer.keys[row].flatten().tolist()
-            assert [label for label, place in zip(labels, places, strict=True) if place >= 0] == [
-                1000 * row + place for place in places if place >= 0
+            assert [label for label, position in zip(labels, positions, strict=True) if position >= 0] == [
+                1000 * row + position for position in positions if position >= 0
             ]
-        found.append([place for place in places if place >= 0])
+        found.append([position for position in positions if position >= 0])
         assert slots.num_tokens[row] == len(found[row])
     return found
 
@@ -145,11 +145,11 @@ def test_rows_that_keep_different_tokens_hold_what_lists_say(data: st.DataObject
     slots = RowSlots(cache, torch.zeros(num_rows, 0, dtype=torch.long))
     expected: list[list[int]] = [[] for _ in range(num_rows)]
 
-    def read(places: list[list[int]]) -> None:
-        labels = torch.tensor([[1000 * row + place for place in of_row] for row, of_row in enumerate(places)])
+    def read(positions: list[list[int]]) -> None:
+        labels = torch.tensor([[1000 * row + position for position in of_row] for row, of_row in enumerate(positions)])
         for index in range(2):
             cache.update(labels[:, None, :, None].float(), labels[:, None, :, None].float(), index)
-        slots.append(torch.tensor(places))
+        slots.append(torch.tensor(positions))
 
     read([list(range(prompt))] * num_rows)
     expected = [list(range(prompt)) for _ in range(num_rows)]
@@ -177,20 +177,20 @@ def test_rows_that_keep_different_tokens_hold_what_lists_say(data: st.DataObject
     if all(expected):
         slots.unroll()
         assert _row_labels(slots) == expected
-        assert all(slot in (place, -1) for row in slots.positions.tolist() for place, slot in enumerate(row))
+        assert all(slot in (position, -1) for row in slots.positions.tolist() for position, slot in enumerate(row))
         narrow(cache, windows)
         assert cache.layers[1].keys.shape[-2] == min(max(map(len, expected)), WINDOW - 1)
 
 
-def _rows_of(places: list[list[int]]) -> RowSlots:
-    """Slots whose tokens are labelled with their places; padding with -1."""
-    states = torch.tensor(places, dtype=torch.float32)[:, None, :, None]
+def _rows_of(positions: list[list[int]]) -> RowSlots:
+    """Slots whose tokens are labelled with their positions; padding with -1."""
+    states = torch.tensor(positions, dtype=torch.float32)[:, None, :, None]
     cache = DynamicCache()
     cache.update(states, states, 0)
-    return RowSlots(cache, torch.tensor(places))
+    return RowSlots(cache, torch.tensor(positions))
 
 
-def test_realigned_tokens_stay_as_far_apart_as_their_places() -> None:
+def test_realigned_tokens_stay_as_far_apart_as_their_positions() -> None:
     slots = _rows_of([[0, 1, -1, -1], [-1, 1, -1, 3], [0, 1, 2, 3]])
     states = torch.zeros(3, 1, 2, 1)
     slots.cache.update(states, states, 0)
@@ -203,7 +203,7 @@ def test_realigned_tokens_stay_as_far_apart_as_their_places() -> None:
     assert slots.cache.layers[0].keys[0, 0, 2:4, 0].tolist() == [0, 1]
 
 
-def test_tokens_that_were_read_behind_holes_are_put_into_their_places() -> None:
+def test_tokens_that_were_read_behind_holes_are_put_at_their_positions() -> None:
     slots = _rows_of([[0, 1], [0, 1]])
     states = torch.tensor([[7.0, 2.0], [2.0, 3.0]])[:, None, :, None]
     slots.cache.update(states, states, 0)
@@ -215,7 +215,7 @@ def test_tokens_that_were_read_behind_holes_are_put_into_their_places() -> None:
     assert slots.cache.layers[0].keys[0, 0, :3, 0].tolist() == [0, 1, 2]
 
 
-def test_padding_that_all_rows_share_comes_back_with_their_places() -> None:
+def test_padding_that_all_rows_share_comes_back_with_their_positions() -> None:
     slots = _rows_of([[-1, -1, 2, 3], [-1, -1, -1, 3]])
 
     slots.tidy()
@@ -254,7 +254,7 @@ def test_a_static_cache_is_refused() -> None:
         prepared(cache)
 
 
-def test_layers_that_share_a_place_see_what_they_would_in_places_of_their_own() -> None:
+def test_layers_that_share_a_slice_see_what_they_would_alone() -> None:
     draw = torch.Generator().manual_seed(0)
     apart, shared = DynamicCache(), DynamicCache()
 

@@ -84,7 +84,7 @@ def test_a_split_target_writes_its_own_text_on_every_rank(processes: list[dict[s
         assert found["num_ranks"] == 2
         assert found["text"] == found["plain"]
         assert found["is_state_equal"]
-        assert found["accepted"] > 8 or name.startswith("lookahead")  # nobody told that one the text
+        assert found["accepted"] > 8 or name.startswith("lookahead")  # that one does not know the text
     assert first["text"] == second["text"]
     assert (first["passes"], first["accepted"]) == (second["passes"], second["accepted"])
     assert len(first["tuning"]["steps_by_nodes"]) > 1

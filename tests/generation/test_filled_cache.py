@@ -94,8 +94,8 @@ def test_the_features_are_those_of_the_new_ids() -> None:
 
     commits = drafter.generators[-1].commits
     states = turn.write(output_hidden_states=True).hidden_states
-    for place, layer in enumerate((1, -1)):
-        found = torch.cat([commit.features for commit in commits], dim=1)[..., place * 64 : (place + 1) * 64]
+    for index, layer in enumerate((1, -1)):
+        found = torch.cat([commit.features for commit in commits], dim=1)[..., index * 64 : (index + 1) * 64]
         torch.testing.assert_close(found, torch.cat([step[layer] for step in states], dim=1))
 
 

@@ -133,11 +133,11 @@ def test_outlines_own_call_hands_the_drafter_on(target: Any, drafter: Any, token
     model, options = outlines.from_transformers(target, tokenizer), {"max_new_tokens": 60, "do_sample": False}
     grammar = outlines.regex(REGEX)
     plain = model("Tom has 3 boxes.", grammar, **options)
-    told = tokenizer(
+    known = tokenizer(
         model.type_adapter.format_input("Tom has 3 boxes."), return_tensors="pt", add_special_tokens=False
     )
     gold = tokenizer(plain, return_tensors="pt", add_special_tokens=False)
-    text = torch.cat([told.input_ids, gold.input_ids], dim=-1)
+    text = torch.cat([known.input_ids, gold.input_ids], dim=-1)
 
     with collect_speculation() as stats:
         drafted = model("Tom has 3 boxes.", grammar, assistant_model=InformedDrafter(drafter, text), **options)

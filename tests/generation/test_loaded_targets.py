@@ -114,16 +114,16 @@ def test_a_pipeline_hands_the_drafter_on() -> None:
 
 def test_a_target_with_layers_on_disk(tmp_path: Path) -> None:
     make_target().save_pretrained(tmp_path / "target", max_shard_size="20KB")
-    places = {
+    devices = {
         "model.embed_tokens": "cpu",
         "model.layers.0": "cpu",
         "model.norm": "cpu",
         "lm_head": "cpu",
         "model.rotary_emb": "cpu",
     }
-    places |= {f"model.layers.{layer}": "disk" for layer in range(1, make_target().config.num_hidden_layers)}
+    devices |= {f"model.layers.{layer}": "disk" for layer in range(1, make_target().config.num_hidden_layers)}
     target = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "target", device_map=places, offload_folder=str(tmp_path / "offload")
+        tmp_path / "target", device_map=devices, offload_folder=str(tmp_path / "offload")
     )
 
     for drafter in (
@@ -162,19 +162,19 @@ def test_threads_share_one_target_and_one_drafter() -> None:
     drafter, before = make_drafter(target, block_size=2, feature_layers=[1, -1]), runs.traces(target)
     written: dict[int, Any] = {}
 
-    def write(place: int) -> None:
-        told = InformedDrafter(drafter, alone[place])  # what it is told differs, the weights are shared
-        written[place] = [runs.drafted(target, told, prompts[place], max_new_tokens=40) for _ in range(3)]
+    def write(number: int) -> None:
+        informed = InformedDrafter(drafter, alone[number])  # what it knows differs, the weights are shared
+        written[number] = [runs.drafted(target, informed, prompts[number], max_new_tokens=40) for _ in range(3)]
 
-    threads = [threading.Thread(target=write, args=(place,)) for place in range(4)]
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    for place, text in enumerate(alone):
-        assert [out.sequences.tolist() for out in written[place]] == [text.tolist()] * 3
-        assert all(out.speculation.num_accepted > 0 for out in written[place])
+    for number, text in enumerate(alone):
+        assert [out.sequences.tolist() for out in written[number]] == [text.tolist()] * 3
+        assert all(out.speculation.num_accepted > 0 for out in written[number])
     assert runs.traces(target) == before
 
 

@@ -1,4 +1,4 @@
-"""Batches whose processors or criteria may tell rows apart: they see all rows at one length, call for call, as plain decoding shows them."""
+"""Batches whose processors or criteria may treat rows by their index: they see all rows at one length, call for call, as plain decoding shows them."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Watching(StoppingCriteria):
 
 
 class AllDone(Watching):
-    """As evaluation harnesses have it: a flag for each row by its place, and one answer once all of them are up."""
+    """As evaluation harnesses have it: a flag for each row by its index, and one answer once all of them are up."""
 
     def __init__(self, tokens: list[int], prompt_len: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class EachItsOwn(AllDone):
         return torch.tensor(self.flags)
 
 
-class ByPlace(LogitsProcessor):
+class ByIndex(LogitsProcessor):
     """Forbids other tokens in each row, and remembers its calls."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ def both(target: Any, shown: list[Any], lengths: tuple[int, ...] = LENGTHS, **op
     return runs.Pair(plain, drafted, state, torch.get_rng_state())
 
 
-def ends_of(target: Any, *places: int) -> list[int]:
-    """The tokens at these places of the new text, one of each row."""
+def ends_of(target: Any, *columns: int) -> list[int]:
+    """The tokens at these columns of the new text, one of each row."""
     prompts = Prompts.of()
     text = runs.plain(target, prompts.ids, attention_mask=prompts.mask).sequences[:, prompts.ids.shape[1] :]
-    return [int(row[place]) for row, place in zip(text, places, strict=True)]
+    return [int(row[column]) for row, column in zip(text, columns, strict=True)]
 
 
 @pytest.mark.parametrize("kind", [AllDone, EachItsOwn])
@@ -117,8 +117,8 @@ def test_criteria_see_the_scores_of_all_rows() -> None:
 
 
 @pytest.mark.parametrize("has_eos", [False, True])
-def test_processors_that_tell_rows_apart_are_called_as_in_plain_decoding(has_eos: bool) -> None:
-    target, shown = make_target().double(), [ByPlace(), ByPlace()]
+def test_processors_that_see_all_rows_are_called_as_in_plain_decoding(has_eos: bool) -> None:
+    target, shown = make_target().double(), [ByIndex(), ByIndex()]
     options = {"eos_token_id": list(range(3, 12))} if has_eos else {}
 
     pair = both(target, shown, **options)
@@ -129,7 +129,7 @@ def test_processors_that_tell_rows_apart_are_called_as_in_plain_decoding(has_eos
 
 
 def test_a_processor_of_the_callers_need_not_be_copied() -> None:
-    class Stubborn(ByPlace):
+    class Stubborn(ByIndex):
         def __deepcopy__(self, memo: Any) -> Any:
             raise TypeError("one of a kind")
 
@@ -199,13 +199,13 @@ def test_a_criterion_must_answer_for_the_rows_that_it_is_shown() -> None:
             runs.drafted(make_target(), RandomDrafter(), prompts.ids, stopping_criteria=criteria)
 
 
-@pytest.mark.parametrize("make", [Watching, ByPlace])
+@pytest.mark.parametrize("make", [Watching, ByIndex])
 @pytest.mark.parametrize(
     "options",
     [{"verifier": "recursive_rejection"}, {"verifier": "traversal"}],
     ids=lambda options: options["verifier"],
 )
-def test_rules_that_judge_rows_by_themselves_are_refused_before_anything_is_written(
+def test_rules_that_verify_rows_by_themselves_are_refused_before_anything_is_written(
     make: Any, options: dict[str, str]
 ) -> None:
     target, prompts, shown, streamer = make_target(), Prompts.of(), make(), ListStreamer()

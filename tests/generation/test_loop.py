@@ -109,9 +109,9 @@ def test_text_ends_exactly_at_max_new_tokens(target: Any, informed: InformedDraf
     assert pair.drafted.past_key_values.get_seq_length() == 11 + max_new_tokens
 
 
-@pytest.mark.parametrize("place", range(12, 24))
-def test_text_ends_exactly_at_eos(target: Any, gold: torch.Tensor, informed: InformedDrafter, place: int) -> None:
-    eos = [int(gold[0, place]), 96]
+@pytest.mark.parametrize("column", range(12, 24))
+def test_text_ends_exactly_at_eos(target: Any, gold: torch.Tensor, informed: InformedDrafter, column: int) -> None:
+    eos = [int(gold[0, column]), 96]
 
     pair = runs.both(target, informed, eos_token_id=eos)
 
@@ -120,17 +120,17 @@ def test_text_ends_exactly_at_eos(target: Any, gold: torch.Tensor, informed: Inf
     assert pair.stats.num_tokens == 1 + pair.stats.num_accepted + pair.stats.num_steps
 
 
-@pytest.mark.parametrize("place", [14, 17, 21])
+@pytest.mark.parametrize("column", [14, 17, 21])
 def test_text_ends_exactly_at_a_stop_string(
-    target: Any, gold: torch.Tensor, informed: InformedDrafter, place: int
+    target: Any, gold: torch.Tensor, informed: InformedDrafter, column: int
 ) -> None:
     tokenizer = _tokenizer()
-    stop = tokenizer.decode(gold[0, place : place + 2])
+    stop = tokenizer.decode(gold[0, column : column + 2])
 
     pair = runs.both(target, informed, stop_strings=[stop], tokenizer=tokenizer)
 
     pair.assert_equal(is_kept=False)  # some end before anything can be
-    assert pair.drafted.sequences.shape[1] <= place + 2
+    assert pair.drafted.sequences.shape[1] <= column + 2
     assert tokenizer.decode(pair.drafted.sequences[0]).endswith(stop)
 
 
@@ -162,7 +162,7 @@ def test_prompts_shorter_than_a_block_are_served(target: Any, prompt_len: int, b
     prompt = make_prompt(prompt_len, seed=5)
     drafter = make_drafter(target, block_size=block_size)
 
-    pair = runs.told(target, drafter, prompt)
+    pair = runs.informed(target, drafter, prompt)
 
     pair.assert_equal()
     assert pair.stats.num_passes > 0
@@ -229,8 +229,8 @@ def test_steps_without_a_proposal_are_plain_steps(family: str) -> None:
     assert pair.stats.offered_by_depth[0] == pair.stats.num_passes
 
 
-def test_guests_are_read_but_never_committed(target: Any, gold: torch.Tensor) -> None:
-    everyone = RandomDrafter(num_nodes=5, num_guests=4)
+def test_lookahead_nodes_are_read_but_never_committed(target: Any, gold: torch.Tensor) -> None:
+    everyone = RandomDrafter(num_nodes=5, num_lookahead=4)
 
     pair = runs.both(target, InformedDrafter(everyone, gold, hit_rate=1.0))
 
@@ -238,8 +238,8 @@ def test_guests_are_read_but_never_committed(target: Any, gold: torch.Tensor) ->
     assert pair.stats.num_accepted == 0
 
 
-def test_guests_count_as_nodes_but_not_as_guesses(target: Any) -> None:
-    everyone = RandomDrafter(num_nodes=5, num_guests=4)
+def test_lookahead_nodes_count_as_nodes_but_not_as_guesses(target: Any) -> None:
+    everyone = RandomDrafter(num_nodes=5, num_lookahead=4)
 
     stats = runs.drafted(target, everyone).speculation
 
@@ -248,7 +248,7 @@ def test_guests_count_as_nodes_but_not_as_guesses(target: Any) -> None:
 
 
 def test_a_generator_that_wants_them_gets_the_choices_after_every_node(target: Any) -> None:
-    drafter = RandomDrafter(num_nodes=6, num_guests=2, wants_node_choices=True, tune=False)
+    drafter = RandomDrafter(num_nodes=6, num_lookahead=2, wants_node_choices=True, tune=False)
     prompts = torch.cat([make_prompt(), make_prompt(seed=1)])
 
     gold = runs.drafted(target, drafter, prompts, max_new_tokens=12).sequences
@@ -291,7 +291,7 @@ def test_no_draft_stands_beyond_the_context(family: str) -> None:
 def test_text_goes_on_beyond_the_context_without_drafts() -> None:
     target, drafter = make_target(max_position_embeddings=30).double(), RandomDrafter()
 
-    pair = runs.told(target, drafter, make_prompt(20))
+    pair = runs.informed(target, drafter, make_prompt(20))
 
     pair.assert_equal()
     assert drafter.generators[0].farthest == 30

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList
 
 from tests import runs
 from tests.doubles import RandomDrafter
-from tests.every_drafter import KINDS, every_drafter, told
+from tests.every_drafter import KINDS, every_drafter, informed_of
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import make_trainer
 from transformers_falcon_spec import SpeculationConfig
@@ -83,7 +83,7 @@ def test_text_and_random_state_are_those_of_the_target_whatever_mode_the_drafter
     drafter = every_drafter(kind, target).train(is_training)
     gold, before = runs.plain(target, **mode).sequences, modes(drafter)
 
-    pair = runs.both(target, told(unwrapped(drafter), gold), **mode)
+    pair = runs.both(target, informed_of(unwrapped(drafter), gold), **mode)
 
     pair.assert_equal()
     assert pair.stats.acceptance_length > 1
@@ -196,12 +196,12 @@ def test_a_target_that_draws_in_train_mode_is_refused_before_anything_is_drawn(f
 
     assert torch.get_rng_state().equal(state)
     assert all(modes(target))
-    runs.told(target.eval(), RandomDrafter()).assert_equal()
+    runs.informed(target.eval(), RandomDrafter()).assert_equal()
 
 
 def test_a_part_of_the_target_in_train_mode_counts() -> None:
     target = peft.get_peft_model(make_target(), peft.LoraConfig(target_modules=["q_proj"], lora_dropout=0.1)).eval()
-    runs.told(target, RandomDrafter()).assert_equal()
+    runs.informed(target, RandomDrafter()).assert_equal()
     for name, part in target.named_modules():
         part.training = "lora_dropout" in name
 
@@ -214,7 +214,7 @@ def test_a_target_that_reads_the_same_in_train_mode_is_served(mode: dict[str, An
     target = make_target().double().train()
     gold = runs.plain(target, **mode).sequences
 
-    pair = runs.both(target, told(make_drafter(target, block_size=2), gold), **mode)
+    pair = runs.both(target, informed_of(make_drafter(target, block_size=2), gold), **mode)
 
     pair.assert_equal()
     assert pair.stats.acceptance_length > 1
@@ -230,4 +230,4 @@ def test_a_target_that_recomputes_its_activations_is_refused_in_train_mode_alone
     ):
         runs.drafted(target.train(), RandomDrafter())
 
-    runs.told(target.eval(), RandomDrafter()).assert_equal()
+    runs.informed(target.eval(), RandomDrafter()).assert_equal()

@@ -37,7 +37,7 @@ def watched(target: Any, drafter: Any, **options: Any) -> list[Draft]:
 @pytest.mark.parametrize("verifier", ["token_matching", "recursive_rejection"])
 @pytest.mark.parametrize("options", [{}, SAMPLING], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_the_chances_of_all_tokens_after_a_node_add_up_to_one(
+def test_the_probabilities_of_all_tokens_after_a_node_add_up_to_one(
     kind: str, options: dict[str, Any], verifier: str
 ) -> None:
     target = make_target().double()
@@ -72,15 +72,15 @@ def test_the_nodes_of_a_grown_tree_are_as_likely_as_those_of_a_static_one(kind: 
 
     grown = watched(target, drafter, **options)[0]
 
-    known = chances_by_path(static)
-    found = chances_by_path(grown)
+    known = probs_by_path(static)
+    found = probs_by_path(grown)
     common = [path for path in found if path in known]
     assert len(common) >= 4
     assert [found[path] for path in common] == pytest.approx([known[path] for path in common], abs=1e-4)
 
 
-def chances_by_path(draft: Draft) -> dict[tuple[int, ...], float]:
-    """The chance of each node by the tokens on the way to it."""
+def probs_by_path(draft: Draft) -> dict[tuple[int, ...], float]:
+    """The probability of each node by the tokens on the way to it."""
     paths: list[tuple[int, ...]] = [()]
     for parent, token in list(zip(draft.parents[0].tolist(), draft.token_ids[0].tolist(), strict=True))[1:]:
         paths.append((*paths[parent], token))
@@ -114,7 +114,7 @@ def test_without_an_observer_no_chances_are_kept(monkeypatch: pytest.MonkeyPatch
     assert all(draft.node_probs is None for draft in drafts)
 
 
-def test_rows_without_room_have_no_chance_below_the_root() -> None:
+def test_rows_without_room_have_no_probability_below_the_root() -> None:
     grown = TreeGrowth(torch.tensor([[1], [2]]), torch.tensor([1, 0]))
 
     grown.expand(torch.zeros(2, 1, dtype=torch.long), torch.tensor([[[3]], [[4]]]), torch.full((2, 1, 1), 0.5).log())

@@ -69,10 +69,10 @@ def test_stock_assistants_write_what_they_write_without_the_package() -> None:
 
     without = runs.plain(target, assistant_model=assistant)
     enable()
-    with_seam = runs.plain(target, assistant_model=assistant)
+    patched = runs.plain(target, assistant_model=assistant)
 
-    assert with_seam.sequences.equal(without.sequences)
-    assert type(with_seam) is type(without)
+    assert patched.sequences.equal(without.sequences)
+    assert type(patched) is type(without)
 
 
 def test_prompt_lookup_is_left_to_transformers() -> None:

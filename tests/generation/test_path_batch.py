@@ -1,4 +1,4 @@
-"""Trees read path by path: for targets that take a token's place from its slot."""
+"""Trees read path by path: for targets that take a token's position from its slot."""
 
 import pytest
 import torch

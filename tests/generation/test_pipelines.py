@@ -40,15 +40,15 @@ def make_pair() -> tuple[Any, Any]:
 def test_a_drafter_is_taken_as_it_is_without_a_tokenizer_of_its_own() -> None:
     target, drafter = make_pair()
     prompt = make_tokenizer()(TEXT, return_tensors="pt").input_ids
-    told = InformedDrafter(drafter, runs.plain(target, prompt).sequences)
+    informed = InformedDrafter(drafter, runs.plain(target, prompt).sequences)
     plain = make_pipeline(target)(TEXT, **OPTIONS)
 
-    for assistant in (told, drafter, DrafterPool([drafter])):
+    for assistant in (informed, drafter, DrafterPool([drafter])):
         write = make_pipeline(target, assistant_model=assistant)
         with collect_speculation() as stats:
             assert write(TEXT, **OPTIONS) == plain
         assert [each.num_tokens for each in stats] == [24]
-        assert assistant is not told or stats[0].acceptance_length > 1
+        assert assistant is not informed or stats[0].acceptance_length > 1
 
 
 def test_a_drafter_is_loaded_by_its_path_in_the_type_and_on_the_device_of_the_target(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def _count_forwards(model: PreTrainedModel) -> list[int]:
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
-def test_targets_that_read_trees_right_are_told_so(family: str) -> None:
+def test_targets_that_read_trees_right_are_known(family: str) -> None:
     capability = probe(make_target(family))
 
     assert capability.can_tree
@@ -29,7 +29,7 @@ def test_targets_that_read_trees_right_are_told_so(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", CHAIN_FAMILIES)
-def test_targets_that_place_tokens_by_slot_get_chains(family: str) -> None:
+def test_targets_that_count_slots_get_chains(family: str) -> None:
     capability = probe(make_target(family))
 
     assert not capability.can_tree

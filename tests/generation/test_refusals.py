@@ -146,16 +146,16 @@ def test_what_is_no_model_is_refused_as_an_assistant(assistant: Any, message: st
         runs.drafted(make_target(), assistant)
 
 
-@pytest.mark.parametrize("place", ["drafter", "member of a pool", "pool"])
-def test_options_of_another_class_are_refused(place: str) -> None:
+@pytest.mark.parametrize("holder", ["drafter", "member of a pool", "pool"])
+def test_options_of_another_class_are_refused(holder: str) -> None:
     target = make_target()
     drafter = make_drafter(target)
     pool = DrafterPool([drafter])
-    (pool if place == "pool" else drafter).generation_config = GenerationConfig()
+    (pool if holder == "pool" else drafter).generation_config = GenerationConfig()
 
     message = r"must be a `SpeculationConfig`, but that of this `(Falcon\w+|DrafterPool)` is a `GenerationConfig`\. Set `drafter"
     with pytest.raises(OptionError, match=message):
-        runs.drafted(target, drafter if place == "drafter" else pool)
+        runs.drafted(target, drafter if holder == "drafter" else pool)
 
 
 def test_a_target_that_gives_tuples_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_a_target_that_gives_tuples_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_pool", [False, True])
-def test_a_drafter_says_that_the_seam_is_off(is_pool: bool) -> None:
+def test_a_drafter_says_that_the_patch_is_off(is_pool: bool) -> None:
     target = make_target()
     drafter = DrafterPool([make_drafter(target)]) if is_pool else make_drafter(target)
     disable()
@@ -181,7 +181,7 @@ def test_a_drafter_says_that_the_seam_is_off(is_pool: bool) -> None:
     finally:
         enable()
 
-    runs.told(target, drafter).assert_equal()
+    runs.informed(target, drafter).assert_equal()
 
 
 def test_a_drafter_writes_no_text_by_itself() -> None:
@@ -203,7 +203,7 @@ def test_a_refused_call_leaves_the_target_usable() -> None:
     with pytest.raises(GenerationError):
         runs.drafted(target, RandomDrafter(), num_beams=2)
 
-    pair = runs.told(target, RandomDrafter())
+    pair = runs.informed(target, RandomDrafter())
 
     pair.assert_equal()
 

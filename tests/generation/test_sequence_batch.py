@@ -45,10 +45,12 @@ def test_falcon_drafts_for_all_rows(block_size: int, recurrence: str) -> None:
     assert all(row.acceptance_length > 1.1 for row in pair.stats.rows)
 
 
-@pytest.mark.parametrize("eos_place", [3, 8, 15])
-def test_rows_end_at_their_own_eos_and_are_padded(eos_place: int) -> None:
+@pytest.mark.parametrize("eos_column", [3, 8, 15])
+def test_rows_end_at_their_own_eos_and_are_padded(eos_column: int) -> None:
     target = make_target().double()
-    ends = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask).sequences[:, 12 + eos_place].tolist()
+    ends = (
+        runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask).sequences[:, 12 + eos_column].tolist()
+    )
 
     pair = batch_and_drafted(target, eos_token_id=[*ends[:3], 96], max_new_tokens=30)
 
@@ -113,7 +115,7 @@ def test_a_row_that_ended_is_not_read_behind_the_last_position(family: str, name
 def test_all_rows_may_share_their_positions() -> None:
     target, ids = make_target().double(), torch.cat([make_prompt(12, seed) for seed in range(3)])
 
-    runs.told(target, RandomDrafter(), ids, position_ids=torch.arange(12)[None]).assert_equal()
+    runs.informed(target, RandomDrafter(), ids, position_ids=torch.arange(12)[None]).assert_equal()
 
 
 def test_a_target_that_keeps_states_takes_one_prompt_at_a_time() -> None:
@@ -185,7 +187,7 @@ def test_a_batch_takes_one_draw_from_the_global_stream() -> None:
 
 
 @pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
-def test_rejection_rules_judge_every_row(verifier: str) -> None:
+def test_rejection_rules_verify_every_row(verifier: str) -> None:
     target, prompts = make_target().double(), Prompts.of()
     drafter = make_drafter(target, block_size=2, draft_tree={"parents": [-1, 0, 0, 1, 1], "ranks": [-1, 0, 1, 0, 1]})
     drafter.generation_config.verifier = verifier
@@ -221,8 +223,8 @@ def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
     assert fast.stats.num_accepted == slow.stats.num_accepted > 0
 
 
-def test_guests_are_not_offered() -> None:
-    out = runs.drafted(make_target(), RandomDrafter(num_nodes=8, num_guests=7))
+def test_lookahead_nodes_are_not_offered() -> None:
+    out = runs.drafted(make_target(), RandomDrafter(num_nodes=8, num_lookahead=7))
 
     assert out.speculation.num_drafted > 0
     assert out.speculation.offered_by_depth == []

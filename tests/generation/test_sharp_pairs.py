@@ -1,4 +1,4 @@
-"""Rejection rules where both models are almost sure: no call ends in an error, and every text keeps its chance."""
+"""Rejection rules where both models are almost sure: no call ends in an error, and every text keeps its probability."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -74,23 +74,23 @@ def drawn_by(draws: list[ScriptedDraws]) -> Callable[[Tensor, Tensor, int], Tens
     return draw
 
 
-def chances_of_texts(target: Any, prompt: Tensor, temperature: float, num: int) -> Mapping[tuple[int, ...], float]:
+def probs_of_texts(target: Any, prompt: Tensor, temperature: float, num: int) -> Mapping[tuple[int, ...], float]:
     """What the target alone writes."""
-    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    probs: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(num):
         longer = {}
-        for text, chance in chances.items():
+        for text, prob in probs.items():
             logits = target(torch.cat([prompt, torch.tensor([text], dtype=torch.long)], dim=-1)).logits[0, -1]
             for token, probability in enumerate(torch.softmax(logits.float() / temperature, dim=-1).tolist()):
-                longer[(*text, token)] = chance * probability
-        chances = {text: chance for text, chance in longer.items() if chance > 1e-9}
-    return chances
+                longer[(*text, token)] = prob * probability
+        probs = {text: prob for text, prob in longer.items() if prob > 1e-9}
+    return probs
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.2, 0.03])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_text_of_a_sharp_pair_keeps_its_chance(
+def test_every_text_of_a_sharp_pair_keeps_its_probability(
     rule: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, prompt, running = make_target(vocab_size=5).double(), torch.tensor([[3, 4, 1, 2]]), [LikelyDraws()]
@@ -113,10 +113,10 @@ def test_every_text_of_a_sharp_pair_keeps_its_chance(
         return tuple(out.sequences[0, 4:].tolist())
 
     found: dict[tuple[int, ...], float] = {}
-    for text, chance in every_branch(write):
-        found[text] = found.get(text, 0.0) + chance
+    for text, prob in every_branch(write):
+        found[text] = found.get(text, 0.0) + prob
 
-    expected = chances_of_texts(target, prompt, temperature, 3)
+    expected = probs_of_texts(target, prompt, temperature, 3)
     assert sum(found.values()) == pytest.approx(1, abs=1e-4)
-    assert all(found.get(text, 0.0) == pytest.approx(chance, abs=1e-4) for text, chance in expected.items())
+    assert all(found.get(text, 0.0) == pytest.approx(prob, abs=1e-4) for text, prob in expected.items())
     assert max(num_accepted) > 0

@@ -136,7 +136,7 @@ def test_num_to_context_counts_down_from_the_position_table() -> None:
     runs.tree_logits(target, [3, 4, 5], [-1, 0, 1])
     target.keep(3, [(0, 1)])
 
-    assert (room, target.num_to_context) == ([7], [5])  # the root itself stands at 12, the last place is 19
+    assert (room, target.num_to_context) == ([7], [5])  # the root itself stands at 12, the last position is 19
 
 
 def test_a_chain_is_read_without_a_mask_of_ours() -> None:

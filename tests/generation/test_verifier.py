@@ -55,8 +55,8 @@ def test_every_rule_writes_within_limits_and_with_every_output(verifier: str) ->
     assert out.sequences.shape == (1, 18)
     assert len(out.scores) == len(out.logits) == 12
     assert out.speculation.num_drafted > 0
-    for place in range(12):  # each token had a chance where it stands
-        assert out.scores[place][0, out.sequences[0, 6 + place]] > -torch.inf
+    for step in range(12):  # each token was possible where it stands
+        assert out.scores[step][0, out.sequences[0, 6 + step]] > -torch.inf
     assert out.past_key_values.get_seq_length() == 17
 
 
@@ -75,7 +75,7 @@ def test_text_ends_at_the_end_token(verifier: str) -> None:
 def test_greedy_decoding_walks_under_every_rule(verifier: str) -> None:
     target = make_target().double()
 
-    runs.told(target, drafter_with(verifier, target).double(), make_prompt(5), do_sample=False).assert_equal()
+    runs.informed(target, drafter_with(verifier, target).double(), make_prompt(5), do_sample=False).assert_equal()
 
 
 def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> None:
@@ -132,7 +132,9 @@ def test_coupled_draws_have_the_distribution_they_are_given() -> None:
 
     expected = count * probs[0, :4]
     assert found[4] == 0
-    assert float(((found[:4] - expected) ** 2 / expected).sum()) < 16.3  # chance 0.001 with three degrees of freedom
+    assert (
+        float(((found[:4] - expected) ** 2 / expected).sum()) < 16.3
+    )  # probability 0.001 with three degrees of freedom
 
 
 @pytest.mark.parametrize("verifier", DRAWING)
@@ -173,7 +175,7 @@ def test_a_rule_from_outside_writes_by_its_name(monkeypatch: pytest.MonkeyPatch)
     target = make_target().double()
     drafter = drafter_with("one_token", target).double()
 
-    outputs = runs.told(target, drafter, make_prompt(6), do_sample=True, max_new_tokens=12)
+    outputs = runs.informed(target, drafter, make_prompt(6), do_sample=True, max_new_tokens=12)
 
     outputs.assert_equal(is_kept=False)
     assert outputs.drafted.speculation.num_accepted == 0

@@ -156,9 +156,9 @@ def test_features_of_an_image_prompt_are_the_targets_hidden_states(family: str) 
     features = torch.cat([commit.features for commit in commits], dim=1)
     assert features.shape[1] == out.shape[1] - 1
     plain = runs.plain(target, prompt, **inputs, output_hidden_states=True).hidden_states
-    for place, layer in enumerate((1, -1)):
+    for index, layer in enumerate((1, -1)):
         states = torch.cat([step[layer] for step in plain], dim=1)
-        part = features[..., place * 64 : (place + 1) * 64]
+        part = features[..., index * 64 : (index + 1) * 64]
         torch.testing.assert_close(part, states, rtol=1e-6, atol=1e-6)
 
 

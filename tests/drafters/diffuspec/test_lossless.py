@@ -61,7 +61,7 @@ def test_a_drafter_of_the_targets_own_layers_is_often_right(mode: str) -> None:
 def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 
-    runs.told(target, make_diffusion(target, search="tree"), **MODES[mode]).assert_equal()
+    runs.informed(target, make_diffusion(target, search="tree"), **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("kind", ["cps", "tree", "argmax, full, no shift", "adaptive"])

@@ -59,7 +59,7 @@ def test_targets_of_many_families_give_their_layers(family: str) -> None:
     text = torch.cat([make_prompt(6)[0], torch.full((3,), drafter.config.mask_token_id)])
     allowed = visible("prefix_causal", 6, 4, positions, positions)
 
-    pair = runs.told(target, drafter)
+    pair = runs.informed(target, drafter)
     with torch.no_grad():
         trained = drafter(text[None], positions[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
         drafted = ModelCall(text[None], positions[None], allowed[None], None, 9).logits(drafter.model)[0]
@@ -164,7 +164,7 @@ def test_a_diffusion_model_on_disk_is_wrapped(tmp_path: Path) -> None:
 
     assert (type(drafter.model).__name__, drafter.dtype, drafter.training) == ("Dream", torch.double, False)
     assert (drafter.config.attention, drafter.config.num_draft_tokens) == ("full", 6)
-    runs.told(target, drafter).assert_equal()
+    runs.informed(target, drafter).assert_equal()
 
 
 def test_a_wrapped_model_is_saved_as_a_drafter(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
     drafter = make_eagle(target, kind)
 
     alone = runs.both(target, drafter, **MODES[mode])
-    informed = runs.told(target, drafter, max_new_tokens=60, **MODES[mode])
+    informed = runs.informed(target, drafter, max_new_tokens=60, **MODES[mode])
 
     alone.assert_equal(is_kept=False)
     informed.assert_equal()
@@ -40,7 +40,7 @@ def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 
     for kind in ("eagle-1", "eagle-3"):
-        runs.told(target, make_eagle(target, kind), **MODES[mode]).assert_equal()
+        runs.informed(target, make_eagle(target, kind), **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])
@@ -75,7 +75,7 @@ def test_every_rule_writes_and_a_batch_is_no_exception(kind: str, verifier: str)
 
     assert out.sequences.shape == (2, 30)
     assert out.speculation.num_drafted > 0
-    runs.told(target, drafter, do_sample=False).assert_equal()
+    runs.informed(target, drafter, do_sample=False).assert_equal()
 
 
 def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> None:

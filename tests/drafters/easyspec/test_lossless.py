@@ -54,7 +54,7 @@ def test_the_target_drafting_for_itself_is_often_right(backend: str, mode: str) 
 def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 
-    runs.told(target, make_drafter(target), **MODES[mode]).assert_equal()
+    runs.informed(target, make_drafter(target), **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])

@@ -33,7 +33,7 @@ def test_lookahead_writes_the_targets_text(family: str, mode: str) -> None:
     drafter = LookaheadDrafter.from_target(target, **SMALL)
 
     # random texts repeat themselves too seldom for a hit in each of them
-    pair = runs.told(target, drafter, repetitive_prompt(), max_new_tokens=48, **MODES[mode])
+    pair = runs.informed(target, drafter, repetitive_prompt(), max_new_tokens=48, **MODES[mode])
 
     pair.assert_equal()
 

@@ -133,4 +133,4 @@ def test_a_target_of_another_shape_will_do() -> None:
     drafter = LookaheadDrafter.from_target(make_target(), **OPTIONS)
     target = make_target("gpt2", n_embd=32).double()
 
-    runs.told(target, drafter).assert_equal()
+    runs.informed(target, drafter).assert_equal()

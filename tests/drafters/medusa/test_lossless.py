@@ -26,7 +26,7 @@ def test_medusa_writes_the_targets_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
     drafter = make_medusa(target, has_lm_heads=FAMILIES.index(family) % 2 == 0)
 
-    runs.told(target, drafter, **MODES[mode]).assert_equal()
+    runs.informed(target, drafter, **MODES[mode]).assert_equal()
 
 
 @pytest.mark.parametrize("mode", MODES)

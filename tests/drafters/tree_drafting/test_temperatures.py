@@ -76,7 +76,7 @@ def test_the_text_is_the_targets_own_and_the_tree_another(target: Any, kind: str
             drafter = make_eagle(target, kind, confidence_temperatures=stored, **TREES)
         seen = watch_drafts(drafter)
 
-        pair = runs.told(target, drafter, **mode)
+        pair = runs.informed(target, drafter, **mode)
 
         pair.assert_equal()
         drafts.append(seen)

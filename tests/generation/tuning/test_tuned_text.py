@@ -75,7 +75,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     pair = runs.both(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode])
 
     pair.assert_equal(is_kept=False)
-    runs.told(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode]).assert_equal()
+    runs.informed(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode]).assert_equal()
     assert len(pair.stats.tuning["steps_by_nodes"]) >= 3
     if mode == "greedy":
         batch_and_drafted(target, drafter).assert_equal()

@@ -1,4 +1,4 @@
-"""The tuner in a made-up world whose costs and chances are known: near the best fixed setting, and never far below plain decoding."""
+"""The tuner in a made-up world whose costs and probabilities are known: near the best fixed setting, and never far below plain decoding."""
 
 import random
 from collections.abc import Callable
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 class World:
     """A target, a drafter of one token a pass, and a machine.
 
-    `skill` is the chance of the drafter's best token, on average but for what falls below 0.01: under -0.5 it knows nothing.
+    `skill` is the probability of the drafter's best token, on average but for what falls below 0.01: under -0.5 it knows nothing.
     """
 
     read: Callable[[int], float]
@@ -61,8 +61,8 @@ class World:
             if number and prices and not prices.pays(number, expected_tokens):
                 break
             best = [min(max(self.random.gauss(self.skill, 0.2), 0.01), 0.99) for _ in range(frontier.shape[1])]
-            chances = torch.tensor([[[p * (1 - p) ** rank for rank in range(WIDTH)] for p in best]])
-            growth.expand(frontier, torch.arange(WIDTH).expand_as(chances), chances.log())
+            probs = torch.tensor([[[p * (1 - p) ** rank for rank in range(WIDTH)] for p in best]])
+            growth.expand(frontier, torch.arange(WIDTH).expand_as(probs), probs.log())
             frontier, done = growth.best_newest(WIDTH), number + 1
             if prices:
                 before = net_gain
@@ -82,13 +82,13 @@ class World:
     def _walk(self, growth: TreeGrowth, num_nodes: int) -> int:
         """How deep a text goes along the tree, at each node as likely as the drafter says."""
         kept = set(growth.log_node_probs[0].sort(descending=True, stable=True).indices[:num_nodes].tolist())
-        parents, chances = growth.parents[0].tolist(), growth.log_node_probs[0].exp().tolist()
+        parents, probs = growth.parents[0].tolist(), growth.log_node_probs[0].exp().tolist()
         node, depth = 0, 0
         while True:
-            draw, node_before = self.random.random() * chances[node], node
+            draw, node_before = self.random.random() * probs[node], node
             for child, parent in enumerate(parents):
                 if parent == node_before and child in kept:
-                    draw -= chances[child]
+                    draw -= probs[child]
                     if draw < 0:
                         node, depth = child, depth + 1
                         break
@@ -193,7 +193,7 @@ def test_drafting_comes_back_when_it_pays_again() -> None:
     assert known.advantage.value > 0
 
 
-def test_chances_that_promise_too_much_are_believed_less() -> None:
+def test_probabilities_that_promise_too_much_are_believed_less() -> None:
     world, known = cpu(0.8), CostModel()
     walk = world._walk
     world._walk = lambda *args: min(walk(*args), 1)  # type: ignore[method-assign]  # nothing below depth 1 is ever kept
