@@ -24,7 +24,7 @@ _BUSHY = DraftTree.from_lists(runs.BUSHY)
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "random": lambda _: RandomDrafter(num_nodes=12),
     "random that reads features": lambda _: RandomDrafter(num_nodes=9, feature_layers=(0, 1, -1)),
-    "random with lookahead nodes": lambda _: RandomDrafter(num_nodes=14, num_guests=4, proposals=0.8),
+    "random with lookahead nodes": lambda _: RandomDrafter(num_nodes=14, num_lookahead=4, proposals=0.8),
     "random that asks for choices": lambda _: RandomDrafter(num_nodes=6, wants_node_choices=True),
     "falcon": lambda target: make_drafter(target, block_size=2, draft_tree=_BUSHY.to_json()),
     "falcon of three": lambda target: make_drafter(

@@ -55,7 +55,7 @@ def test_a_family_is_called_so_that_its_masks_and_caches_hold(kind: str) -> None
 def test_the_text_with_any_family_is_the_targets_own(kind: str) -> None:
     target = make_target(seed=7).double()
 
-    pair = runs.told(target, wrapped(kind, target))
+    pair = runs.informed(target, wrapped(kind, target))
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
@@ -152,7 +152,7 @@ def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted()
     model = make_model(vocab_size=VOCAB_SIZE)
 
     drafter = DiffusionDrafter.wrap(model, target, mask_token_id=40, mask_is_text=True, block_size=5)
-    pair = runs.told(target, drafter)
+    pair = runs.informed(target, drafter)
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
@@ -189,7 +189,7 @@ def test_the_papers_preset_drafts_with_the_papers_numbers_whatever_the_family() 
     assert drafter.proxy.order == 3
     assert drafter.proxy.fingerprint == NgramProxy.fit(texts, 3, target.config.vocab_size).fingerprint
     drafter.generation_config.tune = False  # drafts are as long as the preset says
-    pair = runs.told(target, drafter, max_new_tokens=40)
+    pair = runs.informed(target, drafter, max_new_tokens=40)
     pair.assert_equal()
     assert pair.stats.num_drafted > 10 * pair.stats.num_steps  # fewer where the text has less left to write
     assert pair.stats.acceptance_length > 1.1
@@ -239,7 +239,7 @@ def test_remote_code_runs_where_it_is_trusted_alone(tmp_path: Path, monkeypatch:
         DiffusionDrafter.from_pretrained(tmp_path, **options)
 
     drafter = DiffusionDrafter.from_pretrained(tmp_path, **options, trust_remote_code=True)
-    pair = runs.told(target, drafter)
+    pair = runs.informed(target, drafter)
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
     with pytest.raises(
