@@ -25,8 +25,8 @@ def by_method(records: Runs) -> dict[str, dict[str, Runs]]:
 
 def beside(runs: Runs, others: Runs) -> dict[str, Any]:
     """How many times as fast one method is as another, prompt by prompt over all sets."""
-    found = {(run["set"], run["prompt"], run["repeat"]): run for run in others}
-    pairs = [(run, found[run["set"], run["prompt"], run["repeat"]]) for run in runs]
+    found = {(run["set"], run["prompt"]): run for run in others}
+    pairs = [(run, found[run["set"], run["prompt"]]) for run in runs]
     interval = bootstrap(pairs, pooled_speedup, 0)
     return {"num_prompts": len(pairs), "ratio": pooled_speedup(pairs), "interval": interval}
 

@@ -26,7 +26,6 @@ def _records(decoding: str, factor: float = 1.0) -> list[dict[str, Any]]:
             "method": method,
             "set": "sums",
             "prompt": str(prompt),
-            "repeat": 0,
             "num_tokens": 10,
             "seconds": each * factor,
         }

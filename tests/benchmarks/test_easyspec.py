@@ -27,7 +27,7 @@ def test_ratios_of_passes_are_taken_turn_by_turn() -> None:
 
 def run(method: str, seconds: float, **stats: Any) -> dict[str, Any]:
     counts = {"num_steps": 5, "num_accepted": 5, "acceptance_histogram": {"1": 5}, "draft_seconds": 2.0, **stats}
-    where = {"decoding": "greedy", "set": "sums", "prompt": "a", "repeat": 0, "num_tokens": 10}
+    where = {"decoding": "greedy", "set": "sums", "prompt": "a", "num_tokens": 10}
     return {**where, "method": method, "seconds": seconds, "speculation": None if method == "target" else counts}
 
 

@@ -18,7 +18,7 @@ SECONDS = {  # of two prompts of 10 tokens
 
 
 def _runs() -> list[dict[str, Any]]:
-    shared = {"decoding": "greedy", "set": "gsm8k", "repeat": 0, "num_tokens": 10}
+    shared = {"decoding": "greedy", "set": "gsm8k", "num_tokens": 10}
     return [
         {**shared, "method": method, "prompt": str(prompt), "seconds": each}
         for method, seconds in SECONDS.items()

@@ -227,7 +227,6 @@ def test_methods_need_a_target_that_is_there_and_a_name_of_their_own() -> None:
     [
         (["--decodings", "hot"], "`decodings` must be some of"),
         (["--max_new_tokens", "1"], "`max_new_tokens` must be at least 2, but it is 1."),
-        (["--repeats", "0"], "`repeats` must be at least 1"),
         (["--limit", "0"], "There must be a prompt to answer"),
         (["--output", "x.txt"], "`output` must end in `.json`"),
     ],

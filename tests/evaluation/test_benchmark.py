@@ -187,7 +187,7 @@ def test_a_method_that_raises_is_left_out_the_others_finish_and_it_is_tried_agai
     outcome = benchmark.run(path)
 
     (failure,) = outcome.failures
-    assert failure.text == "failed after 2 of 4 prompts: RuntimeError: out of luck | 0x1"
+    assert failure.to_json()["text"] == "failed after 2 of 4 prompts: RuntimeError: out of luck | 0x1"
     counts = [sum(record["method"] == method for record in outcome.records) for method in (BASELINE, "two", "lookup")]
     assert counts == [NUM_RUNS, 2, NUM_RUNS]
     assert [entry["method"] for entry in benchmark.describe(outcome) if entry["failure"]] == ["two"]
@@ -205,7 +205,7 @@ def test_a_method_that_raises_when_warmed_up_makes_no_run(
 
     outcome = benchmark.run(tmp_path / "runs.jsonl")
 
-    assert [failure.text for failure in outcome.failures] == [
+    assert [failure.to_json()["text"] for failure in outcome.failures] == [
         "failed while warming up: RuntimeError: out of luck | 0x1"
     ]
     assert len(outcome.records) == 2 * NUM_RUNS
@@ -248,7 +248,7 @@ def _run(method: str, prompt: str, tokens: int, seconds: float, **stats: Any) ->
     counts = {"num_steps": 4, "num_accepted": 4, "acceptance_histogram": {"1": 4}, "total_seconds": seconds, **stats}
     phases = {"draft_seconds": 0.1, "verify_seconds": 0.3, "prefill_seconds": 0.1}
     speculation = None if method == BASELINE else {**counts, **phases}
-    common = {"target": "t", "decoding": "greedy", "set": "sums", "repeat": 0, "repetition_rate": 0.0, "block_size": 2}
+    common = {"target": "t", "decoding": "greedy", "set": "sums", "repetition_rate": 0.0, "block_size": 2}
     run = {"method": method, "prompt": prompt, "num_tokens": tokens, "seconds": seconds, "speculation": speculation}
     return {**run, **common, "prefill_seconds": 0.1, "token_ids": [1] * tokens}
 

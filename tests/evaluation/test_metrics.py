@@ -88,7 +88,6 @@ def test_the_speed_up_is_that_of_the_benchmark(load_metric: Load) -> None:
             "decoding": "greedy",
             "set": "sums",
             "prompt": str(i),
-            "repeat": 0,
             "seconds": time,
         }
         | {"num_tokens": 20 + i, "token_ids": [i], "repetition_rate": 0.0, "speculation": vars(stats)}

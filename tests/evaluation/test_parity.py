@@ -1,4 +1,4 @@
-"""The parity check tells identical text, proven ties and bugs apart, whatever a broken verifier does to hide."""
+"""The parity check distinguishes identical text, proven ties and bugs, whatever a broken verifier does to hide."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_a_broken_walk_between_two_close_tokens_is_still_a_bug(monkeypatch: pyte
 
     result = check.run(PROMPT, GREEDY)
 
-    assert result.gap < 4 * 1e-3  # the gap alone would not tell
+    assert result.difference.evidence.gap < 4 * 1e-3  # the gap alone would not show it
     assert result.verdict == "bug"
     assert result.difference.evidence.is_caused_by_logits is False
 
@@ -142,9 +142,9 @@ def test_a_flip_between_equally_good_tokens_is_a_tie(monkeypatch: pytest.MonkeyP
 
     result = check.run(PROMPT, GREEDY)
 
-    assert (result.verdict, result.first_difference, result.gap) == ("tie", 1, 0.0)
+    assert (result.verdict, result.first_difference, result.difference.evidence.gap) == ("tie", 1, 0.0)
     assert (result.difference.plain.token_id, result.difference.drafted.token_id) == (7, 8)
-    assert result.rounding == pytest.approx(1e-3, rel=0.1)
+    assert result.difference.evidence.rounding == pytest.approx(1e-3, rel=0.1)
     assert failed(result) == []
 
 
@@ -156,7 +156,7 @@ def test_a_draw_that_falls_within_rounding_is_a_tie(monkeypatch: pytest.MonkeyPa
     result = next(result for result in results if result.verdict != "identical")
 
     assert result.verdict == "tie"
-    assert 0 < result.gap <= 2 * result.rounding < 1.0 / SAMPLED["temperature"]
+    assert 0 < result.difference.evidence.gap <= 2 * result.difference.evidence.rounding < 1.0 / SAMPLED["temperature"]
 
 
 def test_a_leap_between_distant_tokens_is_a_bug_even_if_the_tree_prefers_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_every_difference_in_bfloat16_is_explained_and_read_again_in_float32() -
     assert all(result.difference.evidence.float32 for result in results if result.difference)
 
 
-def test_float32_tells_which_token_it_takes_and_how_far_off_both_readings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_says_which_token_it_takes_and_how_far_off_both_readings_are(monkeypatch: pytest.MonkeyPatch) -> None:
     target = undecided(lead=0.01).to(torch.bfloat16)  # bfloat16 cannot hold the lead
     with torch.no_grad():
         target.lm_head.bias[7:9] -= LOGIT - 100

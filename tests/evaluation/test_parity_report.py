@@ -10,8 +10,9 @@ import pytest
 
 from tests.pages import Outline
 from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.pages import render
 from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult
-from transformers_falcon_spec.evaluation.parity_report import checked_result, render_page, report_of
+from transformers_falcon_spec.evaluation.parity_report import checked_result, report_of
 from transformers_falcon_spec.evaluation.tie_checks import Check, Float32Comparison, StepComparison
 from transformers_falcon_spec.provenance import provenance
 
@@ -69,7 +70,7 @@ def test_a_line_that_does_not_say_why_is_refused(change: dict[str, Any]) -> None
 
 
 def test_the_page_shows_counts_tokens_and_numbers() -> None:
-    page = Outline(render_page(make_report(SAME, TIE, BUG)))
+    page = Outline(render("parity.html", make_report(SAME, TIE, BUG)))
 
     text = re.sub(r"\s+", " ", page.text)
     assert "No: 1 of 3 prompts show a bug." in text
@@ -81,7 +82,7 @@ def test_the_page_shows_counts_tokens_and_numbers() -> None:
 
 
 def test_what_comes_from_models_and_prompts_is_escaped() -> None:
-    source = render_page(make_report(TIE, BUG, target="<script>", drafter="<script>"))
+    source = render("parity.html", make_report(TIE, BUG, target="<script>", drafter="<script>"))
     page = Outline(source)
 
     tags = {tag for tag, _ in page.tags}
@@ -91,7 +92,7 @@ def test_what_comes_from_models_and_prompts_is_escaped() -> None:
 
 
 def test_the_page_needs_nothing_else_and_names_its_headers() -> None:
-    page = Outline(render_page(make_report(SAME, TIE, BUG)))
+    page = Outline(render("parity.html", make_report(SAME, TIE, BUG)))
 
     names = {name for _, attributes in page.tags for name in attributes}
     assert names.isdisjoint({"src", "href", "srcset", "onclick", "style"})
@@ -110,7 +111,7 @@ def test_the_page_needs_nothing_else_and_names_its_headers() -> None:
 
 
 def test_a_page_without_differences_says_so() -> None:
-    page = Outline(render_page(make_report(SAME)))
+    page = Outline(render("parity.html", make_report(SAME)))
 
     assert "Yes, token for token, on all 1 prompts." in page.text
     assert "There are none." in page.text

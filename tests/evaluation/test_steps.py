@@ -15,8 +15,7 @@ from tests.pages import Outline
 from transformers_falcon_spec import Draft
 from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.evaluation.step_page import ObservedText, render_step_page, render_tree, tree_style
-from transformers_falcon_spec.evaluation.step_text import step_text
-from transformers_falcon_spec.evaluation.steps import Step, StepLog, StepNode
+from transformers_falcon_spec.evaluation.steps import Step, StepLog, StepNode, step_text
 from transformers_falcon_spec.provenance import provenance
 
 ATTACK = "<script>alert('x')</script>"

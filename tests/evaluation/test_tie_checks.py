@@ -39,7 +39,7 @@ def step(token: int, *scores: float, logits: tuple[float, ...] = (3.0, 2.9, 0.0)
         ({"gap": 50.0, "is_cut": True}, [True, True, True]),
     ],
 )
-def test_each_check_judges_its_own_number(change: dict[str, object], expected: list[bool]) -> None:
+def test_each_check_reads_its_own_number(change: dict[str, object], expected: list[bool]) -> None:
     assert holding(replace(TIE, **change)) == expected
 
 
@@ -54,7 +54,7 @@ def test_each_check_judges_its_own_number(change: dict[str, object], expected: l
         (0.1, None, False),
     ],
 )
-def test_the_tree_may_err_four_times_as_much_as_plain_decoding_or_the_last_place(
+def test_the_tree_may_err_four_times_as_much_as_plain_decoding_or_the_last_digit(
     plain_error: float | None, tree_error: float | None, expected: bool
 ) -> None:
     reading = Float32Comparison(7, 0.01, plain_error, tree_error, unit=0.05)

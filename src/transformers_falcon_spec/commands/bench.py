@@ -18,6 +18,7 @@ Example, on the embedded pair:
 
 import gc
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,6 @@ class BenchCommand(ModelOptions, TextOptions, ResultOptions):
     targets: list[str] = option("Folders or Hub names of targets, each maybe as NAME=FOLDER.")
     methods: list[str] = option("What to compare with the target alone, as listed above.")
     decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
-    repeats: int = option("Runs of each prompt, method and decoding.", 1)
     baseline: bool = option("Also run the target alone; without it there is no speed-up.", True)
     memory_texts: int = option(
         "Texts of each prompt file that a fresh process of each method writes before its peak memory is read; 0 "
@@ -80,8 +80,7 @@ def run(command: BenchCommand) -> None:
         entries += found
         total.records += outcome.records
         total.failures += outcome.failures
-    sets = {prompt.set_name for prompt in prompts}
-    planned = {name: command.repeats * sum(prompt.set_name == name for prompt in prompts) for name in sets}
+    planned = Counter(prompt.set_name for prompt in prompts)
     result = {
         "provenance": provenance(**{**vars(command), "targets": targets, "dtype": dtypes}),
         "methods": entries,
@@ -96,7 +95,7 @@ def _checked_prompts(command: BenchCommand) -> list[Prompt]:
     """Read the prompts; wrong options are refused before anything is loaded."""
     for name in command.decodings:
         decoding_options(name)
-    check_least(command, max_new_tokens=2, repeats=1, memory_texts=0)
+    check_least(command, max_new_tokens=2, memory_texts=0)
     _check_can_be_written(Path(command.output))
     return command.read_prompts()
 
@@ -130,7 +129,6 @@ def _measure(
         prompts=prompts,
         decodings=command.decodings,
         max_new_tokens=command.max_new_tokens,
-        repeats=command.repeats,
         seed=command.seed,
         with_baseline=command.baseline and BASELINE not in killed,
         target_name=name,

@@ -24,39 +24,21 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Peak:
-    """The peak memory of a process, under the names of results files.
+    """The peak memory of a process, under the names of results files."""
 
-    Args:
-        peak_bytes (`int`): The whole process, with Python, torch and the reserve of the allocator.
-        peak_device_bytes (`int`, *optional*): Tensors on all CUDA devices; None without a device.
-        weight_bytes (`int`): The weights of the drafter or assistant.
-    """
-
-    peak_bytes: int
-    peak_device_bytes: int | None
-    weight_bytes: int
+    peak_bytes: int  # the whole process, with Python, torch and the reserve of the allocator
+    peak_device_bytes: int | None  # tensors on all CUDA devices; None without a device
+    weight_bytes: int  # the weights of the drafter or assistant
 
 
 @dataclass(frozen=True)
 class MemoryRun:
-    """The work of a process whose peak is measured: it loads a target and a method, and writes greedy texts.
-
-    Args:
-        target (`str`): Folder or Hub name of the target.
-        source (`str`, *optional*): The method, as in `--methods`; None is the target alone.
-        prompts (`list[str]`): Prompt files.
-        limit (`int`): Texts to write for each file; 0 writes none.
-        max_new_tokens (`int`): Most tokens of a text.
-        dtype (`str`): Dtype of the models.
-        device (`str`): Device of the models.
-        threads (`int`): CPU threads.
-        draft_tree (`str`, *optional*): File of a static tree for a drafter of this package.
-    """
+    """The work of a process whose peak is measured: it loads a target and a method, and writes greedy texts."""
 
     target: str
-    source: str | None
+    source: str | None  # the method, as in `--methods`; None is the target alone
     prompts: list[str]
-    limit: int
+    limit: int  # texts to write for each file
     max_new_tokens: int = 128
     dtype: str = "float32"
     device: str = "cpu"

@@ -23,9 +23,9 @@ from transformers import logging
 
 from ..errors import ParityError
 from ..evaluation.decoding import decoding_options
-from ..evaluation.pages import interval, percent, quoted
+from ..evaluation.pages import interval, percent, quoted, render
 from ..evaluation.parity import LOW_PRECISION, ParityCheck
-from ..evaluation.parity_report import Result, checked_result, render_page, report_of
+from ..evaluation.parity_report import Result, checked_result, report_of
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from .loading import load_drafter
@@ -60,17 +60,17 @@ def run(command: ParityCommand) -> None:
     prompts = command.read_prompts("check")
     check = _make_check(command)
     records = Records(command.records_file, _settings(command, check))
+    records.entries = [checked_result(entry, records.path) for entry in records.entries]
     texts = {(name, p.set_name, p.prompt_id): (name, p) for name in options for p in prompts}
 
     def compared(text: tuple[str, Prompt]) -> Result:
         return asdict(check.run(text[1], options[text[0]], text[0]))
 
-    entries = records.measured(texts, compared, itemgetter("decoding", "set_name", "prompt_id"), "parity")
-    results = [checked_result(entry, records.path) for entry in entries]
+    results = records.measured(texts, compared, itemgetter("decoding", "set_name", "prompt_id"), "parity")
     report = report_of(results, list(options), command.origin(check.target))
     page = Path(command.html or command.records_file.with_suffix(".html"))
     command.write(report)
-    page.write_text(render_page(report), encoding="utf-8")
+    page.write_text(render("parity.html", report), encoding="utf-8")
     _show(report, page)
 
 
@@ -124,7 +124,7 @@ def _show(report: dict[str, Any], page: Path) -> None:
 
 def _describe(result: dict[str, Any]) -> str:
     """Describe where two texts differ, and by which tokens."""
-    texts = [result["difference"][method] for method in ("plain", "drafted")]
+    texts = [result["difference"][text] for text in ("plain", "drafted")]
     tokens = [
         "the end" if each["token_id"] is None else f"{quoted(each['token'])} ({each['token_id']})" for each in texts
     ]

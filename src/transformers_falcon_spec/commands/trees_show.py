@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from ..evaluation.step_text import drawn_tree
+from ..evaluation.steps import drawn_tree
 from .loading import load_tree
 from .options import option
 

@@ -38,13 +38,11 @@ class Cell:
     method: str
     decoding: str
     prompt: Prompt
-    repeat: int
 
     @property
     def key(self) -> str:
-        """The identifier of this run, which no other run of the benchmark has."""
-        prompt = (self.prompt.set_name, self.prompt.prompt_id)
-        return "|".join((self.target, self.method, self.decoding, *prompt, str(self.repeat)))
+        """The identifier of this run, which no other run of the benchmark has; earlier versions could repeat runs."""
+        return "|".join((self.target, self.method, self.decoding, self.prompt.set_name, self.prompt.prompt_id, "0"))
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Failure:
     """Says at which stage a method raised which exception, and how many of its runs were done."""
 
     target: str
-    method: str  # the name of the method
+    method: str
     stage: Stage
     error: str
     message: str
@@ -64,16 +62,12 @@ class Failure:
         """The failure that an exception stands for."""
         return cls(target, method, stage, type(error).__name__, portable(str(error)), **counts)
 
-    @property
-    def text(self) -> str:
-        """The failure in one line of text."""
+    def to_json(self) -> dict[str, Any]:
+        """All fields and a line of text, for a results file."""
         progress = f"after {self.num_done} of {self.num_planned} prompts"
         when = progress if self.stage == "writing" else f"while {self.stage}"
-        return f"failed {when}: {self.error}: {' '.join(self.message.split())}"
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields and the line of text, for a results file."""
-        return {**asdict(self), "text": self.text}
+        text = f"failed {when}: {self.error}: {' '.join(self.message.split())}"
+        return {**asdict(self), "text": text}
 
 
 @dataclass
@@ -84,13 +78,10 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)
 
     def complete(self) -> list[dict[str, Any]]:
-        """All runs, if every method finished.
-
-        Raises:
-            [`BenchmarkError`]: a method failed.
-        """
+        """All runs, if every method finished; else a [`BenchmarkError`]."""
         if self.failures:
-            listed = "; ".join(f"`{failure.method}` on `{failure.target}` {failure.text}" for failure in self.failures)
+            failed = [failure.to_json() for failure in self.failures]
+            listed = "; ".join("`{method}` on `{target}` {text}".format(**failure) for failure in failed)
             raise BenchmarkError(
                 f"All methods must finish, but these did not: {listed}. The other methods are measured; run the same "
                 "command again to try the rest."
@@ -108,7 +99,6 @@ class Benchmark:
     prompts: list[Prompt]
     decodings: list[str]  # names from `DECODINGS`
     max_new_tokens: int = 128  # of all methods
-    repeats: int = 1
     seed: int = 0  # of the sampling and of the order of methods
     with_baseline: bool = True  # also run the target alone
     target_name: str = BASELINE  # in a file that holds runs of several targets
@@ -123,12 +113,7 @@ class Benchmark:
             )
 
     def run(self, path: Path) -> Outcome:
-        """Make every run that the file at `path` does not hold yet; a method that raises is left out from there on.
-
-        Raises:
-            [`OptionError`]: the file holds runs of other models or settings.
-            [`ConversationError`]: a prompt does not fit into the target's context.
-        """
+        """Make every run that the file at `path` does not hold yet; a method that raises is left out from there on."""
         check_lengths(self.prompts, self.tokenizer, self.target.config, self.max_new_tokens)
         records = self._open(path)
         cells = list(self._cells())
@@ -145,8 +130,9 @@ class Benchmark:
             except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
                 planned = {other.key for other in cells if other.method == cell.method}
                 num_done = sum(row["key"] in planned for row in records.entries)
-                counts = {"num_done": num_done, "num_planned": len(planned)}
-                failures[cell.method] = self._failure(error, cell.method, "writing", **counts)
+                failures[cell.method] = self._failure(
+                    error, cell.method, "writing", num_done=num_done, num_planned=len(planned)
+                )
                 continue
             origin = {"identity": self._identities[cell.method], "conditions": self._conditions}
             records.append({"key": cell.key, **origin, **measured})
@@ -154,10 +140,7 @@ class Benchmark:
         return Outcome([row for row in records.entries if row["key"] in keys], list(failures.values()))
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """The entry of each method, also of one that failed, in the results file, with the conditions of its runs.
-
-        Runs of earlier versions lack their conditions: a method with such runs has None.
-        """
+        """The entry of each method in the results file, with the conditions of its runs, None where one lacks them."""
         failed = {failure.method: failure.to_json() for failure in outcome.failures}
         entries = []
         for name, method in self._methods.items():
@@ -202,12 +185,11 @@ class Benchmark:
     def _cells(self) -> Iterator[Cell]:
         """All runs to make: prompt by prompt, the methods of a prompt one after the other in random order."""
         order = random.Random(self.seed)
-        for repeat in range(self.repeats):
-            for decoding in self.decodings:
-                for prompt in self.prompts:
-                    methods = list(self._methods)
-                    order.shuffle(methods)
-                    yield from (Cell(self.target_name, method, decoding, prompt, repeat) for method in methods)
+        for decoding in self.decodings:
+            for prompt in self.prompts:
+                methods = list(self._methods)
+                order.shuffle(methods)
+                yield from (Cell(self.target_name, method, decoding, prompt) for method in methods)
 
     def _warm_up(self, todo: list[Cell]) -> dict[str, Failure]:
         """Call every method once, since first calls allocate, probe and compile; returns those that already fail."""
@@ -228,24 +210,20 @@ class Benchmark:
 
     def _measure(self, cell: Cell) -> dict[str, Any]:
         """Make one timed run; the counts of a stock method come from a second run that hooks timed."""
-        method = self._methods[cell.method]
-        ids = cell.prompt.input_ids(self.tokenizer)
-        options, seed = decoding_options(cell.decoding), self.seed + cell.repeat
+        method, ids = self._methods[cell.method], cell.prompt.input_ids(self.tokenizer)
+        call = (self.target, ids, self.max_new_tokens, decoding_options(cell.decoding), self.seed)
         with method.path(self.target):
-            first = timed_generate(self.target, ids, 1, options, seed, **method.arguments())
-            run = timed_generate(self.target, ids, self.max_new_tokens, options, seed, **method.arguments())
-            stats = None
-            if not method.is_stock:
-                stats = run.output.speculation
-            elif method.drafts:
-                stats = watched_stats(self.target, ids, self.max_new_tokens, options, seed, method.arguments())
+            first = timed_generate(self.target, ids, 1, *call[3:], **method.arguments())
+            run = timed_generate(*call, **method.arguments())
+            stats = None if method.is_stock else run.output.speculation
+            if method.is_stock and method.drafts:
+                stats = watched_stats(*call, method.arguments())
         return {
             "target": cell.target,
             "method": cell.method,
             "decoding": cell.decoding,
             "set": cell.prompt.set_name,
             "prompt": cell.prompt.prompt_id,
-            "repeat": cell.repeat,
             "num_tokens": len(run.new_ids),
             "seconds": run.seconds,
             "prefill_seconds": first.seconds,

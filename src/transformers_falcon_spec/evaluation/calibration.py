@@ -66,11 +66,7 @@ def nearest_index(temperature: float) -> int:
 
 
 def fit(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> Fit:
-    """Fit the temperatures at which the chosen tokens are likeliest: greedy ones first, then what sampling adds.
-
-    Raises:
-        [`OptionError`]: a position was hardly ever reached, greedy or sampled.
-    """
+    """Fit the temperatures at which the chosen tokens are likeliest: greedy ones first, then what sampling adds."""
     greedy, sampled = [], []
     for position in range(num_positions):
         totals = _totals(texts, position, num_positions, block_size)

@@ -27,11 +27,7 @@ DECODINGS: dict[str, Options] = {
 
 
 def decoding_options(name: str) -> Options:
-    """The options of a named decoding.
-
-    Raises:
-        [`OptionError`]: there is no such name.
-    """
+    """The options of a named decoding; an unknown name is an [`OptionError`]."""
     if name not in DECODINGS:
         raise OptionError(f"`decodings` must be some of {sorted(DECODINGS)}, but one is {name!r}.")
     return DECODINGS[name]

@@ -30,15 +30,6 @@ _ASSISTANT_OPTIONS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "
 class Method:
     """A way to write text.
 
-    Args:
-        name (`str`): Its name in the benchmark.
-        kind (`str`): One of `Kind`; `"drafter"` is one of this package.
-        assistant ([`~transformers.PreTrainedModel`], *optional*): The `assistant_model` of `generate`.
-        options (`dict`): Other arguments of `generate`.
-        settings (`dict`): What decides its drafts besides weights; stored with measurements.
-        num_nodes (`int`, *optional*): Most tokens that the target reads in a step, root included; None if it varies.
-        block_size (`int`): Tokens that one pass of a drafter drafts.
-
     Example:
 
     ```python
@@ -50,12 +41,12 @@ class Method:
     """
 
     name: str
-    kind: Kind
-    assistant: PreTrainedModel | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] | None = None
-    num_nodes: int | None = None
-    block_size: int = 1
+    kind: Kind  # `"drafter"` is one of this package
+    assistant: PreTrainedModel | None = None  # the `assistant_model` of `generate`
+    options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of `generate`
+    settings: Mapping[str, Any] | None = None  # what decides its drafts besides weights
+    num_nodes: int | None = None  # most tokens that the target reads in a step, root included; None if it varies
+    block_size: int = 1  # tokens that one pass of a drafter drafts
     _given_options: list[GenerationConfig] = field(init=False, repr=False, default_factory=list)  # the assistant's own
 
     def __post_init__(self) -> None:

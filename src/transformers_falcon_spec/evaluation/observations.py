@@ -39,13 +39,9 @@ class Observations:
 
     @classmethod
     def of(cls, depths: Sequence[int], scores: Tensor, chosen: Sequence[int], as_it_is: float) -> "Observations":
-        """Observe whole lists, which takes one pass over the scores for each temperature.
+        """Observe whole lists `scores` `[lists, tokens]`, logits before the temperature.
 
-        Args:
-            depths (`Sequence[int]`): The depth of each list's nodes.
-            scores (`torch.Tensor` of shape `(lists, tokens)`): Logits, before the temperature.
-            chosen (`Sequence[int]`): Index of the token that the target chose; -1 if the drafter cannot draft it.
-            as_it_is (`float`): The temperature of a drafter that was not calibrated.
+        `chosen` is the index of the token that the target chose, or -1 if the drafter cannot draft it.
         """
         scores, index = scores.detach().float(), torch.tensor(chosen, device=scores.device)
         best = scores.topk(min(NUM_BEST, scores.shape[-1]), dim=-1)
@@ -97,16 +93,10 @@ class Observations:
 
 
 class DrafterObserver:
-    """Records the texts of its attribute `drafter`, which drafts as the given one does without calibration.
+    """Records the texts of its `drafter`, which drafts as the given one, which stays as it is, without calibration.
 
     The lists of all passes along the accepted path are recorded with the token that the target chose, even if no node
     held it.
-
-    Args:
-        drafter ([`DrafterModel`]): A drafter that grows trees; it stays as it is.
-
-    Raises:
-        [`OptionError`]: the drafter grows no trees.
     """
 
     def __init__(self, drafter: DrafterModel) -> None:

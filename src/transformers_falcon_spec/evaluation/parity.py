@@ -58,16 +58,6 @@ class ParityResult:
     difference: Difference | None = None
     num_steps: int = 0  # of the text with the drafter
 
-    @property
-    def gap(self) -> float | None:
-        """The gap between the target's best two tokens at the difference, decoding alone."""
-        return self.difference.evidence.gap if self.difference and self.difference.evidence else None
-
-    @property
-    def rounding(self) -> float | None:
-        """The largest difference there between the scores alone and in the tree."""
-        return self.difference.evidence.rounding if self.difference and self.difference.evidence else None
-
 
 @dataclass
 class ParityCheck:
@@ -85,11 +75,7 @@ class ParityCheck:
     reread_in_float32: bool = False
 
     def run(self, prompt: Prompt, options: Options, decoding: str = "") -> ParityResult:
-        """Check one prompt under the sampling `options` that are called `decoding`.
-
-        Raises:
-            [`OptionError`]: the drafter's verifier keeps the distribution but not the text.
-        """
+        """Check one prompt under the sampling `options` that are called `decoding`."""
         verifier = self.drafter.generation_config.verifier
         if options.get("do_sample") and not verifier_named(verifier).keeps_seeded_text:
             raise OptionError(
@@ -118,11 +104,7 @@ class ParityCheck:
 
     @cached_property
     def float32_target(self) -> PreTrainedModel:
-        """A copy of the target that computes in float32, with the weights as they are, rounded.
-
-        Raises:
-            [`OptionError`]: the weights cannot be copied.
-        """
+        """A copy of the target that computes in float32, with the weights as they are, rounded."""
         is_offloaded = any(weight.is_meta for weight in self.target.parameters())
         if is_offloaded or getattr(self.target, "is_quantized", False):
             raise OptionError(
@@ -133,15 +115,14 @@ class ParityCheck:
 
     def _explain(self, call: GenerateCall, plain: list[int], drafted: list[int], index: int) -> Difference:
         """Find out why two texts differ at new token `index`."""
-        check, comparison, float32_token = _early_end(plain, drafted, index), None, None
+        check, comparison = _early_end(plain, drafted, index), None
         if check is None:
             steps = replay_plain(call, index), replay_drafted(call, index, self.drafter)
             check = _repeats(steps, (plain[: index + 1], drafted[: index + 1]))
             if check.holds:
                 comparison = self._compare(call, index, *steps)
         checks = [check, *(comparison.checks() if comparison else [])]
-        if comparison and comparison.float32:
-            float32_token = self._decode([comparison.float32.token_id])
+        float32 = comparison.float32 if comparison else None
         before = [*call.input_ids[0].tolist(), *plain[:index]][-NUM_CONTEXT_TOKENS:]
         return Difference(
             reason=_reason(checks),
@@ -150,7 +131,7 @@ class ParityCheck:
             drafted=self._choice(drafted, index),
             checks=checks,
             evidence=comparison,
-            float32_token=float32_token,
+            float32_token=self._decode([float32.token_id]) if float32 else None,
         )
 
     def _compare(
@@ -191,10 +172,7 @@ def first_difference(plain: list[int], drafted: list[int]) -> int | None:
 
 
 def _early_end(plain: list[int], drafted: list[int], index: int) -> Check | None:
-    """The failing check of two texts of which one ends before the other; None if both go on.
-
-    Stopping depends on the text alone, so equal texts must end together.
-    """
+    """The failing check of texts of which one ends first, though stopping depends on the text; None if both go on."""
     if index < min(len(plain), len(drafted)):
         return None
     measured = f"the target alone writes {len(plain)} tokens, with the drafter it writes {len(drafted)}"

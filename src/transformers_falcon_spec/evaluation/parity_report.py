@@ -1,12 +1,10 @@
 """The parity report: counts of verdicts with confidence intervals, as JSON and as one HTML page."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from .pages import render
 from .parity import VERDICTS
 from .summary import wilson_interval
 
@@ -15,22 +13,12 @@ Result = dict[str, Any]  # a `ParityResult` as a line of the records file holds 
 
 def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
     """The contents of the JSON file, which are also all that the page shows."""
-    by_decoding = {name: [result for result in results if result["decoding"] == name] for name in decodings}
-    rows = [row(name, found) for name, found in by_decoding.items()]
-    return {"provenance": provenance, "totals": totals(results), "rows": rows}
-
-
-def render_page(report: dict[str, Any]) -> str:
-    """The report as one HTML file that needs nothing else."""
-    return render("parity.html", report)
+    rows = [_row(name, [result for result in results if result["decoding"] == name]) for name in decodings]
+    return {"provenance": provenance, "totals": _totals(results), "rows": rows}
 
 
 def checked_result(entry: Result, path: Path) -> Result:
-    """A line of the records file as the report needs it.
-
-    Raises:
-        [`OptionError`]: the line does not describe its difference, as in files of older versions.
-    """
+    """A line of the records file; one that does not describe its difference, of an older version, is refused."""
     is_explained = entry["verdict"] == "identical" or entry.get("difference") is not None
     if entry["verdict"] not in VERDICTS or not is_explained:
         raise OptionError(
@@ -40,41 +28,42 @@ def checked_result(entry: Result, path: Path) -> Result:
     return {"num_steps": 0, **entry}
 
 
-def tally(results: Sequence[Result]) -> dict[str, Any]:
+def _tally(results: Sequence[Result]) -> dict[str, Any]:
     """Count each verdict, with its share and 95 % interval, and the tokens a step of the identical texts."""
-    counts = Counter(result["verdict"] for result in results)
+    counts = _counts(results)
     identical = _sums([result for result in results if result["verdict"] == "identical"])
     return {
-        **{verdict: counts[verdict] for verdict in VERDICTS},
+        **counts,
         "num_prompts": len(results),
         **_sums(results),
         "tokens_per_step": identical["num_tokens"] / identical["num_steps"] if identical["num_steps"] else None,
         "shares": {
             verdict: {"share": count / len(results), "interval": wilson_interval(count, len(results))}
-            for verdict, count in ((verdict, counts[verdict]) for verdict in VERDICTS)
+            for verdict, count in counts.items()
         },
     }
 
 
-def row(decoding: str, results: Sequence[Result]) -> dict[str, Any]:
+def _row(decoding: str, results: Sequence[Result]) -> dict[str, Any]:
     """The counts of one decoding, also for each prompt set, and its differences."""
-    by_set: dict[str, Counter[str]] = {}
-    for result in results:
-        by_set.setdefault(result["set_name"], Counter())[result["verdict"]] += 1
+    sets = dict.fromkeys(result["set_name"] for result in results)
     return {
         "decoding": decoding,
-        **tally(results),
-        "by_set": {name: {verdict: counts[verdict] for verdict in VERDICTS} for name, counts in by_set.items()},
+        **_tally(results),
+        "by_set": {name: _counts([result for result in results if result["set_name"] == name]) for name in sets},
         "differences": [result for result in results if result["verdict"] != "identical"],
     }
 
 
-def totals(results: Sequence[Result]) -> dict[str, Any]:
+def _totals(results: Sequence[Result]) -> dict[str, Any]:
     """The counts of all decodings; a prompt counts once, with its worst verdict, since its texts are dependent."""
-    worst: dict[tuple[str, str], Result] = {}
-    for result in sorted(results, key=lambda result: VERDICTS.index(result["verdict"])):
-        worst[result["set_name"], result["prompt_id"]] = result
-    return tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
+    by_verdict = sorted(results, key=lambda result: VERDICTS.index(result["verdict"]))
+    worst = {(result["set_name"], result["prompt_id"]): result for result in by_verdict}
+    return _tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
+
+
+def _counts(results: Sequence[Result]) -> dict[str, int]:
+    return {verdict: sum(result["verdict"] == verdict for result in results) for verdict in VERDICTS}
 
 
 def _sums(results: Sequence[Result]) -> dict[str, int]:

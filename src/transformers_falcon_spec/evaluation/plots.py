@@ -36,18 +36,10 @@ _STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": _LINE,
-    "axes.labelcolor": _TEXT,
     "axes.axisbelow": True,
-    "grid.color": _LINE,
-    "legend.frameon": False,
-    "text.color": _TEXT,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _TEXT,
-    "ytick.labelcolor": _TEXT,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), _LINE),
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), _TEXT),
 }
 _PHASES = {
     "draft_seconds_per_step": "drafting",
@@ -81,7 +73,7 @@ def speedup_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot
         axes.set_xlim(0, 1.18 * max(max(row["speedup_interval"][1], row["speedup"], 1) for row in rows))
         _label_bars(axes, panel)
 
-    described = [f"{row['method']} on {row['set']} {row['speedup']:.2f}x" for row in rows]
+    described = [_described(row, f"{row['speedup']:.2f}x") for row in rows]
     return _plot(name, "Speed-up over the target alone, with 95 % intervals", "speed-up", described, rows, draw)
 
 
@@ -97,12 +89,9 @@ def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot |
             (line,) = axes.plot(range(1, reached + 1), shares[:reached], label=row["method"], **style)
             line.set_gid(f"mark-line-{rows.index(row)}")
         axes.set_ylim(0, 1.05)
-        axes.set_ylabel("kept")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(axis="y", linewidth=0.5)
+        _label_lines(axes, "kept")
 
-    shares = [" ".join(f"{share:.2f}" for share in row["acceptance_by_depth"]) for row in rows]
-    described = [f"{row['method']} on {row['set']} {text}" for row, text in zip(rows, shares, strict=True)]
+    described = [_described(row, " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])) for row in rows]
     return _plot(name, "Acceptance by depth", "depth", described, rows, draw, height=1.5)
 
 
@@ -122,15 +111,16 @@ def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
             axes.axvline(1000 * plain[0], color=_TEXT, linewidth=1.2, linestyle=":", label="step of the target alone")
         _label_bars(axes, panel)
 
-    phases = [", ".join(f"{1000 * row[key]:.1f} {phase}" for key, phase in _PHASES.items()) for row in rows]
-    described = [f"{row['method']} on {row['set']} {text}" for row, text in zip(rows, phases, strict=True)]
+    described = [
+        _described(row, ", ".join(f"{1000 * row[key]:.1f} {phase}" for key, phase in _PHASES.items())) for row in rows
+    ]
     return _plot(name, "Time of a step, by phase", "milliseconds", described, rows, draw)
 
 
 def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | None:
     """Lines of the speed-up by the nodes of a draft: a line for each drafter, a panel for each prompt set."""
-    sizes = {id(row): num_nodes for curve in curves.values() for num_nodes, row in curve}
-    rows = [row for curve in curves.values() for _, row in curve]
+    sized = [point for curve in curves.values() for point in curve]
+    rows = [row for _, row in sized]
 
     def draw(axes: Axes, panel: Sequence[Row]) -> None:
         inside = {id(row) for row in panel}
@@ -142,11 +132,9 @@ def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | Non
                 bars = axes.errorbar(x, y, errors, label=curve, capsize=2, **_style(index))
                 bars.lines[0].set_gid(f"mark-tree-{index}-{rows.index(panel[0])}")
         axes.axhline(1, color=_TEXT, linewidth=0.8, linestyle=":")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylabel("speed-up")
-        axes.grid(axis="y", linewidth=0.5)
+        _label_lines(axes, "speed-up")
 
-    described = [f"{row['set']} with {sizes[id(row)]} nodes {row['speedup']:.2f}x" for row in rows]
+    described = [f"{row['set']} with {size} nodes {row['speedup']:.2f}x" for size, row in sized]
     return _plot(name, "Speed-up against the size of the draft tree", "nodes", described, rows, draw, height=1.7)
 
 
@@ -166,9 +154,7 @@ def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
             style = {"markersize": 4, "elinewidth": 0.8, **_style(index)}
             lines = axes.errorbar(x, y, _distances(y, intervals), label=label, **style)
             lines.lines[0].set_gid(f"mark-{side}-{rows.index(row)}")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_ylabel("kept")
+        axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="kept")
         axes.grid(linewidth=0.5)
 
     described = [
@@ -178,6 +164,10 @@ def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
     ]
     title = "Share kept against probability, where the parent was kept"
     return _plot(name, title, "probability", described, rows, draw, height=2.6)
+
+
+def _described(row: Row, numbers: str) -> str:
+    return f"{row['method']} on {row['set']} {numbers}"
 
 
 def _plot(
@@ -210,8 +200,13 @@ def _plot(
             figure.legend(labels.values(), labels.keys(), loc="outside upper left", ncols=num_columns)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-    description = f"{title}: " + "; ".join(described) + "."
-    return Plot(name, title, description, _inline(drawn.getvalue(), name))
+    return Plot(name, title, f"{title}: {'; '.join(described)}.", _inline(drawn.getvalue(), name))
+
+
+def _label_lines(axes: Axes, label: str) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel(label)
+    axes.grid(axis="y", linewidth=0.5)
 
 
 def _label_bars(axes: Axes, panel: Sequence[Row]) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -55,11 +55,7 @@ class Prompt:
 
 
 def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
-    """Read the first `limit` prompts of each file, after which a set is named; rows beyond `limit` are checked, too.
-
-    Raises:
-        [`ConversationError`]: a file is missing, empty or not UTF-8, a row is no prompt, or two have one id.
-    """
+    """Read the first `limit` prompts of each file, after which a set is named; all rows are checked."""
     sets = [_read(Path(path)) for path in paths]
     owners: dict[tuple[str, str], str] = {}
     for prompt in (prompt for found in sets for prompt in found):
@@ -76,11 +72,7 @@ def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]
 def check_lengths(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, config: Any, max_new_tokens: int
 ) -> None:
-    """Refuse prompts that leave no room for `max_new_tokens` in the context length of a target's `config`.
-
-    Raises:
-        [`ConversationError`]: a prompt is too long; names file and line.
-    """
+    """Refuse prompts that leave no space for `max_new_tokens` in the context of a target: [`ConversationError`]."""
     context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if context is None:
         return
@@ -117,39 +109,39 @@ def _prompt(line: str, path: Path, number: int) -> Prompt:
             f"{origin}: a row must be one JSON object, but it is not JSON: {error}. Write each prompt in a "
             "line of its own."
         ) from None
-    if not isinstance(row, dict):
-        _refuse(origin, "a row must be a JSON object", row, 'Write `{"id": ..., "prompt": ...}`')
+    is_row = isinstance(row, dict)
+    _check(is_row, origin, "a row must be a JSON object", row, 'Write `{"id": ..., "prompt": ...}`')
     name = row.get("id", number)
-    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
-        remedy = "Change it, or leave it out to use the line's number"
-        _refuse(origin, "`id` must be a text or a whole number", name, remedy)
+    is_name = isinstance(name, str | int) and not isinstance(name, bool) and name != ""
+    remedy = "Change it, or leave it out to use the line's number"
+    _check(is_name, origin, "`id` must be a text or a whole number", name, remedy)
     return Prompt(path.name.removesuffix(".jsonl"), str(name), _turns(row, origin), origin)
 
 
 def _turns(row: dict[str, Any], origin: str) -> tuple[tuple[str, str], ...]:
     """Role and content of each turn up to the last one of the user."""
     given = [key for key in ("prompt", "messages") if key in row]
-    if len(given) != 1:
-        _refuse(origin, "a row needs either `prompt` or `messages`", given or sorted(row), "Give one of them")
+    must = "a row needs either `prompt` or `messages`"
+    _check(len(given) == 1, origin, must, given or sorted(row), "Give one of them")
     messages = row["messages"] if given == ["messages"] else [{"role": "user", "content": row["prompt"]}]
-    if not isinstance(messages, list):
-        _refuse(origin, "`messages` must be a list", messages, 'Write `[{"role": "user", "content": ...}]`')
+    remedy = 'Write `[{"role": "user", "content": ...}]`'
+    _check(isinstance(messages, list), origin, "`messages` must be a list", messages, remedy)
     turns = tuple(_turn(message, origin, given[0]) for message in messages)
-    users = [number for number, (role, _) in enumerate(turns, start=1) if role == "user"]
-    if not users:
-        _refuse(origin, "`messages` must hold a turn of the user", [role for role, _ in turns], "Add what is asked")
-    return turns[: users[-1]]
+    roles = [role for role, _ in turns]
+    _check("user" in roles, origin, "`messages` must hold a turn of the user", roles, "Add what is asked")
+    return turns[: len(roles) - roles[::-1].index("user")]
 
 
 def _turn(message: Any, origin: str, key: str) -> tuple[str, str]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        _refuse(origin, "each of `messages` must be an object with `role` and `content`", message, "Write it so")
+    is_turn = isinstance(message, dict) and isinstance(message.get("role"), str)
+    _check(is_turn, origin, "each of `messages` must be an object with `role` and `content`", message, "Write it so")
     content = message.get("content")
-    if not isinstance(content, str) or not content.strip():
-        name = "`prompt`" if key == "prompt" else f"`content` of the {message['role']}'s turn"
-        _refuse(origin, f"{name} must be a text that is not empty", content, "Fill it, or take the row out")
+    name = "`prompt`" if key == "prompt" else f"`content` of the {message['role']}'s turn"
+    is_text = isinstance(content, str) and content.strip() != ""
+    _check(is_text, origin, f"{name} must be a text that is not empty", content, "Fill it, or take the row out")
     return message["role"], content
 
 
-def _refuse(origin: str, must: str, came: Any, remedy: str) -> NoReturn:
-    raise ConversationError(f"{origin}: {must}, but it is {json.dumps(came)[:80]}. {remedy}.")
+def _check(holds: bool, origin: str, must: str, came: Any, remedy: str) -> None:
+    if not holds:
+        raise ConversationError(f"{origin}: {must}, but it is {json.dumps(came)[:80]}. {remedy}.")

@@ -39,11 +39,7 @@ def tables_of(path: Path) -> str | None:
 
 
 def write_between_markers(document: Path, tables: Iterable[str]) -> None:
-    """Replace the text between the markers of a document by tables.
-
-    Raises:
-        [`OptionError`]: the document lacks the markers.
-    """
+    """Replace the text between the markers of a document, which must have them, by tables."""
     lines = document.read_text(encoding="utf-8").split("\n")
     if BEGIN not in lines or END not in lines[lines.index(BEGIN) :]:
         raise OptionError(f"`{document}` must hold the lines `{BEGIN}` and `{END}`; the tables go between them.")
@@ -99,7 +95,7 @@ def speed(result: Result, path: str) -> str:
         "Where a step's time goes, in milliseconds:",
         table({**lead, **_COSTS}, rows),
     ]
-    return "\n\n".join([*parts, *_memory(result), *_failed(result), source_line(result, path)])
+    return "\n\n".join([*parts, *_memory_and_failures(result), source_line(result, path)])
 
 
 def _lead(result: Result) -> dict[str, str]:
@@ -142,14 +138,10 @@ def _shown(result: Result, row: Row) -> dict[str, Any]:
     }
 
 
-def _memory(result: Result) -> list[str]:
-    """The table of each method's peak memory, if it was measured."""
+def _memory_and_failures(result: Result) -> list[str]:
+    """The table of each method's peak memory, if it was measured, and a line for each that did not finish."""
     measured = [method for method in result["methods"] if method.get("peak_bytes") is not None]
-    return ["Peak memory, each method in a process of its own:", table(_MEMORY, measured)] if measured else []
-
-
-def _failed(result: Result) -> list[str]:
-    """A line for each method that did not finish."""
+    memory = ["Peak memory, each method in a process of its own:", table(_MEMORY, measured)] if measured else []
     found = [(each["method"], each["target"], " ".join(each["failure"]["text"].split())) for each in failures(result)]
     lines = [f"- `{method}` on `{target}` {text}".replace("|", "\\|") for method, target, text in found]
-    return ["Not finished:", "\n".join(lines)] if lines else []
+    return memory + (["Not finished:", "\n".join(lines)] if lines else [])

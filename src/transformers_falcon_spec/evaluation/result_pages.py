@@ -32,8 +32,10 @@ def _calibration_page(result: Result) -> str:
 
 def _speed_page(result: Result) -> str:
     targets = list(dict.fromkeys(method["target"] for method in result["methods"]))
+    dtype = result["provenance"].get("dtype", "type not recorded")
+    words = ", ".join(f"{target} {name}" for target, name in dtype.items()) if isinstance(dtype, dict) else dtype
     context = {
-        "provenance": _origin(result["provenance"]),
+        "provenance": {**result["provenance"], "dtype": words},
         "targets": [_target(result, target, number) for number, target in enumerate(targets)],
         "num_methods": len({method["method"] for method in result["methods"]} - {BASELINE}),
         "num_texts": sum(row["num_runs"] for row in result["rows"]),
@@ -43,40 +45,25 @@ def _speed_page(result: Result) -> str:
     return render("speed.html", context)
 
 
-def _origin(provenance: dict[str, Any]) -> dict[str, Any]:
-    """Provenance with the targets' types as text."""
-    dtype = provenance.get("dtype", "type not recorded")
-    words = ", ".join(f"{target} {name}" for target, name in dtype.items()) if isinstance(dtype, dict) else dtype
-    return {**provenance, "dtype": words}
-
-
 def _target(result: Result, target: str, number: int) -> dict[str, Any]:
     """The part of the page about one target: its methods, and a section for each decoding."""
     methods = [method for method in result["methods"] if method["target"] == target]
     order = [method["method"] for method in methods if method["method"] != BASELINE]
-    rows = sorted(
-        (row for row in result["rows"] if row["target"] == target), key=lambda row: order.index(row["method"])
-    )
-    decodings = list(dict.fromkeys(row["decoding"] for row in rows))
-    return {
-        "name": target,
-        "methods": methods,
-        "has_memory": any(method.get("peak_bytes") is not None for method in methods),
-        "sections": [
-            _section(
-                result, [row for row in rows if row["decoding"] == decoding], order, methods, f"t{number}d{index}"
-            )
-            for index, decoding in enumerate(decodings)
-        ],
-    }
+    own = [row for row in result["rows"] if row["target"] == target]
+    rows = _shown(result, sorted(own, key=lambda row: order.index(row["method"])))
+    sections = []
+    for index, decoding in enumerate(dict.fromkeys(row["decoding"] for row in rows)):
+        chosen, name = [row for row in rows if row["decoding"] == decoding], f"t{number}d{index}"
+        plots = _plots(name, [row for row in chosen if row["failure"] is None], order, methods)
+        sections.append({"name": name, "decoding": decoding, "rows": chosen, "plots": plots})
+    has_memory = any(method.get("peak_bytes") is not None for method in methods)
+    return {"name": target, "methods": methods, "has_memory": has_memory, "sections": sections}
 
 
-def _section(
-    result: Result, rows: Sequence[Row], order: Sequence[str], methods: Sequence[Row], name: str
-) -> dict[str, Any]:
-    """The rows of one decoding set by set, and their plots; a row that lacks runs says why and is not drawn."""
+def _shown(result: Result, rows: Sequence[Row]) -> list[Row]:
+    """The rows set by set; one that lacks runs has the reason for its `failure`, and is not drawn."""
     sets = list(dict.fromkeys(row["set"] for row in rows))
-    shown = [
+    return [
         {
             **row,
             "set": SET_NAMES.get(row["set"], row["set"]),
@@ -85,14 +72,16 @@ def _section(
         }
         for row in sorted(rows, key=lambda row: sets.index(row["set"]))
     ]
-    complete = [row for row in shown if row["failure"] is None]
-    plots: list[Plot | None] = [
-        speedup_plot(f"{name}-speedup", complete, order),
-        depth_plot(f"{name}-depth", complete, order),
-        phase_plot(f"{name}-phases", complete),
-        tree_plot(f"{name}-tree", tree_curves(complete, methods)),
+
+
+def _plots(name: str, rows: Sequence[Row], order: Sequence[str], methods: Sequence[Row]) -> list[Plot]:
+    plots = [
+        speedup_plot(f"{name}-speedup", rows, order),
+        depth_plot(f"{name}-depth", rows, order),
+        phase_plot(f"{name}-phases", rows),
+        tree_plot(f"{name}-tree", tree_curves(rows, methods)),
     ]
-    return {"name": name, "decoding": rows[0]["decoding"], "rows": shown, "plots": [plot for plot in plots if plot]}
+    return [plot for plot in plots if plot]
 
 
 def tree_curves(rows: Sequence[Row], methods: Sequence[Row]) -> dict[str, list[tuple[int, Row]]]:

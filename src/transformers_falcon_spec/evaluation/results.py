@@ -20,11 +20,7 @@ _NOT_MEASURED = ("acceptance_length_per_request", "prefill_seconds", "baseline_p
 
 
 def read_result(path: Path, kinds: Sequence[Kind] = ("bench",)) -> Result:
-    """Read a results file of one of `kinds` and bring it into today's form.
-
-    Raises:
-        [`OptionError`]: there is no such file, or it is of another kind.
-    """
+    """Read a results file of one of `kinds` and bring it into today's form; other files are an [`OptionError`]."""
     must = f"`{path}` must be a results file of {' or '.join(f'`falcon-spec {kind}`' for kind in kinds)}, but"
     if not path.is_file():
         raise OptionError(f"{must} there is no such file.")

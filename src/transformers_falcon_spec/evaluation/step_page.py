@@ -19,17 +19,10 @@ class ObservedText:
 
 def render_step_page(texts: Sequence[ObservedText], provenance: dict[str, Any]) -> str:
     """The page as one HTML file that needs nothing else."""
-    shown = [
-        {"prompt": text.prompt, "text": text.text, "steps": [_entry(step) for step in text.steps]} for text in texts
-    ]
+    shown = [{**vars(text), "steps": [_entry(step) for step in text.steps]} for text in texts]
     steps = [step for text in texts for step in text.steps]
-    num_accepted = sum(step.num_accepted for step in steps)
-    context = {
-        "texts": shown,
-        "num_steps": len(steps),
-        "acceptance_length": 1 + num_accepted / len(steps) if steps else 1.0,
-        "provenance": provenance,
-    }
+    length = 1 + sum(step.num_accepted for step in steps) / max(len(steps), 1)
+    context = {"texts": shown, "num_steps": len(steps), "acceptance_length": length, "provenance": provenance}
     return render("steps.html", context)
 
 

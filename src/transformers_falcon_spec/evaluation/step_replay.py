@@ -8,13 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..core.sampling import multinomial_noise
 from ..generation.timed import Options, Run, timed_generate
@@ -68,8 +62,7 @@ class _StopAfter(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, _scores: Any, **_: Any) -> Tensor:
         """Whether each row is long enough."""
-        is_done = input_ids.shape[1] >= self.length
-        return torch.full((input_ids.shape[0],), is_done, device=input_ids.device)
+        return torch.full(input_ids.shape[:1], input_ids.shape[1] >= self.length, device=input_ids.device)
 
 
 class _StepObserver(LogitsProcessor):
@@ -97,10 +90,7 @@ class _StepObserver(LogitsProcessor):
 
 
 def replay_plain(call: GenerateCall, index: int, given: Tensor | None = None) -> ReplayedStep | None:
-    """The step of the target alone that chooses new token `index`; None if the text ends before.
-
-    With `given` the token is chosen from these logits `[vocab]` instead of the target's.
-    """
+    """The target's own step that chooses new token `index`, from the logits `given` or its own; None past the end."""
     observer = _StepObserver(index, given)
     handle = call.target.register_forward_hook(observer.hook)
     try:

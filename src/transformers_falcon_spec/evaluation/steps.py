@@ -1,12 +1,17 @@
-"""Stores the steps of a text for people to look at: the draft trees, probabilities, and accepted tokens."""
+"""Stores the steps of a text, and shows them in the terminal: draft trees, probabilities, and accepted tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Group
+from rich.text import Text
+from rich.tree import Tree
 from transformers import PreTrainedTokenizerBase
 
 from ..core.verification import AcceptedPath
 from ..generation.drafting import Draft
+
+ACCEPTED, REJECTED, BONUS = "✓", "·", "+"
 
 
 @dataclass(frozen=True)
@@ -72,3 +77,30 @@ class StepLog:
 
     def _text(self, token_id: int) -> str:
         return repr(self.tokenizer.decode([token_id]))
+
+
+def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
+    """A tree of labelled nodes, the root first."""
+    branches = [Tree(labels[0])]
+    for parent, label in zip(parents[1:], labels[1:], strict=True):
+        branches.append(branches[parent].add(label))
+    return branches[0]
+
+
+def step_text(number: int, step: Step) -> Group:
+    """A step as a title and its tree, with marks for accepted nodes, rejected ones and the bonus token."""
+    title = f"Step {number}: {step.num_accepted} of {step.num_drafted} drafted nodes kept"
+    title += f" ({step.num_lookahead} lookahead nodes were read, too)" if step.num_lookahead else ""
+    parents, labels = [node.parent for node in step.nodes], [_label(node) for node in step.nodes]
+    if step.bonus is not None:
+        parents.append(step.last_accepted)
+        labels.append(Text(f"{BONUS} {step.bonus} the target's own", style="italic"))
+    return Group(Text(title), drawn_tree(parents, labels))
+
+
+def _label(node: StepNode) -> Text:
+    if node.parent < 0:
+        return Text(node.text)
+    mark, style = (ACCEPTED, "bold") if node.is_accepted else (REJECTED, "dim")
+    prob = "" if node.prob is None else f" {node.prob:.2f}"
+    return Text(f"{mark} {node.text}{prob}", style=style)

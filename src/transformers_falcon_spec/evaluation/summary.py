@@ -67,8 +67,8 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
 
 def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats, seed: int) -> Record:
     """The speed-up over the target alone, prompt by prompt, and the gate: what acceptance and step cost allow."""
-    plain = {(run["prompt"], run["repeat"]): run for run in baseline}
-    pairs = [(run, plain[run["prompt"], run["repeat"]]) for run in runs if (run["prompt"], run["repeat"]) in plain]
+    plain = {run["prompt"]: run for run in baseline}
+    pairs = [(run, plain[run["prompt"]]) for run in runs if run["prompt"] in plain]
     if not pairs:
         return {}
     own, alone = [run for run, _ in pairs], [base for _, base in pairs]

@@ -1,4 +1,4 @@
-"""Checks that decide whether rounding explains why two texts differ at a step: numbers in, a verdict out.
+"""Checks that decide whether rounding explains why two texts differ at a step: numbers in, checks out.
 
 A difference is a tie only if every check holds: nothing but the logits differs, they differ by rounding alone, and the
 best two tokens are that close.
@@ -102,10 +102,7 @@ def compare_steps(
     dtype: torch.dtype,
     exact: ReplayedStep | None,
 ) -> StepComparison:
-    """Compare a step of plain decoding with the same step in a tree.
-
-    `transplanted` is plain decoding, given the tree's logits, and `exact` is the same, given those of a float32 copy.
-    """
+    """Compare a plain step with that in a tree, and with plain ones given the tree's and a float32 copy's logits."""
     kept = plain.scores.isfinite() & drafted.scores.isfinite()
     pair = torch.tensor([plain.token_id, drafted.token_id], device=kept.device)
     return StepComparison(

@@ -34,7 +34,7 @@ class RankLog:
         self.steps: list[list[int | None]] = []  # of each step by depth; `num_ranks` for a miss, None if not measured
 
     def __call__(self, draft: Draft, accepted: Sequence[AcceptedPath]) -> None:
-        """Count the ranks of one step."""
+        """Note the ranks of one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
         ranks: list[int | None] = []
         for node, token in zip(accepted[0].path, accepted[0].token_ids, strict=True):
@@ -54,19 +54,10 @@ class RankLog:
 
 
 class TreeFit:
-    """Measures a drafter with a tree that is wide enough to see every rank.
+    """Measures a drafter of static trees, which stays as it is, with a tree that is wide enough to see every rank.
 
-    Args:
-        target ([`~transformers.PreTrainedModel`]): The target.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        drafter ([`DrafterModel`]): A drafter that drafts static trees; stays as it is.
-        num_passes (`int`, *optional*): Drafter passes of the trees; None takes those of the drafter's present tree.
-        num_ranks (`int`): Ranks that are measured at each depth.
-        width (`int`): Nodes of each depth, those of the best ranks, below which ranks are measured.
-
-    Raises:
-        [`OptionError`]: the drafter drafts no static trees, or they would be too large, too wide or too deep.
-        [`TargetError`]: the target verifies chains only.
+    The tree has `num_passes` passes, or as many as the drafter's own, and at each depth `num_ranks` children below the
+    `width` nodes of the best ranks.
     """
 
     def __init__(
@@ -105,11 +96,7 @@ class TreeFit:
 
 
 def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
-    """A tree in which the `width` nodes of each depth with the least sum of ranks have `num_ranks` children.
-
-    Raises:
-        [`OptionError`]: more nodes than the decoding loop reads.
-    """
+    """A tree in which the `width` nodes of each depth with the least sum of ranks have `num_ranks` children."""
     parents, ranks, sums = [-1], [-1], [0]
     level = [0]
     for _ in range(depth):

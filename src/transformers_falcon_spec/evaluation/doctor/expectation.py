@@ -28,16 +28,11 @@ class Expectation:
 
 
 def expected_acceptance(name: str, drafter: DrafterModel, results: str | None) -> Expectation | None:
-    """What to expect of the drafter called `name`; None if there is neither a results file nor a training record.
-
-    Raises:
-        [`OptionError`]: `results` holds no greedy runs of the drafter.
-    """
+    """What to expect of the drafter called `name`; None if there is neither a results file nor a training record."""
     if results is not None:
         return _from_results(Path(results), name, drafter)
-    folder = folder_of(name)
-    path = folder / TRAINING_RECORD if folder is not None else None
-    return _from_training(path) if path is not None and path.is_file() else None
+    path = (folder_of(name) or Path(name)) / TRAINING_RECORD
+    return _from_training(path) if path.is_file() else None
 
 
 def _from_results(path: Path, name: str, drafter: DrafterModel) -> Expectation:
@@ -69,10 +64,7 @@ def _existing(files: list[str]) -> list[str]:
 
 
 def _from_training(path: Path) -> Expectation | None:
-    """The acceptance of the last evaluation that decoded, else the accuracy of the best guess at each block position.
-
-    The accuracy is a lower bound for trees, which hold more guesses.
-    """
+    """The last acceptance, else the accuracy of the best guess at each block position, a lower bound for trees."""
     curve: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")).get("curve", [])
     last = next((entry for entry in reversed(curve) if "eval_accuracy_at_1" in entry), None)
     if last is None:

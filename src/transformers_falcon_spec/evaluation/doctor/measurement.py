@@ -50,11 +50,7 @@ class Case:
 
 
 def diagnose(case: Case, report: Report) -> None:
-    """Fill the report; a fault that makes drafting impossible ends the examination before any text is written.
-
-    Raises:
-        [`BenchmarkError`]: a text could not be written.
-    """
+    """Fill the report; a fault that makes drafting impossible ends the examination before any text is written."""
     fits = check_pair(case.drafter, case.target, case.tokenizer, report)
     can_verify = check_tree_reading(case.target, report)
     check_template(case.tokenizer, report)
@@ -67,8 +63,7 @@ def diagnose(case: Case, report: Report) -> None:
     acceptance, costs = _acceptance(runs, rows[UNTUNED], case.expected), _costs(runs, rows)
     report.sections["acceptance"] = acceptance | {"explained_by": explained_by if acceptance["is_low"] else []}
     report.sections["costs"] = costs
-    fault = measured_fault(acceptance, costs, explained_by)
-    report.findings += [] if fault is None else [fault]
+    report.findings += filter(None, [measured_fault(acceptance, costs, explained_by)])
 
 
 def _runs(case: Case) -> Runs:
@@ -92,20 +87,19 @@ def _acceptance(runs: Runs, row: dict[str, Any], expected: Expectation | None) -
     """The section on the acceptance of untuned drafts, and whether it is lower than expected."""
     own = [run for run in runs if run["method"] == UNTUNED]
     stats = sum(map(pooled_stats, own), GenerationStats())
-    section: Section = {
+    promised = {} if expected is None else {
+        "promised_by": expected.source,
+        "promised_length": expected.acceptance_length,
+        "promised_by_depth": expected.by_depth,
+    }  # fmt: skip
+    return {
         "acceptance_length": stats.acceptance_length,
         "interval": row["acceptance_length_pooled_interval"],
         "by_depth": stats.acceptance_by_depth,
         "num_steps": stats.num_steps,
         "notes": stats.notes,
         "is_low": expected is not None and _is_lower_than(expected, own, stats),
-    }
-    if expected is None:
-        return section
-    return section | {
-        "promised_by": expected.source,
-        "promised_length": expected.acceptance_length,
-        "promised_by_depth": expected.by_depth,
+        **promised,
     }
 
 

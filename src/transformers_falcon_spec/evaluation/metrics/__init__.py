@@ -31,10 +31,6 @@ def metric_path(name: str) -> str:
 
 
 def require_rows(column: Sized) -> None:
-    """Refuse an empty column, of which no rate can be computed.
-
-    Raises:
-        [`OptionError`]: the column is empty.
-    """
+    """Refuse an empty column, of which no rate can be computed: [`OptionError`]."""
     if not len(column):
         raise OptionError("A metric must be computed over at least one row, but there is none.")
