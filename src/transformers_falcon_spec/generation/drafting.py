@@ -13,12 +13,14 @@ only stores, and `propose` catches up in one pass. Rows never move; a finished r
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..errors import OptionError
+from .modes import in_eval_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,11 +98,17 @@ class Draft:
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
     search_seconds: float = 0.0  # spent on choosing among drafted tokens, without waiting for the device
-    # [rows, nodes] the drafter's probability of each node after its parent; if wanted
-    node_probs: Tensor | None = None
+    node_probs: Tensor | None = (
+        None  # [rows, nodes] the drafter's probability of each node after its parent; if wanted
+    )
     expected_by_depth: Tensor | None = None  # [depths] expected tokens, the root's first; where there are prices
     # By pass after the first: the expected tokens of the nodes that it continues, and those that it added.
     marginal_gains: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def is_guest(self) -> Tensor | None:
+        """The old name of `is_lookahead`."""
+        return self.is_lookahead
 
 
 @dataclass(frozen=True)
@@ -114,19 +122,22 @@ class Committed:
     node_choices: Tensor | None = None  # [rows, nodes] best raw logit after each node read last; None unless wanted
 
 
-class TreeCandidateGenerator:
-    """The base of all drafters' generators: subclasses write `commit` and `propose`.
+class TreeCandidateGenerator(CandidateGenerator):
+    """Base of all drafters' generators: subclasses write `commit` and `propose`, and Transformers' loop can use them.
 
     `feature_layers` are indices into Transformers' `hidden_states`: 0 the embeddings, i the output of layer i, -1 the
     head's input.
     """
 
+    requires_model_outputs = True
+    model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
     feature_layers: tuple[int, ...] = (-1,)
-    wants_node_choices: bool = False  # whether `commit` gets `node_choices`
+    wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
     def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.target, self.max_length, self.rng = target, max_length, rng
         self.clock: Callable[[], float] = time.perf_counter  # of `search_seconds`; the loop sets its own
+        self._has_prompt = False  # only the stock loop's adapter below reads it
 
     def commit(self, committed: Committed) -> None:
         """Store new text and features. Nothing is computed or drawn here, and nobody waits for the device."""
@@ -135,6 +146,35 @@ class TreeCandidateGenerator:
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft a tree for each row within `budget`. None means that the target should write the next token alone."""
         raise NotImplementedError
+
+    def get_candidates(  # type: ignore[override]  # generators of Transformers return None for the logits, too
+        self,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  the stock loop passes it
+        model_outputs: Any = None,
+        is_first_iteration: bool = False,
+        n_last_matches: int = 0,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Candidates `[1, len + drafted]` for Transformers' own loop: one row, a chain, the same text when greedy.
+
+        The logits are None: that loop then compares tokens and never rejects by ratio.
+        """
+        if is_first_iteration:  # the target reads the prompt first
+            return input_ids, None
+        states = model_outputs.hidden_states
+        num_new = int(n_last_matches) + 1 if self._has_prompt else states[-1].shape[1]
+        rows = [states[layer][:, :num_new] for layer in self.feature_layers]
+        features = torch.cat(rows, dim=-1) if rows else None
+        self._has_prompt = True
+        self.commit(Committed(input_ids, (input_ids.shape[1],), (num_new,), features))
+        depth = max(self.max_length - input_ids.shape[1] - 1, 0)
+        with in_eval_mode(getattr(self, "drafter", None)):
+            draft = self.propose(DraftBudget((depth,), depth + 1, is_chain=True)) if depth else None
+        return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.token_ids[:, 1:]], dim=-1), None)
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """Do nothing: `commit` has learned the same from `num_new`."""
 
 
 class Drafter(Protocol):
