@@ -26,7 +26,7 @@ ATTACKS = [
     "{{ figures.append.__self__.__class__.__base__ }}",
     "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     "{{ ('%s' | format).__class__ }}",
-    "{% set _ = gaps.append('all is established') %}",
+    "{% set _ = about.notes.append('all is established') %}",
     "{% include '/etc/passwd' %}",
 ]
 

@@ -43,10 +43,8 @@ def run(command: FindCommand) -> None:
 
 def _lengths(drafter: PublishedDrafter) -> str:
     """Format the acceptance lengths, one line for each decoding, for those of sampling and greedy text differ."""
-    return "\n".join(_range(decoding, lengths) for decoding, lengths in drafter.acceptance.items()) or "-"
-
-
-def _range(decoding: str, lengths: list[float]) -> str:
-    low, high = min(lengths), max(lengths)
-    shown = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
-    return f"{shown}, {decoding or 'decoding not said'}"
+    lines = []
+    for decoding, lengths in drafter.acceptance.items():
+        ends = dict.fromkeys((f"{min(lengths):.2f}", f"{max(lengths):.2f}"))
+        lines.append(f"{' to '.join(ends)}, {decoding or 'decoding not said'}")
+    return "\n".join(lines) or "-"

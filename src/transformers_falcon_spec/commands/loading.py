@@ -73,21 +73,19 @@ def load_drafter(
     uses the static tree of that file. With `tokenizer` the chat template is compared with that of the target that the
     drafter was trained for; a difference is logged, as other differences are when the drafter is used.
     """
-    is_layer_parallel = name.partition(":")[0] == LAYER_PARALLEL
-    drafter = _layer_parallel(name, target) if is_layer_parallel else _stored_drafter(name, target)
+    if name.partition(":")[0] == LAYER_PARALLEL:
+        drafter: DrafterModel = _layer_parallel(name, target)
+    else:
+        with readable(name):
+            kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
+        drafter = kind.from_pretrained(name, dtype=target.dtype).eval().to(target.device)
     if draft_tree is not None:
         _set_tree(drafter, name, draft_tree)
-    if draft_tree is not None or (tokenizer is not None and not is_layer_parallel):
+    if draft_tree is not None or tokenizer is not None:
         drafter.check_target(target)  # sizes are compared before the chat template
-    if tokenizer is not None and not is_layer_parallel:
+    if tokenizer is not None:
         check_fingerprint(drafter, target, tokenizer)
     return drafter
-
-
-def _stored_drafter(name: str, target: PreTrainedModel) -> DrafterModel:
-    with readable(name):
-        kind = check_is_drafter(name, drafter_classes())
-    return drafter_classes()[kind].from_pretrained(name, dtype=target.dtype).eval().to(target.device)
 
 
 def _set_tree(drafter: DrafterModel, name: str, file: str) -> None:

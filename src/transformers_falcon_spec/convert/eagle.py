@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.eagle.configuration_eagle import MIN_LAYERS_AS_PUBLISHED, eagle3_feature_layers
@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 from .conversion import EMBEDDINGS, Conversion, check_shape, rename_weights
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
-from .target_facts import SPECIAL_IDS, TargetFacts, check_widths, fields_of, needs_target
+from .target_facts import SPECIAL_IDS, check_widths, fields_of, needs_target
 
 VOCABULARY = ("d2t", "t2d")
 TARGET_COPIES = (EMBEDDINGS, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen copies of the target's
@@ -24,7 +24,7 @@ NUM_LAYERS_READ = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-def convert_eagle(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+def convert_eagle(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
     """Convert an Eagle-1 or Eagle-2 checkpoint to version 1; both have weights of one form."""
     fields = _layer_fields(checkpoint.config, checkpoint.name)
     check_widths(fields["hidden_size"], target)
@@ -40,7 +40,7 @@ def convert_eagle(checkpoint: Checkpoint, target: TargetFacts | None) -> Convers
     return Conversion(EagleDrafter, config, *rename_weights(checkpoint, names, [EMBEDDINGS]))
 
 
-def convert_eagle3(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+def convert_eagle3(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
     """Convert a checkpoint in the form that was published with Eagle-3."""
     config = checkpoint.config
     fields = _layer_fields(config, checkpoint.name)
@@ -55,7 +55,7 @@ def convert_eagle3(checkpoint: Checkpoint, target: TargetFacts | None) -> Conver
     return _convert(checkpoint, target, {**fields, **options}, layer_ids, "midlayer")
 
 
-def convert_eagle3_speculators(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+def convert_eagle3_speculators(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
     """Convert a checkpoint in the form of speculators, where the layer has a config of its own."""
     config, name = checkpoint.config, checkpoint.name
     inner = config.get("transformer_layer_config")
@@ -95,7 +95,7 @@ def _layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _convert(
-    checkpoint: Checkpoint, target: TargetFacts | None, options: dict[str, Any], layer_ids: Any, layer: str
+    checkpoint: Checkpoint, target: PreTrainedModel | None, options: dict[str, Any], layer_ids: Any, layer: str
 ) -> Conversion:
     hidden = options["hidden_size"]
     if (checkpoint.config.get("target_hidden_size") or hidden) != hidden:
@@ -129,27 +129,27 @@ def _names(config: EagleConfig, layer: str) -> dict[str, str]:
     return names
 
 
-def _feature_layers(layer_ids: Any, target: TargetFacts | None, name: str) -> tuple[int, ...]:
+def _feature_layers(layer_ids: Any, target: PreTrainedModel | None, name: str) -> tuple[int, ...]:
     """Return the hidden states that the drafter reads: those in its config, else those of the published rule."""
+    num_layers = None if target is None else target.config.get_text_config(decoder=True).num_hidden_layers
     if layer_ids is None:
-        if target is None:
+        if num_layers is None:
             raise needs_target("how many layers the target has, for from them follows which ones the drafter reads")
-        if target.num_layers < MIN_LAYERS_AS_PUBLISHED:
+        if num_layers < MIN_LAYERS_AS_PUBLISHED:
             raise CheckpointError(
                 f"`{name}` must say which layers it reads (`{LAYER_IDS}`), for the published rule needs a target of "
-                f"at least {MIN_LAYERS_AS_PUBLISHED} layers, and `{target.fields['target_name_or_path']}` has "
-                f"{target.num_layers}."
+                f"at least {MIN_LAYERS_AS_PUBLISHED} layers, and the target has {num_layers}."
             )
-        return eagle3_feature_layers(target.num_layers)
+        return eagle3_feature_layers(num_layers)
     is_list = isinstance(layer_ids, list) and all(type(each) is int and each >= 0 for each in layer_ids)
     if not is_list or len(layer_ids) != NUM_LAYERS_READ or len(set(layer_ids)) != NUM_LAYERS_READ:
         raise CheckpointError(
             f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} different hidden states, counted from 0, but in `{name}` it "
             f"is {layer_ids!r}."
         )
-    if target is not None and max(layer_ids) >= target.num_layers:
+    if num_layers is not None and max(layer_ids) >= num_layers:
         raise CheckpointError(
-            f"`{LAYER_IDS}` must lie in 0..{target.num_layers - 1}, the inputs of the target's layers, but in "
+            f"`{LAYER_IDS}` must lie in 0..{num_layers - 1}, the inputs of the target's layers, but in "
             f"`{name}` it is {layer_ids}."
         )
     return tuple(layer_ids)

@@ -6,6 +6,7 @@ this package ends them at the newest row. Source: Bestpay-inc/Falcon, `models/cn
 """
 
 import torch
+from transformers import PreTrainedModel
 
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.falcon.paper_tree import paper_tree
@@ -13,13 +14,13 @@ from ..errors import CheckpointError
 from .conversion import EMBEDDINGS, Conversion, rename_weights
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
-from .target_facts import TargetFacts, check_widths, fields_of
+from .target_facts import check_widths, fields_of
 
 NUM_RECURRENT_LAYERS = 2
 DROPOUT = 0.1
 
 
-def convert_falcon(checkpoint: Checkpoint, target: TargetFacts | None) -> Conversion:
+def convert_falcon(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
     """Convert a Falcon checkpoint; biases that it does without are filled in with zeros."""
     config = _config(checkpoint, target)
     has_recurrent_bias = flag(checkpoint.config, "bias", True, checkpoint.name)
@@ -38,7 +39,7 @@ def convert_falcon(checkpoint: Checkpoint, target: TargetFacts | None) -> Conver
     return Conversion(FalconSpecDrafter, config, weights, dropped, filled=dict.fromkeys(sizes, 0.0))
 
 
-def _config(checkpoint: Checkpoint, target: TargetFacts | None) -> FalconSpecConfig:
+def _config(checkpoint: Checkpoint, target: PreTrainedModel | None) -> FalconSpecConfig:
     config = checkpoint.config
     block_size = config["k_mask"]
     if type(block_size) is not int or block_size < 1:

@@ -4,9 +4,11 @@ The checks come in this order: the speculators type, the architectures, the fiel
 weights.
 """
 
+import json
 import re
 from collections.abc import Collection
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from ..drafters.registry import drafter_classes
@@ -25,82 +27,20 @@ class Format(Enum):
     MEDUSA_V2 = "Medusa v2 heads"
 
 
-_PARALLEL = "it drafts all tokens of a block in one forward from mask tokens, and this package has no such drafter."
-# Formats that are recognised but cannot be converted, and the reasons.
-_UNSUPPORTED = {
-    "A quantised checkpoint": "a drafter's weights must be plain numbers. Take the original.",
-    "DFlash": _PARALLEL,
-    "DFlash2": "its drafts come from mask tokens, convolutions and a selector, which no drafter here has.",
-    "DSpark": "it drafts blocks with a Markov head and embeddings of its own, which no drafter here has.",
-    "DeepSpec's Eagle-3": "it has embeddings of its own, while Eagle's are the target's.",
-    "Domino": "it corrects its drafts with a GRU, which no drafter here has.",
-    "FastMTP": "its layers are the target's own.",
-    "Hydra": "its heads also read the tokens drafted before; Medusa's do not.",
-    "JetSpec": _PARALLEL,
-    "MTP": "its layers are the target's own.",
-    "Medusa-2": "its target was trained together with the heads, so that they do not fit the original target.",
-    "P-EAGLE": _PARALLEL,
-    "SpecBlock": "it drafts blocks with shift and rank heads, which no drafter here has.",
-    "Transformers' own DFlash": "load it with Transformers, as `assistant_model`.",
-    "speculators' MLP": "no drafter here has that shape.",
-    "speculators' form of Eagle-1": "its layer has other norms than Eagle's own. Convert the original.",
-}
-# Which of them the value of a field marks.
-_VALUES = {
-    "speculators_model_type": {
-        "dflash": "DFlash",
-        "dflash2": "DFlash2",
-        "domino": "Domino",
-        "dspark": "DSpark",
-        "eagle": "speculators' form of Eagle-1",
-        "fast_mtp": "FastMTP",
-        "hydra": "Hydra",
-        "jetspec": "JetSpec",
-        "mlp": "speculators' MLP",
-        "mtp": "MTP",
-        "peagle": "P-EAGLE",
-    },
-    "architectures": {
-        "DFlashDraftModel": "DFlash",
-        "DFlash2DraftModel": "DFlash2",
-        "LlamaForCausalLMSpecBlock": "SpecBlock",
-        "Qwen3DSparkModel": "DSpark",
-        "Qwen3Eagle3Model": "DeepSpec's Eagle-3",
-    },
-    "model_type": {"muse_glimmer_assistant": "Transformers' own DFlash"},
-}
-# Which of them a field marks that is neither missing, false nor null; the first one decides.
-_FIELDS = {
-    "parallel_drafting": "P-EAGLE",
-    "hydra_num_heads": "Hydra",
-    "diffspec_draft_token_num": "SpecBlock",
-    "markov_rank": "DSpark",
-    "gru_hidden_dim": "Domino",
-    "dflash_config": "DFlash",
-    "quantization_config": "A quantised checkpoint",
-}
-# Which of them the names of weights mark.
-_KEYS = {
-    r"medusa_head\.\d+\.": "Medusa-2",
-    r"hydra_(mlp|lm_head)\.|hydra_head\.": "Hydra",
-    r"prefix_gru\.": "Domino",
-    r"markov_head\.": "DSpark",
-    r"candidate_selector\.": "DFlash2",
-    r"rank_head\.": "SpecBlock",
-    r"mask_hidden$": "P-EAGLE",
-    r"encoder\.fc\.": "Transformers' own DFlash",
-}
+# Formats that are recognised but cannot be converted: the reason, and what marks each: the value of a field of the
+# config, a field that is neither missing, false nor null, or the names of weights. The first format that fits counts.
+UNSUPPORTED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))
 _MEDUSA_HEAD = re.compile(r"\d+\.\d+\.weight")  # a head's own LM head, the last of its layers
 
 
 def refuse_by_config(config: dict[str, Any]) -> None:
     """Refuse a checkpoint whose config shows that it cannot be converted, before any weights are read."""
-    for field, formats in _VALUES.items():
+    for field in ("speculators_model_type", "architectures", "model_type"):
         value = config.get(field)
         verb, values = ("names", value) if isinstance(value, list) else ("is", [value])
-        for each in values:
-            if each in formats:
-                raise _refused(formats[each], f"`{field}` {verb} {each!r}")
+        for name, marks in UNSUPPORTED.items():
+            if field in marks and marks[field] in values:
+                raise _refused(name, f"`{field}` {verb} {marks[field]!r}")
     if (kind := config.get("speculators_model_type")) not in (None, "eagle3"):
         raise CheckpointError(
             f"`speculators_model_type` must be 'eagle3' to be converted, but it is {kind!r}, which is not known here. "
@@ -118,15 +58,15 @@ def _refuse_by_fields(config: dict[str, Any]) -> None:
     inner = config.get("dflash_config")
     if isinstance(inner, dict) and (inner.get("causal_head") or inner.get("causal")):
         raise _refused("JetSpec", "`dflash_config` asks for a causal head")
-    for field, name in _FIELDS.items():
-        if config.get(field):
-            raise _refused(name, f"`{field}` is {str(config[field])[:80]}")
+    for name, marks in UNSUPPORTED.items():
+        if value := config.get(marks.get("field", "")):
+            raise _refused(name, f"`{marks['field']}` is {str(value)[:80]}")
 
 
 def refuse_by_keys(keys: Collection[str]) -> None:
     """Refuse a checkpoint whose weights have names of a format that cannot be converted, before any are read."""
-    for pattern, name in _KEYS.items():
-        found = [key for key in keys if re.match(pattern, key)]
+    for name, marks in UNSUPPORTED.items():
+        found = [key for key in keys if "weights" in marks and re.match(marks["weights"], key)]
         if found:
             raise _refused(name, f"there are weights called {shortened(found)}")
 
@@ -177,6 +117,6 @@ def _medusa(config: dict[str, Any], keys: Collection[str]) -> Format:
 
 def _refused(name: str, evidence: str) -> CheckpointError:
     return CheckpointError(
-        f"This is {name} ({evidence}), which cannot be converted: {_UNSUPPORTED[name]} What can be is in "
+        f"This is {name} ({evidence}), which cannot be converted: {UNSUPPORTED[name]['reason']} What can be is in "
         "`docs/convert.md`."
     )

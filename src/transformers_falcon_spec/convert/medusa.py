@@ -7,17 +7,20 @@ arXiv 2401.10774.
 import re
 from functools import partial
 
+from transformers import PreTrainedModel
+
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
 from ..errors import CheckpointError
+from ..generation.model_parts import head_width
 from .conversion import Conversion, rename_weights
 from .source import Checkpoint
-from .target_facts import TargetFacts, check_size, fields_of
+from .target_facts import check_size, fields_of
 from .weight_files import shortened
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 
-def convert_medusa(checkpoint: Checkpoint, target: TargetFacts | None, has_lm_heads: bool = True) -> Conversion:
+def convert_medusa(checkpoint: Checkpoint, target: PreTrainedModel | None, has_lm_heads: bool = True) -> Conversion:
     """Convert Medusa heads; v2 heads end in the LM head of `target`, which gives the size of the vocabulary."""
     num_heads, num_layers = _counts(checkpoint)
     parts = [f"{layer}.linear.{part}" for layer in range(num_layers) for part in ("weight", "bias")]
@@ -29,7 +32,7 @@ def convert_medusa(checkpoint: Checkpoint, target: TargetFacts | None, has_lm_he
     if has_lm_heads:
         known["vocab_size"] = len(weights[f"heads.0.{num_layers}.weight"])
     if target is not None:
-        check_size("features", hidden_size, target.head_size, target)
+        check_size("features", hidden_size, head_width(target), target)
     config = MedusaConfig(
         **fields_of(known, target, known.get("base_model_name_or_path")),
         hidden_size=hidden_size,

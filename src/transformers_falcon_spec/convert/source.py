@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 
 from ..errors import CheckpointError
@@ -82,11 +82,7 @@ def _fetched(name: str, patterns: list[str]) -> Path:
     """Fetch the files that match `patterns` from the Hub, and return their folder."""
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except HFValidationError as error:
-        raise CheckpointError(
-            f"`SOURCE` must be a folder or a Hub id, but `{name}` is neither: there is no such folder, and {error}"
-        ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, OSError) as error:
         raise CheckpointError(
             f"`SOURCE` must be a folder or a Hub id, but there is no folder `{name}`, and the Hub gives nothing for "
             f"that id: {error} Check the name and the connection."

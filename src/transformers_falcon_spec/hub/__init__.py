@@ -1,9 +1,9 @@
 """The Hugging Face Hub: publishing drafters with a card, figures and code that runs them, and finding drafters."""
 
-import importlib
 from typing import Any
 
 from ..drafters.base import DrafterModel
+from ..drafters.registry import resolved
 
 
 def let_drafters_publish() -> None:
@@ -12,4 +12,4 @@ def let_drafters_publish() -> None:
 
 
 def _push(drafter: DrafterModel, repo_id: str, **options: Any) -> str:
-    return str(importlib.import_module(".publish", __name__).push(drafter, repo_id, **options))
+    return str(resolved(".hub.publish:push")(drafter, repo_id, **options))

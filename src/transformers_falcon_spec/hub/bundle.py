@@ -24,32 +24,6 @@ _SOURCE = Path(__file__).parents[1]
 _SHAPES = "shapes"
 _REQUIRED = ("huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions")
 
-_SHAPES_MODULE = '''"""Annotations in place of jaxtyping: `Float[Tensor, "rows tokens"]` is a tensor of any shape."""
-
-from torch import Tensor
-
-
-class Shaped:
-    """Any values."""
-
-    def __class_getitem__(cls, _: object) -> type:
-        return Tensor
-
-
-Bool = Float = Int = Shaped
-'''
-
-_GENERATE_MODULE = '''"""Generates the target's own text in fewer passes.
-
-Use: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`.
-"""
-
-from .{drafter} import {name}
-from .{module} import CustomGenerate
-
-generate = CustomGenerate({name}, __file__).generate
-'''
-
 
 def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> None:
     """Write the folder `custom_generate/` for a drafter class: `generate.py`, its modules and `requirements.txt`.
@@ -62,7 +36,9 @@ def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> No
     drafter, module = (module_of(kind) for kind in (drafter_class, CustomGenerate))
     names = {"name": drafter_class.__name__, "drafter": flat_name(drafter), "module": flat_name(module)}
     files = {f"{flat_name(each)}.py": flattened(each) for each in sorted(closure({drafter, module}))}
-    files |= {"generate.py": _GENERATE_MODULE.format(**names), f"{_SHAPES}.py": _SHAPES_MODULE}
+    templates = Path(__file__).parent / "templates"
+    files["generate.py"] = (templates / "generate.txt").read_text(encoding="utf-8").format(**names)
+    files[f"{_SHAPES}.py"] = (templates / "shapes.txt").read_text(encoding="utf-8")
     files["requirements.txt"] = "\n".join(requirements()) + "\n"
     for file, content in files.items():
         (code / file).write_text(content, encoding="utf-8")
@@ -95,14 +71,7 @@ def module_of(kind: type) -> str:
 
 
 def flat_name(module: str) -> str:
-    """The name of a module in the folder of the published code.
-
-    ```python
-    >>> flat_name("generation.loop")
-    'generation_loop'
-
-    ```
-    """
+    """The name of a module in the folder of the published code, such as `generation_loop` for `generation.loop`."""
     return module.replace(".", "_")
 
 

@@ -85,10 +85,11 @@ def render_card(
         "num_parameters": drafter.num_parameters(),
         "target_facts": _target_facts(drafter),
         "fingerprint": getattr(drafter.config, FIELD, None),
+        "conditions": {name: what for name, (what, _) in _CONDITIONS.items()},
         "figures": [{**vars(each), "conditions": _conditions(each)} for each in figures],
+        "rows": [row for each in figures for row in each.rows],
         "training": _training_facts(training),
         "about": vars(about),
-        "gaps": [*_gaps(figures, training), *about.notes],
     }
     try:
         text = environment.from_string(template.read_text(encoding="utf-8")).render(facts)
@@ -151,34 +152,6 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
     steps = max((row["step"] for row in curve), default=0)
     return {**{name: training[name] for name in _TRAINING}, "steps": steps, "accuracy": accuracy}
-
-
-def _gaps(figures: Sequence[Figures], training: Mapping[str, Any] | None) -> list[str]:
-    """What is not established, as far as the files show it."""
-    if not figures:
-        return ["Nothing was measured of these weights: no figure of speed or acceptance is given."]
-    gaps = []
-    for name, (what, _) in _CONDITIONS.items():
-        files = [each.name for each in figures if name not in each.conditions]
-        if files:
-            gaps.append(f"{', '.join(f'`{file}`' for file in files)} does not record {what}.")
-    devices = sorted({each.origin["device"] for each in figures})
-    gaps.append(
-        f"Speed was measured on {' and '.join(devices)}; on other machines it is another one, acceptance is not."
-    )
-    decodings = sorted({row["decoding"] for each in figures for row in each.rows})
-    gaps.append(
-        f"Ways of decoding other than {' and '.join(decodings)}, batches, other types and fine-tuned targets were not "
-        "measured here."
-    )
-    if training is not None:
-        gaps.append("It is one training run with one seed: how much another would differ is not known.")
-    if any(row.get("num_compared") for each in figures for row in each.rows):
-        gaps.append(
-            "That texts are the target's own follows from how they are written; the comparison is a check of as many "
-            "texts as stated."
-        )
-    return gaps
 
 
 def _conditions(figures: Figures) -> dict[str, str]:
