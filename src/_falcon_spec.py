@@ -54,7 +54,3 @@ def _usage() -> str:
         "usage: falcon-spec COMMAND [OPTIONS]\n"
         "       falcon-spec --version\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

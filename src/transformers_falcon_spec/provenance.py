@@ -19,6 +19,7 @@ from torch import Tensor, nn
 _NUM_HASHED = 1024  # values of each weight that are hashed
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 _ABSOLUTE = re.compile(r"(?<![\w./~-])(?:[A-Za-z]:[\\/]|/(?!/))[^\s'\"`,;:()\[\]{}<>|=]*")
+_exists = os.path.exists  # unlike `Path.exists` it takes texts that cannot be paths
 _HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # folders of the Hub's cache, which hold the repository's name
 
 
@@ -71,13 +72,6 @@ def _portable_path(text: str) -> str:
     names = list(path.relative_to(Path.home()).parts) if path.is_relative_to(Path.home()) else names[1:] or names
     start = next((index for index, name in enumerate(names) if _HUB_FOLDER.match(name)), max(len(names) - 2, 0))
     return "/".join(["...", *names[start:]])
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # the text cannot be a path
-        return False
 
 
 def project_folder() -> Path | None:

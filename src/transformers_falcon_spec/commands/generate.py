@@ -53,17 +53,12 @@ class GenerateCommand(TargetOptions, TextOptions):
 
     def __post_init__(self) -> None:
         """Check that there are prompts, and that trees are not shown while time is measured."""
-        if self.compare and self.shows_trees:
+        if self.compare and (self.show_tree or self.tree_html):
             raise OptionError(
                 "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without it."
             )
         if not self.prompt and not self.prompts:
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
-
-    @property
-    def shows_trees(self) -> bool:
-        """Whether the trees of steps are shown."""
-        return self.show_tree or self.tree_html is not None
 
     @property
     def options(self) -> dict[str, bool | float | int]:
@@ -84,7 +79,7 @@ def run(command: GenerateCommand) -> None:
     session = _Session(command, target, tokenizer, drafter)
     if command.compare:
         _compare(session, prompts)
-    elif command.shows_trees:
+    elif command.show_tree or command.tree_html:
         _show_trees(session, prompts)
     else:
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -127,7 +122,7 @@ def _show_trees(session: _Session, prompts: list[Prompt]) -> None:
         for number, step in enumerate(log.steps if command.show_tree else [], start=1):
             console.print(step_text(number, step))
         console.print(text)
-    if command.tree_html is not None:
+    if command.tree_html:
         Path(command.tree_html).write_text(render_step_page(texts, command.origin(session.target)), encoding="utf-8")
         console.print(f"{command.tree_html} shows the trees", soft_wrap=True)
 

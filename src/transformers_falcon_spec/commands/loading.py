@@ -135,11 +135,9 @@ def load_tree(name: str) -> DraftTree:
     """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`."""
     path = Path(name)
     files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
-    for file in files:
+    for file in filter(Path.is_file, files):
         try:
             value = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
         except ValueError as error:
             raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees fit`'s output there.") from None
         if isinstance(value, dict) and "parents" not in value:

@@ -17,10 +17,9 @@ from ..drafters.base import DrafterModel
 from ..drafters.registry import METHODS, resolved
 from ..errors import CheckpointError, OptionError
 from ..provenance import provenance
-from .formats import Format, detect
+from .formats import Format, detect, shortened
 from .source import Checkpoint, read_checkpoint
 from .target_facts import read_target
-from .weight_files import shortened
 
 EMBEDDINGS = "embed_tokens.weight"  # a frozen copy of the target's
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
-from .weight_files import shortened
 
 
 class Format(Enum):
@@ -30,6 +29,7 @@ class Format(Enum):
 # Formats that are recognised but cannot be converted: the reason, and what marks each: the value of a field of the
 # config, a field that is neither missing, false nor null, or the names of weights. The first format that fits counts.
 UNSUPPORTED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))
+NUM_NAMED = 8  # names shown in a message
 _MEDUSA_HEAD = re.compile(r"\d+\.\d+\.weight")  # a head's own LM head, the last of its layers
 
 
@@ -120,3 +120,10 @@ def _refused(name: str, evidence: str) -> CheckpointError:
         f"This is {name} ({evidence}), which cannot be converted: {UNSUPPORTED[name]['reason']} What can be is in "
         "`docs/convert.md`."
     )
+
+
+def shortened(names: Any) -> str:
+    """Shorten a list of names, or a dictionary, to its first few entries for an error message."""
+    shown = dict(list(names.items())[:NUM_NAMED]) if isinstance(names, dict) else sorted(names)[:NUM_NAMED]
+    more = len(names) - NUM_NAMED
+    return f"{shown}" + (f" and {more} more" if more > 0 else "")

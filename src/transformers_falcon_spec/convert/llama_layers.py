@@ -15,20 +15,16 @@ SCALINGS = ("default", "llama3")
 
 def layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Read the sizes and rotary parameters of a foreign config under their names in `LlamaConfig`."""
+    given = {field: config.get(field) for field in REQUIRED}
     missing = [field for field in REQUIRED if field not in config]
-    wrong = {
-        field: config[field]
-        for field in REQUIRED
-        if field in config and (type(config[field]) is not int or config[field] < 1)
-    }
-    if missing or wrong:
+    wrong = {field: size for field, size in given.items() if type(size) is not int or size < 1}
+    if wrong:
         raise CheckpointError(
             f"The config of `{name}` must give {REQUIRED} as positive whole numbers, but "
             f"{f'it lacks {missing}' if missing else f'some are {wrong}'}. Fetch the `config.json` of the drafter "
             "itself."
         )
-    fields = {field: config[field] for field in REQUIRED}
-    fields |= {field: config.get(field, default) for field, default in DEFAULTS.items()}
+    fields = given | {field: config.get(field, default) for field, default in DEFAULTS.items()}
     if config["hidden_size"] % config["num_attention_heads"]:
         raise CheckpointError(
             f"`hidden_size` must be a multiple of `num_attention_heads`, but the config of `{name}` has "

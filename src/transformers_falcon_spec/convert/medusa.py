@@ -13,9 +13,9 @@ from ..drafters.medusa import MedusaConfig, MedusaDrafter
 from ..errors import CheckpointError
 from ..generation.model_parts import head_width
 from .conversion import Conversion, rename_weights
+from .formats import shortened
 from .source import Checkpoint
 from .target_facts import check_size, fields_of
-from .weight_files import shortened
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 

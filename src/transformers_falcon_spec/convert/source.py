@@ -1,18 +1,21 @@
-"""Reading a foreign checkpoint from a folder or the Hub: its config and its weights."""
+"""Reading a foreign checkpoint from a folder or the Hub: its config, and its weights without running any code."""
 
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import CheckpointError
 from ..provenance import file_sha256
-from .formats import refuse_by_config, refuse_by_keys
-from .weight_files import check_values, read_tensors
+from .formats import refuse_by_config, refuse_by_keys, shortened
 
 CONFIG_FILE = "config.json"
 # In order of preference: safetensors, which cannot hold code, come before pickles.
@@ -26,6 +29,8 @@ WEIGHT_FILES = (
 )
 INDEX_FILES = tuple(name for name in WEIGHT_FILES if name.endswith(".json"))
 SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.bool)  # maps between vocabularies
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ def read_checkpoint(source: str) -> Checkpoint:
     folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES])
     if not folder.is_dir():
         raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
-    config = read_json(folder / CONFIG_FILE)
+    config = _read_json(folder / CONFIG_FILE)
     refuse_by_config(config)
     for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
         refuse_by_keys(_weight_map(index))
@@ -56,13 +61,13 @@ def read_checkpoint(source: str) -> Checkpoint:
     paths = _weight_paths(folder)
     tensors: dict[str, Tensor] = {}
     for path in paths:
-        tensors |= read_tensors(path)
-    check_values(tensors, source)
+        tensors |= _read_tensors(path)
+    _check_values(tensors, source)
     files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths]}
     return Checkpoint(source, config, tensors, files)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file."""
     if not path.is_file():
         raise CheckpointError(
@@ -110,7 +115,67 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Read from an index which file holds each weight."""
-    weight_map = read_json(index).get("weight_map")
+    weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"`{index}` must name the file of every weight under `weight_map`, but it does not.")
     return {str(name): str(file) for name, file in weight_map.items()}
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a `.safetensors`, `.bin` or `.pt` file to the CPU."""
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    wrong = {str(name): type(value).__name__ for name, value in content.items() if not isinstance(value, Tensor)}
+    if wrong:
+        raise CheckpointError(
+            f"`{path}` must hold tensors by name, but it also holds {shortened(wrong)}. Save the state dict alone: "
+            f"`torch.save(model.state_dict(), ...)`."
+        )
+    return content
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """Read a pickle of tensors with `weights_only`, which refuses a file that needs any code to be run."""
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("WeightsUnpickler error:")[2] or str(error)
+        raise CheckpointError(
+            f"`{path}` must be a pickle of plain tensors, but reading it would run code, or it is damaged: "
+            f"{' '.join(reason.split())[:200]} Nothing in it was run. Ask for the weights as safetensors."
+        ) from error
+    except (EOFError, OSError, RuntimeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` must hold tensors by name, but it holds a {type(content).__name__}.")
+    return content
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return CheckpointError(
+        f"`{path}` must be a whole file of weights, but it cannot be read ({reason}): cut short or damaged. "
+        f"Fetch it again."
+    )
+
+
+def _check_values(tensors: dict[str, Tensor], name: str) -> None:
+    """Check that all weights are finite numbers of a plain dtype, so not quantised."""
+    foreign = {key: str(value.dtype) for key, value in tensors.items() if value.dtype not in (*FLOATS, *INTEGERS)}
+    if foreign:
+        raise CheckpointError(
+            f"The weights of `{name}` must be plain floating point numbers, but some are {shortened(foreign)}. "
+            f"Take the checkpoint that was not quantised."
+        )
+    bad = [key for key, value in tensors.items() if value.dtype in FLOATS and not value.isfinite().all()]
+    if bad:
+        raise CheckpointError(
+            f"The weights of `{name}` must be finite, but {shortened(bad)} hold NaN or infinity. "
+            f"Fetch them again; if they stay so, the checkpoint is broken."
+        )

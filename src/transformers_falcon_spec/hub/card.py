@@ -24,11 +24,6 @@ from .figures import Figures, eval_results
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 RELATION = "adapter"  # the Hub's relation for weights that are of no use without their base model
-_CONDITIONS = {  # conditions of a measurement: what each is, and the card's words for a target without it
-    "revision": ("the target's revision", "none: a folder"),
-    "template": ("a hash of the chat template", "none"),
-    "thinking": ("whether the target was thinking", "has no switch"),
-}
 _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
 
 
@@ -75,7 +70,6 @@ def render_card(
     """Render `README.md` of a drafter from its measurements, its `training.json` and the facts in `about`."""
     about = about or About()
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"interval": _interval, "set_name": lambda name: SET_NAMES.get(name, name)}
     facts = {
         "metadata": _metadata(drafter, repo_id, target, figures, about),
         "repo_id": repo_id,
@@ -85,9 +79,9 @@ def render_card(
         "num_parameters": drafter.num_parameters(),
         "target_facts": _target_facts(drafter),
         "fingerprint": getattr(drafter.config, FIELD, None),
-        "conditions": {name: what for name, (what, _) in _CONDITIONS.items()},
-        "figures": [{**vars(each), "conditions": _conditions(each)} for each in figures],
+        "figures": list(map(vars, figures)),
         "rows": [row for each in figures for row in each.rows],
+        "set_names": SET_NAMES,
         "training": _training_facts(training),
         "about": vars(about),
     }
@@ -152,19 +146,3 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
     steps = max((row["step"] for row in curve), default=0)
     return {**{name: training[name] for name in _TRAINING}, "steps": steps, "accuracy": accuracy}
-
-
-def _conditions(figures: Figures) -> dict[str, str]:
-    """The conditions of a measurement, in words."""
-    return {
-        name: (figures.conditions[name] or without) if name in figures.conditions else "not recorded"
-        for name, (_, without) in _CONDITIONS.items()
-    }
-
-
-def _interval(row: Mapping[str, Any], key: str) -> str:
-    """A rate with its 95 % interval, as text."""
-    if key not in row:
-        return "-"
-    low, high = row[f"{key}_interval"]
-    return f"{row[key]:.2f} ({low:.2f} to {high:.2f})"

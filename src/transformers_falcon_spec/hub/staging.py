@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import eval_result_entries_to_yaml, get_token
@@ -63,7 +62,11 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     drafter = load_drafter(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
-    records = {name: _record(folder / name) for name in (TRAINING, "conversion.json") if (folder / name).is_file()}
+    records = {  # records of earlier versions hold absolute paths
+        name: portable(json.loads((folder / name).read_text(encoding="utf-8")))
+        for name in (TRAINING, "conversion.json")
+        if (folder / name).is_file()
+    }
     for path in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         shutil.copyfile(path, into / path.name)
     for name in ("generation_config.json", DESCRIPTION_FILE):
@@ -84,11 +87,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
         (into / FIGURES).parent.mkdir()
         rows = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
         (into / FIGURES).write_text(rows, encoding="utf-8")
-
-
-def _record(path: Path) -> Any:
-    """Read a record of provenance without absolute paths, which records of earlier versions hold."""
-    return portable(json.loads(path.read_text(encoding="utf-8")))
 
 
 def load_drafter(folder: Path) -> DrafterModel:
