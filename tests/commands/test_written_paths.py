@@ -51,7 +51,7 @@ def held(base: Path, *files: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_results_hold_no_place(name: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_hold_no_path_of_this_machine(name: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     common = f" --prompts {base}/sums.jsonl --output {base.parent}/out/result.json --max_new_tokens 24"
     (base.parent / "out").mkdir()
 
@@ -64,7 +64,7 @@ def test_results_hold_no_place(name: str, base: Path, monkeypatch: pytest.Monkey
     assert "/models/drafter" in result
 
 
-def test_a_converted_drafter_holds_no_place(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_converted_drafter_holds_no_path_of_this_machine(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign.written(base / "source", *foreign.falcon())
 
     assert run(monkeypatch, "convert {base}/source {base}/new --target {target}", base) == 0
@@ -72,7 +72,7 @@ def test_a_converted_drafter_holds_no_place(base: Path, monkeypatch: pytest.Monk
     assert held(base, *(base / "new").glob("*.json")) == {}
 
 
-def test_a_drafter_around_a_model_from_a_folder_holds_no_place(base: Path) -> None:
+def test_a_drafter_around_a_model_from_a_folder_holds_no_path_of_this_machine(base: Path) -> None:
     target = AutoModelForCausalLM.from_pretrained(base / "target")
     drafter = make_diffusion(target)
     drafter.config.draft_config._name_or_path = str(base / "target")

@@ -195,7 +195,9 @@ def test_of_two_files_the_one_that_cannot_hold_code_is_read(tmp_path: Path) -> N
     assert converted(EagleDrafter, source).fc.weight.equal(weights["fc.weight"])
 
 
-def test_the_command_takes_source_and_dest_by_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_source_and_dest_as_positional_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, dest = foreign.written(tmp_path / "source", *foreign.falcon()), tmp_path / "dest"
     dest.mkdir()
 
@@ -216,7 +218,7 @@ def test_the_command_asks_for_the_target_in_words(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("argv", [[], ["source"], ["source", "dest", "more"]])
-def test_the_command_needs_both_places_and_no_more(argv: list[str]) -> None:
+def test_the_command_needs_both_arguments_and_no_more(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["convert", *argv])
 

@@ -47,7 +47,7 @@ BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CONVERTED)
-def test_a_format_is_told_by_config_and_weights(name: str) -> None:
+def test_a_format_is_detected_from_config_and_weights(name: str) -> None:
     (config, weights), expected = CONVERTED[name]
 
     assert detect(config, weights) is expected
@@ -77,7 +77,7 @@ def test_formats_that_are_known_but_not_converted_are_refused_by_name_before_wei
 
 
 @pytest.mark.parametrize("name", BY_KEYS)
-def test_formats_that_only_their_weights_tell_are_refused_by_name(name: str) -> None:
+def test_formats_that_only_their_weights_mark_are_refused_by_name(name: str) -> None:
     config, key = BY_KEYS[name]
 
     with pytest.raises(CheckpointError, match="cannot be converted") as error:

@@ -58,7 +58,7 @@ def test_a_block_stored_under_several_names_is_several_blocks(tmp_path: Path) ->
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_head_i_drafts_the_token_i_places_behind_the_root(variant: str, tmp_path: Path) -> None:
+def test_head_i_drafts_the_token_i_positions_after_the_root(variant: str, tmp_path: Path) -> None:
     config, weights = foreign.medusa(**VARIANTS[variant])
     drafter = converted(MedusaDrafter, foreign.written(tmp_path / "source", config, weights, FILES[variant]))
     num_heads = VARIANTS[variant].get("num_heads", 3)

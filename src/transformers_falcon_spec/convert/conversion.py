@@ -54,7 +54,7 @@ def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None 
     """
     dest = Path(dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another place.")
+        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another one.")
     facts = None if target is None else read_target(target)
     checkpoint = read_checkpoint(str(source))
     kind = detect(checkpoint.config, checkpoint.tensors)

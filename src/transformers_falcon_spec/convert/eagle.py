@@ -167,11 +167,10 @@ def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor
     offsets = checkpoint.tensors["d2t"]
     ids = offsets + torch.arange(len(offsets))
     is_inside = not offsets.is_floating_point() and bool(((ids >= 0) & (ids < config.vocab_size)).all())
-    is_valid = is_inside and len(ids.unique()) == len(ids)
     can_draft = torch.zeros(config.vocab_size, dtype=torch.bool)
-    if is_valid:
+    if is_inside:
         can_draft[ids] = True
-    if not is_valid or not can_draft.equal(checkpoint.tensors.get("t2d", can_draft).bool()):
+    if can_draft.sum() != len(ids) or not can_draft.equal(checkpoint.tensors.get("t2d", can_draft).bool()):
         raise CheckpointError(
             f"`d2t` must lead to different tokens of the target's {config.vocab_size}, those that `t2d` marks, but in "
             f"`{checkpoint.name}` it does not. An offset is added to the drafter's id: target = draft + d2t[draft]."

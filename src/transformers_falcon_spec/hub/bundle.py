@@ -119,15 +119,17 @@ def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, s
     parts = module.split(".")
     parents = parts if path.name == "__init__.py" else parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module == _PACKAGE:
-            public = importlib.import_module(_PACKAGE)
-            yield node, {each.name: module_of(getattr(public, each.name)) for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level and str(node.module).startswith(f"{_PACKAGE}."):
-            yield node, {"": str(node.module).partition(".")[2]}
-        elif isinstance(node, ast.ImportFrom) and node.level:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if node.level:
             base = parents[: len(parents) - node.level + 1]
             named = {"": node.module} if node.module else {each.name: each.name for each in node.names}
             yield node, {name: ".".join([*base, target]) for name, target in named.items()}
+        elif node.module == _PACKAGE:
+            public = importlib.import_module(_PACKAGE)
+            yield node, {each.name: module_of(getattr(public, each.name)) for each in node.names}
+        elif str(node.module).startswith(f"{_PACKAGE}."):
+            yield node, {"": str(node.module).partition(".")[2]}
 
 
 def _path(module: str) -> Path:

@@ -23,7 +23,7 @@ from ..evaluation.prompts import SET_NAMES
 from .figures import Figures, eval_results
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
-RELATION = "adapter"  # the Hub's relation for weights that are of no use without their base model
+_SIZES = ("vocab_size", "feature_size", "feature_layers", "embedding_size")  # of the target, in a drafter's config
 _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
 
 
@@ -77,7 +77,7 @@ def render_card(
         "method": method.title if (method := method_of(drafter)) else drafter.config.model_type,
         "drafter_class": type(drafter).__name__,
         "num_parameters": drafter.num_parameters(),
-        "target_facts": _target_facts(drafter),
+        "target_facts": {name: size for name in _SIZES if (size := getattr(drafter.config, name, None)) is not None},
         "fingerprint": getattr(drafter.config, FIELD, None),
         "figures": list(map(vars, figures)),
         "rows": [row for each in figures for row in each.rows],
@@ -113,7 +113,7 @@ def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequenc
     """The YAML between the first two `---` of a card."""
     data = ModelCardData(
         base_model=target,
-        base_model_relation=RELATION,
+        base_model_relation="adapter",  # for weights that are of no use without their base model
         library_name="transformers",
         pipeline_tag="text-generation",
         license=about.license,
@@ -122,13 +122,6 @@ def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequenc
         eval_results=eval_results(figures) or None,
     )
     return str(data.to_yaml())
-
-
-def _target_facts(drafter: DrafterModel) -> dict[str, Any]:
-    """The sizes of the target, from the drafter's config."""
-    config = drafter.config
-    names = ("vocab_size", "feature_size", "feature_layers", "embedding_size")
-    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
 
 
 def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from ..errors import GenerationError
 from ..generation.patch import attached, drafter_of
 
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "proxies")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class CustomGenerate:
@@ -65,7 +64,7 @@ class CustomGenerate:
 def origin(file: str) -> tuple[str, str]:
     """The repository and commit of a module that Transformers fetched into `OWNER/NAME/COMMIT/custom_generate`."""
     owner, name, commit = Path(file).parts[-5:-2]
-    if _COMMIT.fullmatch(commit) is None:
+    if re.fullmatch(r"[0-9a-f]{40}", commit) is None:
         raise GenerationError(
             "This `custom_generate` takes its drafter from the Hub repository that it came from, but it came from a "
             "local folder. Pass the drafter: `assistant_model=AutoModel.from_pretrained(FOLDER, "

@@ -15,8 +15,6 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from ..drafters.registry import METHODS
 from ..errors import HubError, OptionError
 
-_ACCEPTANCE = ("acceptance_length", "acceptance length")  # in the type or the name of a metric on a card
-
 
 @dataclass(frozen=True)
 class PublishedDrafter:
@@ -77,9 +75,8 @@ def _acceptance(model: ModelInfo) -> dict[str, list[float]]:
     results: Any = getattr(model.card_data, "eval_results", None) or []
     found: dict[str, list[float]] = {}
     for result in results:
-        is_acceptance = any(word in f"{result.metric_type} {result.metric_name}".lower() for word in _ACCEPTANCE)
-        value = result.metric_value
-        if is_acceptance and isinstance(value, int | float) and not isinstance(value, bool):
+        metric, value = f"{result.metric_type} {result.metric_name}".lower().replace("_", " "), result.metric_value
+        if "acceptance length" in metric and isinstance(value, int | float) and not isinstance(value, bool):
             decoding = (result.metric_name or "").partition(",")[2].strip()
             found.setdefault(decoding, []).append(float(value))
     return found

@@ -26,7 +26,7 @@ from .figures import eval_entries, read_figures
 
 TRAINING = "training.json"
 FIGURES = ".eval_results/speculative_decoding.yaml"
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", DESCRIPTION_FILE)
 _PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
 _TOKENS = (
     re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
@@ -67,11 +67,8 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
         for name in (TRAINING, "conversion.json")
         if (folder / name).is_file()
     }
-    for path in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+    for path in (path for pattern in _COPIED for path in folder.glob(pattern)):
         shutil.copyfile(path, into / path.name)
-    for name in ("generation_config.json", DESCRIPTION_FILE):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, into / name)
     for name, record in records.items():
         (into / name).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -96,7 +93,7 @@ def load_drafter(folder: Path) -> DrafterModel:
     pickles = sorted(
         path.name for pattern in _PICKLES for path in folder.glob(pattern) if path.name != "training_args.bin"
     )
-    if pickles and not list(folder.glob(_WEIGHTS[0])):
+    if pickles and not list(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can "
             "run code where they are read. Convert them: `falcon-spec convert`."
