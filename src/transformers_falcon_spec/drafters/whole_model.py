@@ -88,15 +88,30 @@ class WholeModelDrafter(TextDrafter):
         cls.check_wrappable(config)
         names = (*own_fields(cls.config_class), *cls.wrapping_options)
         options = {option: kwargs.pop(option) for option in names if option in kwargs}
-        model = _load_whole(_auto_class(options), name, target, args, kwargs)
+        model = cls._loaded(_auto_class(options), name, *args, **{"dtype": target.dtype, **kwargs})
         sources = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
         for option, (source, hub) in sources.items():
             if option not in options:
-                options[option] = tokenizer_of(source, **hub)
+                options[option] = _tokenizer_of(source, **hub)
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
             return drafter
         return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+
+    @staticmethod
+    def _loaded(auto_class: Any, name: Any, /, *args: Any, **kwargs: Any) -> PreTrainedModel:
+        """The model that drafts, which must have all its weights."""
+        loaded: tuple[PreTrainedModel, dict[str, Any]]
+        with readable(name):
+            loaded = auto_class.from_pretrained(name, *args, **{**kwargs, "output_loading_info": True})
+        model, info = loaded
+        if info["missing_keys"]:
+            raise CheckpointError(
+                f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks "
+                f"{sorted(info['missing_keys'])}. Take another checkpoint."
+            )
+        check_finite(model, name)
+        return model
 
 
 def _auto_class(options: Mapping[str, Any]) -> Any:
@@ -109,24 +124,7 @@ def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {**hub_options(dict(kwargs)), "trust_remote_code": kwargs.get("trust_remote_code", False)}
 
 
-def _load_whole(
-    auto_class: Any, name: Any, target: PreTrainedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> PreTrainedModel:
-    """The model that drafts, in the target's type unless `kwargs` say otherwise."""
-    with readable(name):
-        options = {"dtype": target.dtype, **kwargs, "output_loading_info": True}
-        loaded: tuple[PreTrainedModel, dict[str, Any]] = auto_class.from_pretrained(name, *args, **options)
-    model, info = loaded
-    if info["missing_keys"]:
-        raise CheckpointError(
-            f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks "
-            f"{sorted(info['missing_keys'])}. Take another checkpoint."
-        )
-    check_finite(model, name)
-    return model
-
-
-def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
+def _tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model; None where it has none, for Transformers would make up an empty one."""
     if not str(name_or_path) or not get_tokenizer_config(name_or_path, **hub):
         return None

@@ -4,8 +4,8 @@ The positions of a lattice do not know one another's tokens, so the best ones ne
 Causal-consistency path search weighs them with a model that reads from left to right: `model_weight * log p(drafter) +
 (1 - model_weight) * log p(proxy)`, summed over a path, by a beam. Source: arXiv 2510.02358, section 3.2.
 
-A path or tree found here is no draw: it follows from the lattice alone. Where drafts are judged by what they were
-drawn from, only [`draw_marginals`] may be used, for handing over the marginals of a searched path would bias the text.
+A path or tree found here is no draw: it follows from the lattice alone. Where a verifier needs what drafts were drawn
+from, only [`draw_marginals`] may be used, for handing over the marginals of a searched path would bias the text.
 """
 
 import heapq

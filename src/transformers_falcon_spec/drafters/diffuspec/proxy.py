@@ -107,7 +107,7 @@ class NgramProxy:
 
     @property
     def fingerprint(self) -> str:
-        """Tells fitted proxies apart."""
+        """A digest of the counts, which differs between proxies of different texts."""
         found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
         for level in self.ngrams:
             found.update(level.keys.tobytes() + level.counts.tobytes())

@@ -76,7 +76,7 @@ def check_mask(
         if mask_token_id < num_shared:
             raise DrafterMismatchError(
                 f"The mask must be no token of the target, but `mask_token_id` {mask_token_id} is below {num_shared}, "
-                "the ids that both share, and the target brings no tokenizer that could tell. Pass `tokenizer=..., "
+                "the ids that both share, and the target brings no tokenizer to compare. Pass `tokenizer=..., "
                 "target_tokenizer=...`, or `mask_is_text=True` if the model was trained with a word as its mask: that "
                 "word is never drafted."
             )

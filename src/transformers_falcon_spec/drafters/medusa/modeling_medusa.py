@@ -2,7 +2,7 @@
 
 Source: arXiv 2401.10774, section 2.1.1. Weights stand one to one as in the published files, `{head}.{block}.linear`
 and `{head}.{num_layers}` behind the prefix `heads.`. Typical acceptance (section 2.3.1) changes what is written, so it
-is not offered: drafts are judged by the same verifiers as those of every other drafter.
+is not offered: drafts are accepted by the same verifiers as those of every other drafter.
 """
 
 from typing import Any
