@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.stats import GenerationStats
-from ..drafters.easyspec.distributed import layers_of_rank
+from ..drafters.easyspec.distributed import layers_per_process
 
 Groups = list[list[int]]
 MAX_DEVICES = 8
@@ -75,7 +75,7 @@ class StepModel:
 
     def _on(self, num_devices: int, sizes: list[int], stats: GenerationStats) -> dict[str, Any]:
         """The speed with groups of these `sizes`: each device computes its share, an exchange brings the others."""
-        shares = [layers_of_rank(size, num_devices) for size in sizes]
+        shares = [layers_per_process(size, num_devices) for size in sizes]
         num_exact = stats.num_steps  # each draft begins with an exact pass
         saved = (sum(sizes) - sum(shares)) * self.attend
         exchanged = broadcast = 0.0

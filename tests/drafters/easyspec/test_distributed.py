@@ -82,7 +82,7 @@ def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, 
     drafters = [spread.make(own, **trees) for own in targets]  # made one after the other, for they draw their weights
 
     def rank(number: int) -> dict[str, Any]:
-        drafters[number]._ranks = ThreadRanks(number, values, barrier)
+        drafters[number]._processes = ThreadRanks(number, values, barrier)
         with torch.no_grad():
             return spread.noted(targets[number], drafters[number], **options)
 

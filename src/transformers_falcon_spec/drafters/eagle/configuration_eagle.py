@@ -20,20 +20,15 @@ class EagleConfig(PairConfig):
     `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
 
     Args:
-        version (`int`, *optional*, defaults to 1):
-            1 predicts the target's next feature and takes the target's head, for Eagle-1 and Eagle-2, whose weights
-            are alike; 3 reads several layers of the target, feeds itself its own states, and has a head.
-        qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as in drafters for
-            Qwen2.
+        version (`int`, *optional*, defaults to 1): 1 is Eagle-1 and Eagle-2, whose weights are alike; 3 is Eagle-3.
+        qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as for Qwen2.
         fc_bias (`bool`, *optional*): A bias on `fc`; None is True in version 1 and False in version 3.
         draft_vocab_size (`int`, *optional*): Version 3: tokens that can be drafted; None is the whole vocabulary.
-        norm_before_residual (`bool`, *optional*, defaults to `False`):
-            Version 3: the residual is the normed state, as in checkpoints of speculators.
+        norm_before_residual (`bool`, *optional*, defaults to `False`): Version 3: the residual is the normed state,
+            as in checkpoints of speculators.
         norm_before_fc (`bool`, *optional*, defaults to `False`): Version 3: one norm over all features before `fc`.
-        fc_norm (`bool`, *optional*, defaults to `False`): Version 3: a norm for each layer's feature before `fc`
-            (Eagle-3.1).
-        norm_output (`bool`, *optional*, defaults to `False`): Version 3: the state fed back is the normed one
-            (Eagle-3.1).
+        fc_norm (`bool`, *optional*, defaults to `False`): Eagle-3.1: a norm for each layer's feature before `fc`.
+        norm_output (`bool`, *optional*, defaults to `False`): Eagle-3.1: the state fed back is the normed one.
 
     Example:
 
@@ -81,10 +76,21 @@ class EagleConfig(PairConfig):
         if self.num_hidden_layers != 1:
             raise OptionError(f"`num_hidden_layers` must be 1, but it is {self.num_hidden_layers}.")
         super().check()
-        if self.version == 1:
-            self._check_version_1()
-        else:
-            self._check_version_3()
+        assert self.feature_size is not None  # filled in
+        given = [name for name in OF_VERSION_3 if getattr(self, name)]
+        if self.version == 1 and given:
+            raise OptionError(f"{', '.join(f'`{name}`' for name in given)} must be left out unless `version` is 3.")
+        if self.version == 1 and self.feature_size != self.hidden_size:
+            raise OptionError(
+                "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
+                f"hidden size, {self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. "
+                "Version 3 reads others."
+            )
+        if self.fc_norm and self.feature_size % len(self.feature_layers):
+            raise OptionError(
+                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make "
+                f"{self.feature_size} together."
+            )
         if not 1 <= self.num_draft_tokens <= self.vocab_size:
             raise OptionError(
                 f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is "
@@ -95,25 +101,6 @@ class EagleConfig(PairConfig):
     def default_feature_layers(cls, num_layers: int, options: dict[str, Any]) -> tuple[int, ...]:
         """Version 1 reads the input of the head, version 3 what [`eagle3_feature_layers`] names."""
         return eagle3_feature_layers(num_layers) if options.get("version") == VERSIONS[1] else (-1,)
-
-    def _check_version_1(self) -> None:
-        given = [name for name in OF_VERSION_3 if getattr(self, name)]
-        if given:
-            raise OptionError(f"{', '.join(f'`{name}`' for name in given)} must be left out unless `version` is 3.")
-        if self.feature_size != self.hidden_size:
-            raise OptionError(
-                "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
-                f"hidden size, {self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. "
-                "Version 3 reads others."
-            )
-
-    def _check_version_3(self) -> None:
-        assert self.feature_size is not None  # filled in
-        if self.fc_norm and self.feature_size % len(self.feature_layers):
-            raise OptionError(
-                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make "
-                f"{self.feature_size} together."
-            )
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:

@@ -26,17 +26,11 @@ from .generator import EagleCandidateGenerator
 
 @dataclass
 class EagleOutput(ModelOutput):
-    """The output of [`EagleDrafter`] for whole sequences.
+    """The output of [`EagleDrafter`] for whole sequences."""
 
-    Args:
-        states (`torch.Tensor` of shape `(rows, steps, tokens, hidden)`):
-            Version 1: the feature expected at token p + 1 + step. Version 3: the state that it comes from.
-        logits (`torch.Tensor` of shape `(counted, draft_vocab)`, *optional*): Version 3: of the rows that count, in
-            their order.
-    """
-
+    # [rows, steps, tokens, hidden] version 1: the feature expected at token p + 1 + step; 3: what it comes from
     states: Tensor | None = None
-    logits: Tensor | None = None
+    logits: Tensor | None = None  # [counted, draft_vocab] version 3: of the rows that count, in their order
 
 
 class EagleDrafter(GrowingDrafter):
@@ -94,26 +88,21 @@ class EagleDrafter(GrowingDrafter):
     def from_target(
         cls, target: PreTrainedModel, draft_token_ids: Sequence[int] | None = None, **options: Any
     ) -> "EagleDrafter":
-        """A fresh drafter whose sizes fit `target`, on its device.
+        """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`EagleConfig`].
 
-        Args:
-            target ([`~transformers.PreTrainedModel`]): The target.
-            draft_token_ids (`Sequence[int]`, *optional*):
-                Version 3: the tokens that can be drafted; see [`~EagleDrafter.set_draft_vocabulary`].
-            options: Fields of [`EagleConfig`].
+        In version 3 `draft_token_ids` are the tokens that can be drafted: [`~EagleDrafter.set_draft_vocabulary`].
         """
-        if draft_token_ids is not None:
-            options = {"draft_vocab_size": len(draft_token_ids), **options}
-        drafter = cls(EagleConfig.from_target(target, **options))
-        if draft_token_ids is not None:
-            drafter.set_draft_vocabulary(draft_token_ids)
-        return drafter.eval().to(device=target.device)
+        if draft_token_ids is None:
+            return super().from_target(target, **options)
+        drafter = super().from_target(target, **{"draft_vocab_size": len(draft_token_ids), **options})
+        drafter.set_draft_vocabulary(draft_token_ids)
+        return drafter
 
     def set_draft_vocabulary(self, token_ids: Sequence[int]) -> None:
         """Set the target's tokens that can be drafted; by default the first. Rows of the head follow ascending ids.
 
         Raises:
-            [`OptionError`]: not as many different ids of the target as the head has rows.
+            [`OptionError`]: they are not as many different ids of the target as the head has rows.
         """
         config, chosen = self.config, sorted(set(token_ids))
         is_whole = config.draft_vocab_size is not None and len(chosen) == len(token_ids) == config.draft_vocab_size
@@ -150,17 +139,9 @@ class EagleDrafter(GrowingDrafter):
         token p + 1 + j and its own state of step j - 1, at position p + j; it sees the true rows up to p and its
         own steps. Padding must be on the right, where no row before it looks.
 
-        Args:
-            token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
-            features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
-            num_steps (`int`, *optional*, defaults to 1): Steps of every chain.
-            is_counted (`torch.Tensor` of shape `(rows, steps, tokens)`, *optional*): Where logits are wanted; None:
-                everywhere.
-            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text,
-                where a row holds several; see `core/packing.py`. A chain sees its own text alone.
-
-        Returns:
-            [`EagleOutput`]: states, and logits where the drafter has a head.
+        Row p holds the embedding of token p + 1 and the target's feature of token p. Logits are made where
+        `is_counted`, which is everywhere if None. Where a row holds several texts, `positions` are those in each of
+        them (`core/packing.py`), and a chain sees its own text alone.
         """
         positions = one_text(token_embeds.shape[1], token_embeds.device) if positions is None else positions
         mask = (positions[:, None] <= positions[..., None]) & same_text(positions)
@@ -199,12 +180,8 @@ class EagleDrafter(GrowingDrafter):
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
-        rotary = self.rotary_emb(states, positions)
-        inputs = {
-            "attention_mask": additive(mask, states.dtype),
-            "past_key_values": cache,
-            "position_embeddings": rotary,
-        }
+        inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), "past_key_values": cache}
+        inputs["position_embeddings"] = self.rotary_emb(states, positions)
         if self.config.version == 1:
             return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)
         return self.layer(states, token_embeds, **inputs)

@@ -14,6 +14,8 @@ from ...errors import OptionError
 from ...generation.cache import GroupSlice
 from .families import Inputs, LayeredModel
 
+_HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
+
 
 class SequentialBackend:
     """One layer after another, each with its own index in the cache: the reference."""
@@ -34,9 +36,6 @@ class FusedBackend(SequentialBackend):
     """All layers of a group in one projection, one attention over all their heads and one projection back.
 
     The cache has one entry for each group, which holds the heads of its layers one after the other.
-
-    Raises:
-        [`OptionError`]: projections that are no plain matrices, as quantised ones.
     """
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
@@ -69,20 +68,13 @@ class FusedAttention:
             for attention, norm in zip(self.attentions, norms, strict=True)
         ]
         stacked = [part[kind] for kind in range(3) for part in parts]  # all queries, then all keys, then all values
-        self._weight, self._bias = _joined(stacked)
+        self._weight, self._bias = (torch.cat(joined) for joined in zip(*stacked, strict=True))
         self._sizes = [sum(len(part[kind][0]) for part in parts) for kind in range(3)]
-        outputs = [_plain(getattr(attention, layered.family.output)) for attention in self.attentions]
-        self._output_weight = torch.stack(
-            [output.weight.detach().T for output in outputs]
-        )  # [layers, heads * size, hidden]
-        self._output_bias = torch.stack([_bias_of(output) for output in outputs])[:, None]
-        self._head_size = self._output_weight.shape[1] // self._num_heads(layered)
+        outputs = [_matrix(getattr(attention, layered.family.output)) for attention in self.attentions]
+        self._output_weight = torch.stack([weight.T for weight, _ in outputs])  # [layers, heads * size, hidden]
+        self._output_bias = torch.stack([bias for _, bias in outputs])[:, None]
+        self._head_size = self._output_weight.shape[1] // layered.model.config.num_attention_heads
         self._head_norms = [_HeadNorm.of(self.attentions, names) for names in _HEAD_NORMS]
-
-    @staticmethod
-    def _num_heads(layered: LayeredModel) -> int:
-        heads: int = layered.model.config.num_attention_heads
-        return heads
 
     def __call__(self, states: Tensor, inputs: Inputs) -> Tensor:
         """`[layers, rows, tokens, hidden]` of `states` `[rows, tokens, hidden]`; keys and values go to the cache."""
@@ -90,10 +82,8 @@ class FusedAttention:
         queries, keys, values = (
             part.unflatten(-1, (-1, self._head_size)) for part in projected.split(self._sizes, dim=-1)
         )
-        queries, keys = (
-            (part if norm is None else norm(part)).transpose(1, 2)
-            for part, norm in zip((queries, keys), self._head_norms, strict=True)
-        )
+        normed = ((queries, self._head_norms[0]), (keys, self._head_norms[1]))
+        queries, keys = ((part if norm is None else norm(part)).transpose(1, 2) for part, norm in normed)
         queries, keys = _rotated(queries, keys, inputs.rotary)
         keys, values = inputs.cache.extend(keys, values.transpose(1, 2))
         first = self.attentions[0]
@@ -110,9 +100,6 @@ class FusedAttention:
             return inputs.masks[self._kinds[0]]
         heads = num_heads // len(self._kinds)
         return torch.cat([inputs.masks[kind].expand(-1, heads, -1, -1) for kind in self._kinds], dim=1)
-
-
-_HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
 
 
 class _HeadNorm:
@@ -132,7 +119,6 @@ class _HeadNorm:
         return cls(norms) if norms else None
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Normed heads."""
         by_layer = self._norm(heads).unflatten(2, (len(self._gains), -1))
         return (self._gains * by_layer + self._biases).flatten(2, 3)
 
@@ -140,28 +126,21 @@ class _HeadNorm:
 def _projections(attention: Any) -> list[tuple[Tensor, Tensor]]:
     """Weights `[heads * size, hidden]` and biases of queries, keys and values."""
     if not hasattr(attention, "query_key_value"):
-        linears = [_plain(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
-        return [(linear.weight.detach(), _bias_of(linear)) for linear in linears]
-    packed = _plain(attention.query_key_value)  # of each head its query, key and value
-    weights, biases = (
-        part.unflatten(0, (-1, 3, attention.head_size)) for part in (packed.weight.detach(), _bias_of(packed))
-    )
+        return [_matrix(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
+    packed = _matrix(attention.query_key_value)  # of each head its query, key and value
+    weights, biases = (part.unflatten(0, (-1, 3, attention.head_size)) for part in packed)
     return [(weights[:, kind].flatten(0, 1), biases[:, kind].flatten()) for kind in range(3)]
 
 
-def _plain(linear: nn.Module) -> nn.Linear:
-    """Refuse what is not a matrix and a bias."""
+def _matrix(linear: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a projection, zeros where it has none; quantised ones are refused."""
     if type(linear) is not nn.Linear:
         raise OptionError(
             '`backend="fused"` needs projections that are plain matrices, but the draft model has a '
             f'`{type(linear).__name__}`. Set `drafter.config.backend = "sequential"`.'
         )
-    return linear
-
-
-def _bias_of(linear: nn.Linear) -> Tensor:
-    """The bias of a projection, zeros where it has none."""
-    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+    weight = linear.weight.detach()
+    return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
 
 
 def _without_gain(norm: nn.Module, offset: float) -> Any:
@@ -180,28 +159,20 @@ def _folded(weight: Tensor, bias: Tensor, norm: Any, offset: float) -> tuple[Ten
     return weight * (norm.weight.detach() + offset), bias
 
 
-def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    weights, biases = zip(*parts, strict=True)
-    return torch.cat(weights), torch.cat(biases)
-
-
 def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Rotary positions on the first entries of every head, as many as there are angles."""
     size = rotary[0].shape[-1]
-    turned = apply_rotary_pos_emb(queries[..., :size], keys[..., :size], *rotary)
+    query, key = apply_rotary_pos_emb(queries[..., :size], keys[..., :size], *rotary)
     if size == queries.shape[-1]:
-        return turned[0], turned[1]
-    query, key = (
-        torch.cat([part, whole[..., size:]], dim=-1) for part, whole in zip(turned, (queries, keys), strict=True)
-    )
-    return query, key
+        return query, key
+    return torch.cat([query, queries[..., size:]], dim=-1), torch.cat([key, keys[..., size:]], dim=-1)
 
 
 def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
     """A state that changes when a weight is replaced or written to.
 
-    In `inference_mode` nobody keeps count of writes, nor of those to `weight.data`, by which PEFT merges; one value of
-    each weight tells of most of these.
+    In `inference_mode` nobody counts writes, nor those to `weight.data`, by which PEFT merges; a value of each weight
+    shows most of these.
     """
     weights = list(model.parameters())
     values = torch.stack([weight.detach().flatten()[weight.numel() // 2].float() for weight in weights]).tolist()

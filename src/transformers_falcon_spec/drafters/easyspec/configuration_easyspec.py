@@ -24,12 +24,12 @@ class LayerParallelConfig(WholeModelConfig):
 
     Args:
         layer_groups (`list[list[int]]`, *optional*):
-            Layers that attend at once, all layers in their order; the first and the last one each alone. None is what
-            `build_groups` makes of groups of 2 in models of up to 16 layers, else of 4.
+            Layers that attend at once, all layers in their order; the first and the last one each alone. None makes
+            groups of 2 in models of up to 16 layers, else of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
             `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same
-            results to rounding, and keeps the attention weights of the groups a second time; `"distributed"` spreads
-            them over the processes that `torchrun` started, all of which must make the same calls.
+            results to rounding; `"distributed"` spreads them over the processes that `torchrun` started, all of which
+            must make the same calls.
         timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
             several.
         calibrate (`bool`, *optional*, defaults to `True`):
@@ -42,8 +42,7 @@ class LayerParallelConfig(WholeModelConfig):
             `PairConfig` of Falcon and Eagle.
 
     Raises:
-        [`OptionError`]: an option out of range, groups that are no division of the layers, or a family that cannot be
-            wrapped.
+        [`OptionError`]: an option out of range, or a family that cannot be wrapped.
 
     Example:
 
@@ -69,11 +68,7 @@ class LayerParallelConfig(WholeModelConfig):
     confidence_temperatures: dict[str, Any] | None = None
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:
-        """Set the groups, of a model whose family is known.
-
-        Raises:
-            [`OptionError`]: its layers cannot be run apart.
-        """
+        """Set the groups, of a model whose layers can be run apart."""
         check_family(draft_config)
         if self.layer_groups is None:
             self.layer_groups = build_groups(draft_config.num_hidden_layers)
@@ -90,8 +85,8 @@ class LayerParallelConfig(WholeModelConfig):
             raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
         if self.backend == "distributed" and not self.calibrate:
             raise OptionError(
-                '`calibrate=False` is not for `backend="distributed"`, where only one rank has what it read roughly. '
-                "Take another one."
+                '`calibrate=False` is not for `backend="distributed"`, where only one process has what it read '
+                "roughly. Take another one."
             )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
@@ -106,11 +101,7 @@ class LayerParallelConfig(WholeModelConfig):
         group_size: int | None,
         options: dict[str, Any],
     ) -> "LayerParallelConfig":
-        """A configuration as [`~WholeModelConfig.for_models`] makes it, with groups of at most `group_size` layers.
-
-        Raises:
-            [`OptionError`]: both `group_size` and `layer_groups` are given, or tokens that the models do not share.
-        """
+        """A configuration as [`~WholeModelConfig.for_models`] makes it, with groups of at most `group_size` layers."""
         given = {name: value for name, value in options.items() if value is not None}
         if given.get("draft_vocab_size", num_shared) > num_shared:
             raise OptionError(

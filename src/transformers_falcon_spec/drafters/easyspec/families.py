@@ -20,23 +20,14 @@ _MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the len
 
 @dataclass(frozen=True)
 class Family:
-    """How the layers of one family are put together.
+    """How the layers of one family are put together."""
 
-    Args:
-        attention (`str`): Its module in a layer.
-        output (`str`): Its last projection.
-        cache (`str`): What layers call the cache.
-        final_norm (`str`): The norm before the head.
-        gain_offset (`float`): What norms add to their weight.
-        mlp_reads_input_norm (`bool`): The MLP runs in parallel to attention and reads the same norm.
-    """
-
-    attention: str = "self_attn"
-    output: str = "o_proj"
-    cache: str = "past_key_values"
-    final_norm: str = "norm"
-    gain_offset: float = 0.0
-    mlp_reads_input_norm: bool = False
+    attention: str = "self_attn"  # its module in a layer
+    output: str = "o_proj"  # its last projection
+    cache: str = "past_key_values"  # what layers call the cache
+    final_norm: str = "norm"  # before the head
+    gain_offset: float = 0.0  # what norms add to their weight
+    mlp_reads_input_norm: bool = False  # the MLP runs in parallel to attention and reads the same norm
 
 
 FAMILIES = {
@@ -48,11 +39,7 @@ FAMILIES = {
 
 
 def check_family(config: PreTrainedConfig) -> None:
-    """Refuse a model whose layers cannot be run apart.
-
-    Raises:
-        [`OptionError`]: it is of another family, or its positions change with the length of the text.
-    """
+    """Refuse a model of another family, or whose positions change with the length of the text: [`OptionError`]."""
     if config.model_type not in FAMILIES:
         raise OptionError(
             f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, but this one is a `{config.model_type}`: "
@@ -108,9 +95,8 @@ class LayeredModel:
         decoder: Any = decoder_of(model)
         self.layers, self._rotary = decoder.layers, decoder.rotary_emb
         self._final_norm: nn.Module = getattr(decoder, self.family.final_norm)
-        self.layer_types: list[str] = list(
-            getattr(model.config, "layer_types", None) or ["full_attention"] * len(self.layers)
-        )
+        types: Any = getattr(model.config, "layer_types", None)
+        self.layer_types: list[str] = list(types or ["full_attention"] * len(self.layers))
         self.kinds = layer_kinds(model.config)
 
     def attention(self, index: int) -> Any:
@@ -119,39 +105,32 @@ class LayeredModel:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[rows, tokens, hidden]`."""
-        embedded: Tensor = self.model.get_input_embeddings()(token_ids)
-        return embedded
+        return self.model.get_input_embeddings()(token_ids)
 
     def rotary(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions, in the type of `states`."""
-        cosines, sines = self._rotary(states, positions)
-        return cosines, sines
+        return self._rotary(states, positions)
 
     def read(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
         """A whole layer, as the model itself runs it."""
-        outputs: Tensor = self.layers[index](states, use_cache=True, **self._arguments(index, inputs))
-        return outputs
+        return self.layers[index](states, use_cache=True, **self._arguments(index, inputs))
 
     def attend(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
         """The output of a layer's attention over a group's input."""
         normed = self.layers[index].input_layernorm(states)
-        attended: Tensor = self.attention(index)(hidden_states=normed, **self._arguments(index, inputs))[0]
-        return attended
+        return self.attention(index)(hidden_states=normed, **self._arguments(index, inputs))[0]
 
     def finish(self, index: int, states: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: `attended` is added to the states, which the MLP then reads as in the model itself."""
-        layer = self.layers[index]
+        layer, read = self.layers[index], states + attended
         if self.family.mlp_reads_input_norm:
-            return states + attended + layer.mlp(layer.input_layernorm(states))
-        if getattr(layer, "use_parallel_residual", False):
-            return states + attended + layer.mlp(layer.post_attention_layernorm(states))
-        states = states + attended
-        return states + layer.mlp(layer.post_attention_layernorm(states))
+            return read + layer.mlp(layer.input_layernorm(states))
+        is_parallel = getattr(layer, "use_parallel_residual", False)
+        return read + layer.mlp(layer.post_attention_layernorm(states if is_parallel else read))
 
     def normed(self, states: Tensor) -> Tensor:
         """States after the final norm, which the head reads."""
-        outputs: Tensor = self._final_norm(states)
-        return outputs
+        return self._final_norm(states)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits in float32."""

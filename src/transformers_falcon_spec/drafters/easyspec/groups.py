@@ -4,30 +4,15 @@ from collections.abc import Sequence
 
 from ...errors import OptionError
 
-# arXiv 2502.02493, table 1: groups of 4 in models of 28 and 32 layers, of 2 in one of 16
-SHALLOW = 16
-SHALLOW_SIZE, DEFAULT_SIZE = 2, 4
-
-
-def default_size(num_layers: int) -> int:
-    """Default number of layers in a group, as in the paper: 2 in models of up to 16 layers, else 4."""
-    return SHALLOW_SIZE if num_layers <= SHALLOW else DEFAULT_SIZE
+SHALLOW, SHALLOW_SIZE, DEFAULT_SIZE = 16, 2, 4  # arXiv 2502.02493, table 1
 
 
 def build_groups(num_layers: int, group_size: int | None = None) -> list[list[int]]:
     """Groups of `group_size` layers; the first and the last layer stand alone.
 
     Where the layers between those two make whole groups, these follow each other from layer 1 on, as in the paper's
-    model of 16 layers; else groups end before multiples of `group_size`, as in its models of 28 and 32.
-
-    Args:
-        num_layers (`int`): Layers of the model.
-        group_size (`int`, *optional*):
-            Most layers of a group; 1 drafts as the model itself does. Left out it is 2 for models of up to 16 layers,
-            else 4.
-
-    Raises:
-        [`OptionError`]: a number below 1.
+    model of 16 layers; else groups end before multiples of `group_size`, as in its models of 28 and 32. Left out it is
+    2 for models of up to 16 layers, else 4, as in the paper; 1 drafts as the model itself does.
 
     Example:
 
@@ -39,7 +24,8 @@ def build_groups(num_layers: int, group_size: int | None = None) -> list[list[in
 
     ```
     """
-    group_size = default_size(num_layers) if group_size is None else group_size
+    default = SHALLOW_SIZE if num_layers <= SHALLOW else DEFAULT_SIZE
+    group_size = default if group_size is None else group_size
     for name, value in (("num_layers", num_layers), ("group_size", group_size)):
         if value < 1:
             raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
@@ -54,11 +40,7 @@ def build_groups(num_layers: int, group_size: int | None = None) -> list[list[in
 
 
 def check_groups(groups: Sequence[Sequence[int]], num_layers: int) -> None:
-    """Refuse groups that are no division of the layers in their order, or that hold the first or the last one.
-
-    Raises:
-        [`OptionError`]: they are one of those.
-    """
+    """Refuse groups that do not divide the layers in their order, or that hold the first or last: [`OptionError`]."""
     remedy = "Leave `layer_groups` out to get the default ones."
     flat = [layer for group in groups for layer in group]
     missing, twice = sorted(set(range(num_layers)) - set(flat)), sorted({n for n in flat if flat.count(n) > 1})

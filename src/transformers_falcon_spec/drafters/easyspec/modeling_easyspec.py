@@ -57,16 +57,12 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         super().__init__(config, model)
         self.layered = LayeredModel(self.model)
         self._fused: tuple[Any, FusedBackend] | None = None  # what it was made of, and it
-        self._ranks: Processes | None = None
+        self._processes: Processes | None = None
         self.post_init()
 
     @classmethod
     def check_wrappable(cls, config: PreTrainedConfig) -> None:
-        """Refuse a model of a family whose layers are not known.
-
-        Raises:
-            [`OptionError`]: it is one.
-        """
+        """Refuse a model of a family whose layers are not known: [`OptionError`]."""
         check_family(config)
 
     @classmethod
@@ -85,11 +81,10 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A causal language model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            group_size (`int`, *optional*): Most layers of a group, 2 in models of up to 16 layers and 4 in others
-                unless told otherwise; not beside `layer_groups`.
-            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-                That of `model`, to compare tokens. Without both of them only vocabularies of one size are taken for
-                the same.
+            group_size (`int`, *optional*): Most layers of a group, by default 2 in models of up to 16 layers and 4 in
+                others; not beside `layer_groups`.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of `model`, to compare tokens.
+                Without both of them only vocabularies of one size are taken for the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
             options: Fields of [`LayerParallelConfig`].
 
@@ -104,11 +99,9 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         return cls(config, model).eval()
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
-        """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts without padding.
+        """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts `[rows, tokens]` without padding.
 
-        Args:
-            input_ids (`torch.Tensor` of shape `(rows, tokens)`): Texts.
-            is_exact (`bool`, *optional*, defaults to `False`): Layer after layer, as the model alone reads them.
+        With `is_exact` the layers follow each other, as in the model alone.
         """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         allowed = (positions[:, None] <= positions[..., None]).expand(len(input_ids), -1, -1)
@@ -125,18 +118,12 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         backend: SequentialBackend,
         is_exact: bool,
     ) -> Tensor:
-        """States `[rows, tokens, hidden]` of tokens, after the final norm.
+        """States `[rows, tokens, hidden]` after the final norm; keys and values are added to `cache`.
 
-        Args:
-            token_ids (`torch.Tensor` of shape `(rows, tokens)`): The target's ids; one that the model lacks is read as
-                id 0.
-            allowed (`torch.Tensor` of shape `(rows, tokens, slots)`): Which slots each token may see, windows apart.
-            positions (`torch.Tensor` of shape `(rows, tokens)`): Where the tokens stand in the text.
-            slot_positions (`torch.Tensor` of shape `(rows, slots)`): Where the tokens of all slots stand, these
-                tokens' last.
-            cache ([`~transformers.Cache`]): Keys and values of earlier tokens; those of these tokens are added.
-            backend ([`SequentialBackend`]): Computes groups.
-            is_exact (`bool`): Every layer reads what the one before it gave.
+        Tokens `[rows, tokens]` that the model lacks are read as id 0. Each sees the slots that `allowed`
+        `[rows, tokens, slots]` names, less those beyond a window: of tokens and slots, these tokens' last, `positions`
+        and `slot_positions` say where they stand in the text. If `is_exact`, every layer reads what the one before it
+        gave.
         """
         layered = self.layered
         states = layered.embed(token_ids.where(token_ids < self.model.config.vocab_size, 0))
@@ -166,19 +153,15 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         return self.layered.logits(states)[..., : self.config.draft_vocab_size]
 
     def backend(self) -> SequentialBackend:
-        """The backend that computes groups; fused weights are made anew if the model's have changed.
-
-        Raises:
-            [`OptionError`]: the configuration names none, its groups are none, or the model's weights cannot be fused.
-        """
+        """The backend that computes groups; fused weights are made anew if the model's have changed."""
         self.config.check()
         assert self.config.layer_groups is not None  # checked
         groups = [list(group) for group in self.config.layer_groups]
         if self.config.backend == "sequential":
             return SequentialBackend(self.layered, groups)
         if self.config.backend == "distributed":
-            self._ranks = self._ranks or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
-            return DistributedBackend(self.layered, groups, self._ranks)
+            self._processes = self._processes or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
+            return DistributedBackend(self.layered, groups, self._processes)
         made_of = (groups, weights_state(self.model))
         if self._fused is None or self._fused[0] != made_of:
             with torch.no_grad():
@@ -189,8 +172,8 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """The processes on which it computes; this one alone unless `backend` is `"distributed"`.
 
         Raises:
-            [`OptionError`]: `torch.distributed` does not run, or with more ranks than the model has layers.
-            [`DistributedError`]: the ranks have drafters with other weights or options, or one of them did not come.
+            [`OptionError`]: `torch.distributed` does not run, or with more processes than the model has layers.
+            [`DistributedError`]: drafters of the processes have other weights or options, or one did not come.
         """
         if self.config.backend != "distributed":
             return SINGLE_PROCESS

@@ -22,16 +22,13 @@ class FalconSpecConfig(PairConfig):
             `"sequence"` lets the LSTM's state flow from token to token, as the paper says; `"token"` starts it afresh
             at every token, as the published code does.
         block_position_embedding (`bool`, *optional*, defaults to `True`):
-            A learned vector tells each row its position in its block; the published drafters have none.
-        shortcut (`bool`, *optional*, defaults to `False`):
-            A linear map of the row is added to the LSTM's output, so that features need not pass through its gates;
-            the published drafters have none.
-        newest_row (`bool`, *optional*, defaults to `False`):
-            A linear map of the block's newest row, one for each position of the block, is added to each row's queries
-            and output, so that attention need not find that row first.
-        transition_rank (`int`, *optional*):
-            Rank of a table of scores by which each token changes the logits of the next. Without it the tokens of a
-            block are predicted independently; published drafters have none.
+            A learned vector shows each row its position in its block. Published drafters have neither this nor the
+            next three.
+        shortcut (`bool`, *optional*, defaults to `False`): A linear map of the row is added to the LSTM's output.
+        newest_row (`bool`, *optional*, defaults to `False`): A linear map of the block's newest row, one for each
+            position of the block, is added to each row's queries and output.
+        transition_rank (`int`, *optional*): Rank of a table of scores by which each token changes the logits of the
+            next. Without it the tokens of a block are predicted independently.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
 
@@ -66,6 +63,6 @@ class FalconSpecConfig(PairConfig):
             raise OptionError(f"`recurrent_dropout` must lie in 0..1, but it is {self.recurrent_dropout}.")
         if self.newest_row and not self.block_position_embedding:
             raise OptionError(
-                "`newest_row` needs `block_position_embedding`: rows must know their place in the block."
+                "`newest_row` needs `block_position_embedding`: rows must know their position in the block."
             )
         super().check()

@@ -36,10 +36,7 @@ RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layer
 
 
 class _WithQueriesOf:
-    """Attention as the forward of its stock class sees it, with queries made of rows of their own.
-
-    So each projection stays a plain linear layer over rows of its own width, which adapters can be put on.
-    """
+    """Attention with queries of rows of their own; projections stay linear layers, which adapters can be put on."""
 
     def __init__(self, attention: LlamaAttention, rows: Tensor) -> None:
         self._attention, self._rows = attention, rows
@@ -48,7 +45,7 @@ class _WithQueriesOf:
         return getattr(self._attention, name)
 
     def q_proj(self, _rows: Tensor) -> Tensor:
-        """Queries, of the rows that were given and not of those that keys and values are made of."""
+        """Queries of the rows that were given, not of those that keys and values are made of."""
         return self._attention.q_proj(self._rows)
 
 
@@ -86,10 +83,7 @@ class BlockAttention(LlamaAttention):
 
 
 class Transition(nn.Module):
-    """A low-rank table of scores by which a token changes those of the next, weighed by the feature expected there.
-
-    The tokens of a block are predicted at once; through this table later ones depend on earlier ones.
-    """
+    """A low-rank table of scores by which a token changes those of the next, weighed by the feature expected there."""
 
     def __init__(self, config: FalconSpecConfig) -> None:
         super().__init__()
@@ -99,10 +93,8 @@ class Transition(nn.Module):
         self.gate = nn.Linear(config.hidden_size, rank, bias=False)
         self.after = nn.Linear(rank, config.vocab_size, bias=False)
 
-    def forward(
-        self, token_ids: Int[Tensor, "..."], features: Float[Tensor, "... hidden"]
-    ) -> Float[Tensor, "... vocab"]:
-        """Scores to add to the logits of `features` after the tokens `token_ids`."""
+    def forward(self, token_ids: Int[Tensor, "..."], features: Float[Tensor, "... hidden"]) -> Tensor:
+        """Scores `[..., vocab]` to add to the logits of `features` after the tokens `token_ids`."""
         return self.after(self.before(token_ids) * (1 + self.gate(features)))
 
 
@@ -197,19 +189,12 @@ class FalconSpecDrafter(DrafterModel):
         positions: Int[Tensor, "_ tokens"] | None = None,
         **_: Any,
     ) -> Float[Tensor, "rows tokens hidden"]:
-        """Read whole sequences, as in training.
+        """Read whole sequences, as in training: the feature expected at token p + k.
 
-        Args:
-            token_embeds (`torch.Tensor` of shape `(rows, tokens, embed)`): Embedding of token p + 1 at p.
-            features (`torch.Tensor` of shape `(rows, tokens, feature)`): The target's feature of token p at p.
-            phases (`torch.Tensor` of shape `(texts,)`): Where blocks of each text start: at positions p with p = phase
-                modulo k.
-            is_token (`torch.Tensor` of shape `(rows, tokens)`, *optional*): False at padding, which must end a text.
-            positions (`torch.Tensor` of shape `(rows or 1, tokens)`, *optional*): Place of each token in its text,
-                where a row holds several; see `core/packing.py`. State, attention and blocks end with a text.
-
-        Returns:
-            `torch.Tensor` of shape `(rows, tokens, hidden)`: the feature expected at token p + k.
+        Row p holds the embedding of token p + 1 and the target's feature of token p. Blocks of each text start at
+        positions p with p = phase modulo k. Padding, where `is_token` is False, must end a text. Where a row holds
+        several texts, `positions` are those in each of them (`core/packing.py`); state, attention and blocks end with
+        a text.
         """
         positions = one_text(token_embeds.shape[1], token_embeds.device) if positions is None else positions
         numbers = text_numbers(positions, len(token_embeds))
@@ -230,23 +215,24 @@ class FalconSpecDrafter(DrafterModel):
         num_tokens: Sequence[int] | None = None,
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
         """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row."""
-        outputs, state = self._recur(rows, state, num_tokens)
-        return (outputs + self.shortcut(rows), state) if self.config.shortcut else (outputs, state)
-
-    def _recur(
-        self, rows: Tensor, state: RecurrentState | None, num_tokens: Sequence[int] | None
-    ) -> tuple[Tensor, RecurrentState | None]:
         if self.config.recurrence == "token":
-            return self._recur_afresh(rows), None
-        if num_tokens is None or min(num_tokens) == rows.shape[1]:
-            outputs, state = self.recurrence(rows, state)
-            return outputs, state
+            outputs, after = self._recur_afresh(rows), None
+        elif num_tokens is None or min(num_tokens) == rows.shape[1]:
+            outputs, after = self.recurrence(rows, state)
+        else:
+            outputs, after = self._recur_packed(rows, state, num_tokens)
+        return (outputs + self.shortcut(rows) if self.config.shortcut else outputs), after
+
+    def _recur_packed(
+        self, rows: Tensor, state: RecurrentState | None, num_tokens: Sequence[int]
+    ) -> tuple[Tensor, RecurrentState]:
+        """The outputs, and the state after `num_tokens` of each row, which stays as it was where there are none."""
         lengths = torch.tensor([max(num, 1) for num in num_tokens])  # a packed row cannot be empty
         packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
-        outputs, after = self.recurrence(packed, state)
-        before = (torch.zeros_like(after[0]), torch.zeros_like(after[1])) if state is None else state
+        outputs, (hidden, cell) = self.recurrence(packed, state)
+        before = (torch.zeros_like(hidden), torch.zeros_like(cell)) if state is None else state
         is_new = torch.tensor(num_tokens, device=rows.device)[:, None] > 0
-        after = (after[0].where(is_new, before[0]), after[1].where(is_new, before[1]))
+        after = (hidden.where(is_new, before[0]), cell.where(is_new, before[1]))
         return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], after
 
     def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
@@ -269,11 +255,12 @@ class FalconSpecDrafter(DrafterModel):
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The attention blocks over the LSTM's outputs; keys and values go to `cache`, where one is given."""
-        bias = additive(mask, rows.dtype)
-        rotary = self.rotary_emb(rows, positions)
-        block_inputs = {"block_positions": block_positions} if self.config.block_position_embedding else {}
+        inputs: dict[str, Any] = {"attention_mask": additive(mask, rows.dtype), "past_key_values": cache}
+        inputs["position_embeddings"] = self.rotary_emb(rows, positions)
+        if self.config.block_position_embedding:
+            inputs["block_positions"] = block_positions
         for layer in self.layers:
-            rows = layer(rows, attention_mask=bias, past_key_values=cache, position_embeddings=rotary, **block_inputs)
+            rows = layer(rows, **inputs)
         return rows
 
     @property
