@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -77,11 +78,7 @@ class DrafterPool(LoopOnly, nn.Module):
         return {name: values[0] for name, values in found.items()}
 
     def join(self) -> Processes:
-        """This process alone.
-
-        Raises:
-            [`OptionError`]: one of the drafters computes on several.
-        """
+        """This process alone; drafters that compute on several are refused."""
         if any(isinstance(drafter, JoiningDrafter) and drafter.join().num > 1 for drafter in self.members):
             raise OptionError(
                 "A drafter that computes on several processes must draft alone, for a pool chooses by the clock, and "
@@ -126,21 +123,14 @@ class DrafterPool(LoopOnly, nn.Module):
         return PoolGenerator(self, target, max_length, rng)
 
 
-class _MemberView:
-    """The target as one of several drafters sees it."""
-
-    def __init__(self, target: TargetView, feature_dim: int) -> None:
-        self.vocab_size, self.feature_dim = target.vocab_size, feature_dim
-        self.embed, self.head = target.embed, target.head
-
-
 class PoolGenerator(TreeCandidateGenerator):
     """Generators of several drafters: all receive the new text, one drafts."""
 
     def __init__(self, pool: DrafterPool, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
         widths = [drafter.feature_size for drafter in pool.members]
-        views = [_MemberView(target, width) for width in widths]
+        shared = {"vocab_size": target.vocab_size, "embed": target.embed, "head": target.head}
+        views = [SimpleNamespace(feature_dim=width, **shared) for width in widths]
         members = zip(pool.members, views, strict=True)
         self.generators = [drafter.candidate_generator(view, max_length, rng) for drafter, view in members]
         self.feature_layers = pool.feature_layers

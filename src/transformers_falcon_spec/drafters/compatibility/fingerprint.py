@@ -1,8 +1,7 @@
 """The fingerprint of a target: what a drafter's config keeps of it, so that another target is recognised later.
 
-Of the weights it holds a few slices of embeddings, head and layers. A digest of the values, whatever their type, tells
-equal from different. Where types differ, values are rounded, so a small sample is kept as well: it tells rounding from
-other weights.
+Of the weights it holds a few slices of embeddings, head and layers: a digest of the values, whatever their type, and a
+small sample, which tells rounding to another type from other weights.
 """
 
 import hashlib
@@ -77,28 +76,17 @@ class WeightFingerprint:
 
 @dataclass(frozen=True)
 class TargetFingerprint:
-    """The facts of a target that a drafter's config stores besides name and vocabulary.
+    """The facts of a target that a drafter's config stores besides name and vocabulary."""
 
-    Args:
-        shape (`dict`): Kind, depth and widths.
-        dtype (`str`): Its type when the drafter was made or trained, such as `"bfloat16"`.
-        quantization (`str`, *optional*): How its weights were quantised; None for plain ones.
-        revision (`str`, *optional*): The commit on the Hub; None for a folder.
-        template (`str`, *optional*): Digest of its chat template; None where no tokenizer was at hand.
-        ids (`dict[str, list[int]]`): Special ids by name; after training those of the tokenizer.
-        weights (`dict[str, WeightFingerprint]`): By part: `embeddings`, `head`, `layers`, and `adapters` where PEFT
-            put some into the layers.
-        skipped (`dict[str, str]`): Why parts could not be read; not stored.
-    """
-
-    shape: dict[str, Any]
-    dtype: str
-    quantization: str | None = None
-    revision: str | None = None
-    template: str | None = None
-    ids: dict[str, list[int]] = field(default_factory=dict)
+    shape: dict[str, Any]  # kind, depth and widths
+    dtype: str  # when the drafter was made or trained, such as "bfloat16"
+    quantization: str | None = None  # how weights were quantised; None for plain ones
+    revision: str | None = None  # the commit on the Hub; None for a folder
+    template: str | None = None  # digest of the chat template; None where no tokenizer was at hand
+    ids: dict[str, list[int]] = field(default_factory=dict)  # special ids; after training those of the tokenizer
+    # By part: embeddings, head, layers, and adapters where PEFT put some into the layers.
     weights: dict[str, WeightFingerprint] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict, compare=False)
+    skipped: dict[str, str] = field(default_factory=dict, compare=False)  # why parts could not be read; not stored
 
     @classmethod
     def of_target(cls, target: PreTrainedModel, tokenizer: Any = None) -> "TargetFingerprint":
@@ -165,12 +153,6 @@ def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return _digest((template.strip() if isinstance(template, str) else json.dumps(template, sort_keys=True)).encode())
 
 
-def adapters_of(model: PreTrainedModel) -> list[str]:
-    """Names of the adapters that PEFT put into the layers of a target and that are switched on."""
-    layers: Any = (part for part in model.modules() if hasattr(part, "base_layer"))
-    return sorted({name for layer in layers if not layer.disable_adapters for name in layer.active_adapters})
-
-
 def _quantization(target: PreTrainedModel, is_packed: bool) -> str | None:
     """How a target is quantised: as its config says, else as its weights look."""
     config: Any = getattr(target.config, "quantization_config", None)
@@ -189,7 +171,8 @@ def _read_weights(model: PreTrainedModel) -> tuple[dict[str, WeightFingerprint],
     tables = {"embeddings": model.get_input_embeddings(), "head": model.get_output_embeddings()}
     parts: dict[str, list[Any]] = {name: [getattr(table, "weight", None)] for name, table in tables.items()}
     parts["layers"], added = map(_spread, _layer_weights(model))
-    if adapters_of(model):
+    adapted: Any = [layer for layer in model.modules() if hasattr(layer, "base_layer")]
+    if any(layer.active_adapters and not layer.disable_adapters for layer in adapted):  # switched on
         parts[ADAPTERS] = added
     for name, weights in parts.items():
         reason = next(filter(None, map(_why_unreadable, weights)), None if weights else "there are none")

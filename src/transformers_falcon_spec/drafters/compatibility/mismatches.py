@@ -32,19 +32,12 @@ _TRAIN_ON = "Load the target it was trained for, or train the drafter on with th
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a pair, above all a target that is not the one that a drafter was made for.
+    """One thing that is wrong with a pair, above all a target that is not the one that a drafter was made for."""
 
-    Args:
-        name (`str`): What `falcon-spec doctor` and `docs/troubleshooting.md` call it.
-        text (`str`): What was found, and what it costs.
-        remedy (`str`): What to do.
-        is_fatal (`bool`): Whether drafting with this target makes no sense.
-    """
-
-    name: str
-    text: str
-    remedy: str
-    is_fatal: bool = False
+    name: str  # what `falcon-spec doctor` and `docs/troubleshooting.md` call it
+    text: str  # what was found, and what it costs
+    remedy: str  # what to do
+    is_fatal: bool = False  # drafting with this target makes no sense
 
     def __str__(self) -> str:
         return f"{self.text} {self.remedy}"
@@ -55,12 +48,7 @@ _LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies 
 
 
 def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
-    """Refuse a target that makes no sense with a drafter, and log once for this pair what else differs.
-
-    Raises:
-        [`DrafterMismatchError`]: the ids of the target are other tokens.
-        [`CheckpointError`]: the stored fingerprint cannot be read.
-    """
+    """Refuse a target whose ids are other tokens: [`DrafterMismatchError`]. Log once for a pair what else differs."""
     checked = _CHECKED.setdefault(drafter, WeakKeyDictionary()).setdefault(target, {})
     template = tokenizer and template_digest(tokenizer)
     key = (str(target.dtype), str(template), str(getattr(drafter.config, FIELD, None)))
@@ -80,9 +68,6 @@ def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) 
     """Differences between a target at hand and the one that a drafter was made for; none where none is stored.
 
     Of a drafter with an adapter, which fits it to another target, only fatal ones.
-
-    Raises:
-        [`CheckpointError`]: the stored fingerprint cannot be read.
     """
     stored = getattr(drafter.config, FIELD, None)
     if stored is None:

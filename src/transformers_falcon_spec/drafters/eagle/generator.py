@@ -28,7 +28,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
             return None
         positions = self.assign_slots(num_new)
         inputs, mask = self.drafter.fuse(self.to_drafter(features)), self.causal_mask(positions)
-        states = self._attend(self.embed(ids), inputs, mask, positions.clamp(min=0))[:, -1:]
+        states = self.drafter.attend(self.embed(ids), inputs, mask, positions.clamp(min=0), self.slots.cache)[:, -1:]
         depths = [depth * (num > 0) for depth, num in zip(budget.depths, num_new, strict=True)]
         return self.draft(depths, budget, states[:, None])
 
@@ -38,10 +38,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         positions = torch.tensor(self.num_read, device=states.device)[:, None] + number - 1
         embeds, fed_back = self.embed(token_ids[..., 0]), self.drafter.fed_back(states)
         positions = positions.expand(-1, states.shape[1])
-        return self._attend(embeds, fed_back, self.draft_mask(seen), positions)[:, :, None]
-
-    def _attend(self, token_embeds: Tensor, states: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        return self.drafter.attend(token_embeds, states, mask, positions, self.slots.cache)
+        return self.drafter.attend(embeds, fed_back, self.draft_mask(seen), positions, self.slots.cache)[:, :, None]
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of states: of the drafter's own head where it has one."""

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
@@ -91,28 +91,3 @@ class LayerParallelConfig(WholeModelConfig):
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, block_size=1)
-
-    @classmethod
-    def with_groups(
-        cls,
-        model: PreTrainedModel,
-        target: PreTrainedModel,
-        num_shared: int,
-        group_size: int | None,
-        options: dict[str, Any],
-    ) -> "LayerParallelConfig":
-        """A configuration as [`~WholeModelConfig.for_models`] makes it, with groups of at most `group_size` layers."""
-        given = {name: value for name, value in options.items() if value is not None}
-        if given.get("draft_vocab_size", num_shared) > num_shared:
-            raise OptionError(
-                f"`draft_vocab_size` must be at most {num_shared}, what both models have, but it is "
-                f"{given['draft_vocab_size']}."
-            )
-        if group_size is not None and "layer_groups" in given:
-            raise OptionError(
-                "`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are "
-                f"{group_size} and {given['layer_groups']}."
-            )
-        if group_size is not None:
-            given["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)
-        return cls.for_models(model, target, num_shared, given)

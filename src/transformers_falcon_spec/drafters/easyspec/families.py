@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
-from ...generation.model_parts import apply_head, decoder_of, layer_kinds
+from ...generation.model_parts import decoder_of, layer_kinds
 
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}  # of a Llama layer
 _MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the length of the text
@@ -93,8 +93,8 @@ class LayeredModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.family = model, FAMILIES[model.config.model_type]
         decoder: Any = decoder_of(model)
-        self.layers, self._rotary = decoder.layers, decoder.rotary_emb
-        self._final_norm: nn.Module = getattr(decoder, self.family.final_norm)
+        self.layers, self.rotary = decoder.layers, decoder.rotary_emb
+        self.final_norm: nn.Module = getattr(decoder, self.family.final_norm)
         types: Any = getattr(model.config, "layer_types", None)
         self.layer_types: list[str] = list(types or ["full_attention"] * len(self.layers))
         self.kinds = layer_kinds(model.config)
@@ -102,14 +102,6 @@ class LayeredModel:
     def attention(self, index: int) -> Any:
         """The attention of a layer."""
         return getattr(self.layers[index], self.family.attention)
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings `[rows, tokens, hidden]`."""
-        return self.model.get_input_embeddings()(token_ids)
-
-    def rotary(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions, in the type of `states`."""
-        return self._rotary(states, positions)
 
     def read(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
         """A whole layer, as the model itself runs it."""
@@ -127,14 +119,6 @@ class LayeredModel:
             return read + layer.mlp(layer.input_layernorm(states))
         is_parallel = getattr(layer, "use_parallel_residual", False)
         return read + layer.mlp(layer.post_attention_layernorm(states if is_parallel else read))
-
-    def normed(self, states: Tensor) -> Tensor:
-        """States after the final norm, which the head reads."""
-        return self._final_norm(states)
-
-    def logits(self, normed: Tensor) -> Tensor:
-        """Logits in float32."""
-        return apply_head(self.model, normed)
 
     def _arguments(self, index: int, inputs: Inputs) -> dict[str, Any]:
         return {

@@ -12,7 +12,9 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTra
 from typing_extensions import Self
 
 from ...core.masks import additive
+from ...errors import OptionError
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup
+from ...generation.model_parts import apply_head
 from ..tree_drafting.grown import GrowingDrafter
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .backends import FusedBackend, SequentialBackend, weights_state
@@ -20,6 +22,7 @@ from .configuration_easyspec import LayerParallelConfig
 from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
 from .generator import LayerParallelCandidateGenerator
+from .groups import build_groups
 
 
 class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
@@ -95,8 +98,20 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         check_family(model.config)
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
-        config = LayerParallelConfig.with_groups(model, target, num_shared, group_size, options)
-        return cls(config, model).eval()
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.get("draft_vocab_size", num_shared) > num_shared:
+            raise OptionError(
+                f"`draft_vocab_size` must be at most {num_shared}, what both models have, but it is "
+                f"{given['draft_vocab_size']}."
+            )
+        if group_size is not None and "layer_groups" in given:
+            raise OptionError(
+                "`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are "
+                f"{group_size} and {given['layer_groups']}."
+            )
+        if group_size is not None:
+            given["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)
+        return cls(LayerParallelConfig.for_models(model, target, num_shared, given), model).eval()
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
         """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts `[rows, tokens]` without padding.
@@ -126,7 +141,8 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         gave.
         """
         layered = self.layered
-        states = layered.embed(token_ids.where(token_ids < self.model.config.vocab_size, 0))
+        known = token_ids.where(token_ids < self.model.config.vocab_size, 0)
+        states = self.model.get_input_embeddings()(known)
         masks = {}
         for kind in layered.kinds:
             seen = allowed
@@ -146,11 +162,11 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
                         states = states + (layered.finish(index, before, attended) - before)
                     else:
                         states = layered.finish(index, states, attended)
-        return layered.normed(states)
+        return layered.final_norm(states)
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits over the tokens that can be drafted, in float32."""
-        return self.layered.logits(states)[..., : self.config.draft_vocab_size]
+        return apply_head(self.model, states)[..., : self.config.draft_vocab_size]
 
     def backend(self) -> SequentialBackend:
         """The backend that computes groups; fused weights are made anew if the model's have changed."""

@@ -30,6 +30,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
     ) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.config.block_size
+        self.predicts_independently = drafter.config.transition_rank is None
         max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * drafter.is_tree_dynamic)
         if max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
@@ -103,11 +104,6 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
         outputs = self.drafter.attend(rows, mask, positions, block_positions, self.slots.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
-
-    @property
-    def predicts_independently(self) -> bool:
-        """Without a transition."""
-        return self.drafter.config.transition_rank is None
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
         """The logits of each node's block, and what the transition says of its token."""

@@ -1,9 +1,8 @@
 """The static tree that the Falcon paper draws for Llama targets and two tokens a pass (arXiv 2412.12639, figure 6).
 
 The figure draws how many children each node has, and the text says that m children are the m most likely tokens. The
-list of the authors' repository for this tree (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) has
-the same 118 nodes with one exception: the eight children of the second token after the first have the ranks 0 and 3 to
-9 there, which the text contradicts; here they are 0 to 7.
+authors' list (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) differs in one place: the eight
+children of the second token after the first have the sibling ranks 0 and 3 to 9 there; here they are 0 to 7.
 """
 
 from collections.abc import Iterator

@@ -134,9 +134,8 @@ class GrownTreeGenerator(StaticTreeGenerator):
             if self.predicts_independently:
                 lists = blocks[..., None].expand(-1, -1, width)
                 return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
-            after = self.logits_after(
-                growth.token_ids.gather(1, nodes), logits[:, :, offset], features[:, :, offset], blocks
-            )
+            parents = growth.token_ids.gather(1, nodes)
+            after = self.logits_after(parents, logits[:, :, offset], features[:, :, offset], blocks)
             found = self.log_node_probs(after[:, :, None], budget, depth + offset).topk(width, dim=-1)
             return self.target_ids(found.indices[:, :, 0]), found.values[:, :, 0]
 
@@ -149,8 +148,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         the probability of a token is the softmax of the drafter's scores at that spread as temperature: as
         `confidence_temperatures` of the config have it, else 1 or the temperature of the draws.
         """
-        stored = self.drafter.config.confidence_temperatures
-        offset = depth % self.block_size
+        stored, offset = self.drafter.config.confidence_temperatures, depth % self.block_size
         temperatures = block_temperatures(stored, depth - offset, self.block_size, budget.temperature)
         temperatures = temperatures[offset : offset + logits.shape[2]]
         scores = self.scores(logits, budget, depth)
@@ -164,5 +162,4 @@ class GrownTreeGenerator(StaticTreeGenerator):
         noises = [budget.noise(row, depth + offset + 1) for row in range(rows) for offset in range(size)]
         noise = torch.stack(noises).to(logits)
         noise = noise if self.draft_token_ids is None else noise[:, self.draft_token_ids]
-        noise = noise.reshape(rows, 1, size, -1)
-        return logits - (budget.temperature or 1.0) * noise.log()
+        return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)

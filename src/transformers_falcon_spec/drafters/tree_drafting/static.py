@@ -20,6 +20,7 @@ class StaticTreeGenerator(PairGenerator):
     """A generator that drafts trees whose shape is known beforehand, `block_size` tokens a pass."""
 
     block_size: int = 1
+    predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
     draft_token_ids: Tensor | None = None  # the target's id of each token that can be drafted; None: all, as they are
 
     @abstractmethod
@@ -30,11 +31,6 @@ class StaticTreeGenerator(PairGenerator):
         `[rows, blocks]` names, from whose `features` it is drafted, and sees the drafted tokens `seen`
         `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is complete.
         """
-
-    @property
-    def predicts_independently(self) -> bool:
-        """Whether each token of a block is predicted without regard to the tokens that stand before them in it."""
-        return True
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
         """Logits `[rows, nodes, tokens]` after nodes at one offset, where that depends on their tokens.
@@ -73,6 +69,7 @@ class StaticTreeGenerator(PairGenerator):
         passes = draft_passes(tree, self.block_size, self.drafter.device)
         token_ids = self.roots.repeat(1, len(tree))
         dists: list[Tensor] = []  # [rows, parents, vocab] of each pass
+        is_drawn = budget.temperature is not None
         dist_index = torch.full_like(token_ids[:1], -1)
         node_probs = torch.ones(token_ids.shape, dtype=torch.float) if budget.wants_node_probs else None
         for number, draft_pass in enumerate(passes):
@@ -84,17 +81,17 @@ class StaticTreeGenerator(PairGenerator):
             parts = (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
             for offset, part in enumerate(parts):
                 inputs = (part, offset, logits, features, token_ids)
-                if budget.temperature is None:
-                    found = self._best(*inputs)
-                else:
-                    probs, found = self._drawn(part, self._lists(*inputs), budget, number)
-                    if budget.noise is None:
-                        indices = torch.arange(len(part.parents), device=dist_index.device)
-                        dist_index[0, part.parents] = indices + sum(dist.shape[1] for dist in dists)
-                        dists.append(probs)
+                if is_drawn or node_probs is not None:
+                    probs = self._probs(self._lists(*inputs), budget)
+                    below = (tree.depths[0, part.parents.cpu()] + 1).tolist()
+                found = self._drawn(part, probs, below, budget) if is_drawn else self._best(*inputs)
                 token_ids[:, part.nodes] = found.to(token_ids.device)
+                if is_drawn and budget.noise is None:
+                    indices = torch.arange(len(part.parents), device=dist_index.device)
+                    dist_index[0, part.parents] = indices + sum(dist.shape[1] for dist in dists)
+                    dists.append(probs)
                 if node_probs is not None:
-                    likely = self._node_probs(part, self._lists(*inputs), found, budget, number)
+                    likely = probs_of_nodes(probs, found, part.siblings[0], below, budget)
                     node_probs[:, part.nodes.cpu()] = likely
         self.slots.forget_drafted()
         drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
@@ -117,26 +114,14 @@ class StaticTreeGenerator(PairGenerator):
         lists = self._lists(part, offset, logits, features, token_ids)
         return self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, part.siblings[0], ranks])
 
-    def _drawn(self, part: DraftPass, lists: Tensor, budget: DraftBudget, number: int) -> tuple[Tensor, Tensor]:
-        """Distributions `[rows, parents, vocab]` of the parents' children, and the drawn tokens `[rows, drafted]`."""
-        probs = self._probs(lists, budget)
-        num_children = int(part.siblings[1].max()) + 1
-        children = draw_children(probs, self._depths(part, number), num_children, budget, self.rng)
+    def _drawn(self, part: DraftPass, probs: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
+        """The drafted tokens `[rows, drafted]`, drawn from `probs` `[rows, parents, vocab]`."""
         parents, indices = part.siblings
-        return probs, children[:, parents, indices]
-
-    def _node_probs(self, part: DraftPass, lists: Tensor, found: Tensor, budget: DraftBudget, number: int) -> Tensor:
-        """Probabilities of the `found` tokens of a pass."""
-        probs, depths = self._probs(lists, budget), self._depths(part, number)
-        return probs_of_nodes(probs, found, part.siblings[0], depths, budget)
+        return draw_children(probs, depths, int(indices.max()) + 1, budget, self.rng)[:, parents, indices]
 
     def _probs(self, lists: Tensor, budget: DraftBudget) -> Tensor:
         """Distributions over the target's tokens, of the parents' logits."""
         return self.over_target_ids(torch.softmax(lists / (budget.temperature or 1.0), dim=-1))
-
-    def _depths(self, draft_pass: DraftPass, number: int) -> list[int]:
-        """Where the children of each parent stand."""
-        return (draft_pass.lists[1] + number * self.block_size + 1).tolist()
 
 
 def tree_from_json(value: dict[str, Any]) -> DraftTree:
@@ -183,8 +168,7 @@ def draw_children(
 def probs_of_nodes(probs: Tensor, found: Tensor, parents: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
     """Probability that the target takes each token of `found` `[rows, nodes]`, by `probs` `[rows, parents, vocab]`.
 
-    `parents` `[nodes]` are indices into `probs`. Where the budget brings noise it is taken into account as grown trees
-    do.
+    `parents` `[nodes]` are indices into `probs`. Noise of the budget is taken into account, as in grown trees.
     """
     noise = _coming_noise(probs, depths, budget)
     weights = probs if noise is None else probs / noise

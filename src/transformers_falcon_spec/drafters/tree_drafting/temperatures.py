@@ -57,17 +57,7 @@ def confidence_temperature(greedy: float, sampled: float, temperature: float | N
 def block_temperatures(
     stored: Mapping[str, Sequence[float]] | None, depth: int, block_size: int, temperature: float | None
 ) -> list[float]:
-    """The temperatures of the positions of a block that starts below `depth`, when the target draws at `temperature`.
-
-    Example:
-
-    ```python
-    >>> stored = {"greedy": [0.7, 0.8, 0.9], "sampled": [0.0, 0.0, 0.0]}
-    >>> [block_temperatures(stored, depth, 1, None) for depth in (0, 2, 5)]
-    [[0.7], [0.9], [0.9]]
-
-    ```
-    """
+    """The temperatures of the positions of a block that starts below `depth`, for draws at `temperature`."""
     if stored is None:
         return [1.0 if temperature is None else temperature] * block_size
     start = min(depth, len(stored["greedy"]) - block_size)
