@@ -38,11 +38,11 @@ def make_pool(target: Any) -> DrafterPool:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_text_is_the_targets_own_whoever_drafts(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_eagle_target()
-    pool, chance = make_pool(target), random.Random(2)
+    pool, draws = make_pool(target), random.Random(2)
     known = tuple(CostModel() for _ in pool.members)
     monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_models_of", lambda *_: known)
     monkeypatch.setattr(
-        "transformers_falcon_spec.generation.tuning.tuner.select_drafter", lambda *_: chance.randrange(4)
+        "transformers_falcon_spec.generation.tuning.tuner.select_drafter", lambda *_: draws.randrange(4)
     )
 
     pair = runs.both(target, pool, make_prompt(5), max_new_tokens=60, **MODES[mode])

@@ -86,8 +86,8 @@ def outputs(drafter: Any, kind: str) -> Tensor:
         return drafter(torch.randn(2, 5, 2, size, generator=generator))
     if kind == "diffusion":
         seen = torch.ones(2, 5, 5, dtype=torch.bool).tril()
-        places = torch.arange(5).expand(2, -1)
-        return drafter(token_ids=places, positions=places, allowed=seen, kept=seen[:, -1])
+        position_ids = torch.arange(5).expand(2, -1)
+        return drafter(token_ids=position_ids, positions=position_ids, allowed=seen, kept=seen[:, -1])
     inputs = (torch.randn(2, 5, width, generator=generator), torch.randn(2, 5, size, generator=generator))
     if kind.startswith("eagle"):
         return drafter(*inputs).states

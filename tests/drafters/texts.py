@@ -1,4 +1,4 @@
-"""Random text with random features, told to a generator in pieces, and what is left of a tree under a budget."""
+"""Random text with random features, committed to a generator in pieces, and what is left of a tree under a budget."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ WIDTH = 16
 
 
 class Text:
-    """Random text with random features, told to both twins in pieces."""
+    """Random text with random features, committed to both twins in pieces."""
 
     def __init__(self, seed: int = 0, width: int = WIDTH) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -66,7 +66,7 @@ def paths(draft: Draft, row: int = 0) -> list[tuple[int, ...]]:
 def assert_rows_draft_alone(
     together: Any, alone: Sequence[Any], texts: Sequence[Text], rounds: Sequence[tuple[int, ...]]
 ) -> None:
-    """Told so many new pairs of each text a round, a generator of all rows drafts for each what one of that row drafts."""
+    """Given so many new pairs of each text a round, a generator of all rows drafts for each what one of that row drafts."""
     for number, num_new in enumerate(rounds):
         pieces = [text.more(num) for text, num in zip(texts, num_new, strict=True)]
         together.commit(merged(pieces))

@@ -16,7 +16,7 @@ from tests import runs
 from tests.clock import give
 from tests.doubles import InformedDrafter
 from tests.drafters.eagle.kinds import make_eagle
-from tests.drafters.easyspec.test_distributed import ThreadRanks
+from tests.drafters.easyspec.test_distributed import ThreadProcesses
 from tests.generation import split
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import SpeculationConfig
@@ -41,7 +41,7 @@ def test_ranks_with_clocks_of_their_own_take_the_same_steps(
     for drafter in drafters:
         drafter.generation_config = SpeculationConfig(dynamic_tree=True)
     pairs = [(deepcopy(target), InformedDrafter(drafter, plain)) for drafter in drafters]
-    ranks = {id(own): ThreadRanks(number, values, barrier) for number, (own, _) in enumerate(pairs)}
+    ranks = {id(own): ThreadProcesses(number, values, barrier) for number, (own, _) in enumerate(pairs)}
     monkeypatch.setattr(loop, "processes_of", lambda _drafter, own: ranks[id(own)])
     give(monkeypatch, split.WildClock())
     torch.manual_seed(0)

@@ -56,7 +56,7 @@ def text_for(drafter: EagleDrafter, seed: int = 0) -> Text:
     return Text(seed, drafter.config.feature_size)
 
 
-def tell(committed: Committed, generator: Any, twin: NaiveEagle) -> None:
+def commit(committed: Committed, generator: Any, twin: NaiveEagle) -> None:
     generator.commit(committed)
     (length,), (num_new,) = committed.lengths, committed.num_new
     twin.commit(committed.sequence_ids[0, length - num_new : length].tolist(), committed.features[0])
@@ -68,7 +68,7 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str)
     text, generator, twin = text_for(drafter), start(drafter, target), NaiveEagle(drafter, view(target, drafter))
 
     for number, num_new in enumerate(ROUNDS):
-        tell(text.more(num_new), generator, twin)
+        commit(text.more(num_new), generator, twin)
         budget, limits = GROWN_BUDGETS[number % len(GROWN_BUDGETS)]
         draft = generator.propose(budget)
 
@@ -84,7 +84,7 @@ def test_a_static_tree_is_that_of_reading_everything_anew(target: Any, kind: str
     text, generator, twin = text_for(drafter), start(drafter, target), NaiveEagle(drafter, view(target, drafter))
 
     for number, num_new in enumerate(ROUNDS):
-        tell(text.more(num_new), generator, twin)
+        commit(text.more(num_new), generator, twin)
         budget = STATIC_BUDGETS[number % len(STATIC_BUDGETS)]
         draft, expected = generator.propose(budget), cut(tree, budget, 1)
 
@@ -162,7 +162,7 @@ def drawn(target: Any, kind: str, seed: int, **budget: Any) -> tuple[Draft, Naiv
     """A drawn draft, from a drafter whose tree would grow, and a twin that has read the same."""
     drafter = growing(target, kind, draft_tree=TREE.to_json())
     generator, twin = start(drafter, target, seed), NaiveEagle(drafter, view(target, drafter))
-    tell(text_for(drafter).more(5), generator, twin)
+    commit(text_for(drafter).more(5), generator, twin)
     return generator.propose(DraftBudget((20,), 64, temperature=0.7, **budget)), twin
 
 
@@ -200,7 +200,7 @@ def test_children_take_the_noise_that_the_text_will_be_drawn_with(target: Any, k
     noises = torch.empty(10, 97).exponential_(generator=torch.Generator().manual_seed(4))
     drafter = growing(target, kind, draft_tree=TREE.to_json(), dynamic_tree=is_dynamic)
     generator, twin = start(drafter, target), NaiveEagle(drafter, view(target, drafter))
-    tell(text_for(drafter).more(5), generator, twin)
+    commit(text_for(drafter).more(5), generator, twin)
 
     def ratios(path: tuple[int, ...]) -> torch.Tensor:
         found = twin.probs(path, temperature=0.7) / noises[len(path) + 1]

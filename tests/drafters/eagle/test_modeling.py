@@ -47,10 +47,10 @@ def test_training_computes_what_drafting_a_chain_from_any_place_computes(target:
 
     assert states.shape == (1, NUM_STEPS, LENGTH, 16)
     for step in range(NUM_STEPS):
-        for place in range(LENGTH - step):
-            chain = tuple(ids[place + 1 : place + 1 + step])  # true tokens, own states
+        for position in range(LENGTH - step):
+            chain = tuple(ids[position + 1 : position + 1 + step])  # true tokens, own states
             torch.testing.assert_close(
-                states[0, step, place], twin.state(chain, num_true=place + 1), atol=1e-5, rtol=1e-5
+                states[0, step, position], twin.state(chain, num_true=position + 1), atol=1e-5, rtol=1e-5
             )
 
 

@@ -1,6 +1,6 @@
 """Run as a program on several processes: each writes texts with a drafter that is spread over all of them, and notes what it saw.
 
-`python spread.py FOLDER SCENARIO`; FOLDER holds `target` and gets `rank0.json` and so on. The processes find each other through the
+`python spread.py FOLDER SCENARIO`; FOLDER holds `target` and gets `process0.json` and so on. The processes find each other through the
 environment, as `torchrun` sets it.
 """
 
@@ -24,7 +24,7 @@ from transformers_falcon_spec import DrafterPool, DraftTree, LayerParallelDrafte
 from transformers_falcon_spec.errors import FalconSpecError
 
 RANK = int(os.environ.get("RANK", "0"))
-SHORT = 3  # seconds to wait for a rank that stands still
+SHORT = 3  # seconds to wait for a process that stands still
 LONG = 60  # and for one that is gone, which nobody should wait out; a busy machine drafts in less
 CHAIN = DraftTree.chain(3).to_json()
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3]).to_json()
@@ -44,12 +44,12 @@ class Stop(StoppingCriteria):
 
 
 def make_divisible() -> Any:
-    """A model whose heads can be split over four ranks."""
+    """A model whose heads can be split over four processes."""
     return make_model("llama", num_key_value_heads=4)
 
 
 def write(target: Any, drafter: Any = None, prompt: torch.Tensor | None = None, **options: Any) -> Any:
-    """A text; each rank draws from a seed of its own, of which the first one's counts."""
+    """A text; each process draws from a seed of its own, of which the first one's counts."""
     torch.manual_seed(100 + RANK)
     options = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True, **options}
     return target.generate(make_prompt() if prompt is None else prompt, assistant_model=drafter, **options)
@@ -58,11 +58,11 @@ def write(target: Any, drafter: Any = None, prompt: torch.Tensor | None = None, 
 def noted(target: Any, drafter: Any, **options: Any) -> dict[str, Any]:
     """A text with the drafter, and what was exchanged for it."""
     out = write(target, drafter, **options)
-    ranks, stats = drafter.join(), out.speculation
+    processes, stats = drafter.join(), out.speculation
     return {
         "text": out.sequences.tolist(),
-        "num_gathers": ranks.num_gathers,
-        "num_bytes": ranks.num_gathered_bytes,
+        "num_gathers": processes.num_gathers,
+        "num_bytes": processes.num_gathered_bytes,
         "num_passes": stats.num_passes,
         "accepted": sorted(stats.acceptance_histogram.items()),
         "notes": stats.notes,
@@ -79,7 +79,7 @@ def refusal(act: Callable[[], Any]) -> str:
 
 
 def make(target: Any, backend: str = "distributed", wait: float = 60.0, **options: Any) -> Any:
-    """A drafter that is as deep as `target` and often right; over all ranks unless told otherwise."""
+    """A drafter that is as deep as `target` and often right; by default over all processes."""
     where = {"backend": backend, "timeout_seconds": wait}
     drafter = LayerParallelDrafter.wrap(make_divisible(), target, layer_groups=GROUPS, **where)
     drafter.generation_config = SpeculationConfig(tune=False, **options)
@@ -98,12 +98,12 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         "sampled rows": (grown, {"prompt": rows, **SAMPLING}),
         "coupled": ({"verifier": "gumbel", **grown}, SAMPLING),
         "drawn": ({"verifier": "recursive_rejection", "draft_tree": TREE}, SAMPLING),
-        "stopped": (grown, {"stopping_criteria": StoppingCriteriaList([Stop(20 + RANK)])}),  # later on other ranks
+        "stopped": (grown, {"stopping_criteria": StoppingCriteriaList([Stop(20 + RANK)])}),  # later on other processes
     }
 
 
 def texts(target: Any, split_target: Any) -> dict[str, Any]:
-    """Everything that must work, with a target on each rank and one that is split over them."""
+    """Everything that must work, with a target on each process and one that is split over them."""
     found = {name: noted(target, make(target, **trees), **options) for name, (trees, options) in cases().items()}
     split = {
         f"{name}, split": noted(split_target, make(split_target, **trees), **options)
@@ -129,16 +129,17 @@ def refusals(target: Any) -> dict[str, str]:
 
 
 def lost(target: Any, act: Callable[[], Any], wait: float) -> dict[str, Any]:
-    """What the first rank says when the other one is lost in the middle of a draft, and how long that took."""
+    """What the first process says when the other one is lost in the middle of a draft, and how long that took."""
     drafter = make(target, wait=wait)
-    gathered, ranks = drafter.join().all_gather, drafter.join()
+    processes = drafter.join()
+    all_gather = processes.all_gather
 
     def lose(part: torch.Tensor) -> torch.Tensor:
-        if RANK == 1 and ranks.num_gathers == 5:
+        if RANK == 1 and processes.num_gathers == 5:
             act()
-        return gathered(part)
+        return all_gather(part)
 
-    ranks.all_gather = lose  # type: ignore[method-assign]
+    processes.all_gather = lose  # type: ignore[method-assign]
     start = time.perf_counter()
     return {"said": refusal(lambda: write(target, drafter)), "seconds": time.perf_counter() - start}
 
@@ -157,11 +158,11 @@ def main(folder: Path, scenario: str) -> None:
         found = lost(target, lambda: os.kill(os.getpid(), signal.SIGKILL), LONG)
     else:
         found = lost(target, lambda: time.sleep(3 * SHORT), SHORT)
-    (folder / f"rank{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / f"process{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
     if scenario == "texts":
         dist.destroy_process_group()
     else:
-        os._exit(0)  # gloo's threads still wait for the lost rank, and would abort the interpreter's own end
+        os._exit(0)  # gloo's threads still wait for the lost process, and would abort the interpreter's own end
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drafting on several processes: the drafts of one, the target's text on every rank, and no rank that waits for ever."""
+"""Drafting on several processes: the drafts of one, the target's text on every process, and none that waits for ever."""
 
 import json
 import os
@@ -31,29 +31,29 @@ PROGRAM = "tests.drafters.easyspec.spread"
 MOST_SECONDS = 300
 
 
-def launched(folder: Path, num_ranks: int) -> list[dict[str, Any]]:
-    """What all ranks noted under `torchrun`."""
+def launched(folder: Path, num_processes: int) -> list[dict[str, Any]]:
+    """What all processes noted under `torchrun`."""
     spread.make_divisible().save_pretrained(folder / "target")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
     command = [sys.executable, *torchrun, "-m", PROGRAM, str(folder), "texts"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+    return [json.loads((folder / f"process{number}.json").read_text()) for number in range(num_processes)]
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(num, id=f"{num} ranks", marks=pytest.mark.slow) for num in (2, 4)],
+    params=[pytest.param(num, id=f"{num} processes", marks=pytest.mark.slow) for num in (2, 4)],
 )
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return launched(tmp_path_factory.mktemp("spread"), request.param)
 
 
-class ThreadRanks(Processes):
-    """Ranks that are threads of one process, which meet at a barrier: what goes round, without processes."""
+class ThreadProcesses(Processes):
+    """Threads of one process that meet at a barrier: what processes exchange, without them."""
 
-    def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
-        self.num, self.process_rank, self._values, self._barrier = len(values), rank, values, barrier
+    def __init__(self, number: int, values: list[Any], barrier: Barrier) -> None:
+        self.num, self.process_rank, self._values, self._barrier = len(values), number, values, barrier
 
     def broadcast(self, value: Any) -> Any:
         return self._exchanged(value)[0]
@@ -71,23 +71,23 @@ class ThreadRanks(Processes):
         return found
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_processes", [2, 3])
 @pytest.mark.parametrize("name", ["greedy", "chain", "rows"])
-def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, num_ranks: int) -> None:
+def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, num_processes: int) -> None:
     trees, options = spread.cases()[name]
     target = spread.make_divisible()
     alone = spread.noted(target, spread.make(target, "sequential", **trees), **options)
-    values: list[Any] = [None] * num_ranks
-    barrier, targets = Barrier(num_ranks, timeout=600), [spread.make_divisible() for _ in range(num_ranks)]
+    values: list[Any] = [None] * num_processes
+    barrier, targets = Barrier(num_processes, timeout=600), [spread.make_divisible() for _ in range(num_processes)]
     drafters = [spread.make(own, **trees) for own in targets]  # made one after the other, for they draw their weights
 
-    def rank(number: int) -> dict[str, Any]:
-        drafters[number]._processes = ThreadRanks(number, values, barrier)
+    def report(number: int) -> dict[str, Any]:
+        drafters[number]._processes = ThreadProcesses(number, values, barrier)
         with torch.no_grad():
             return spread.noted(targets[number], drafters[number], **options)
 
-    with ThreadPoolExecutor(num_ranks) as threads:
-        found = list(threads.map(rank, range(num_ranks)))
+    with ThreadPoolExecutor(num_processes) as threads:
+        found = list(threads.map(report, range(num_processes)))
 
     for each in found:
         assert [each[key] for key in ("text", "num_passes", "accepted")] == [
@@ -111,7 +111,7 @@ def groups_seen(patch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
         yield seen
 
 
-def test_every_rank_writes_the_text_that_the_first_one_would_write_alone(ranks: list[dict[str, Any]]) -> None:
+def test_every_process_writes_the_text_that_the_first_one_would_write_alone(reports: list[dict[str, Any]]) -> None:
     target = spread.make_divisible()
 
     for name, (trees, options) in spread.cases().items():
@@ -119,14 +119,14 @@ def test_every_rank_writes_the_text_that_the_first_one_would_write_alone(ranks: 
             expected = spread.write(target, spread.make(target, "sequential", **trees), **options).sequences.tolist()
         else:
             expected = spread.write(target, **options).sequences.tolist()
-        for rank in ranks:
-            assert rank[name]["text"] == expected, name
+        for report in reports:
+            assert report[name]["text"] == expected, name
             if name in spread.SPLIT:
-                assert rank[f"{name}, split"]["text"] == expected, name
+                assert report[f"{name}, split"]["text"] == expected, name
 
 
 def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
-    ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = spread.make_divisible()
 
@@ -134,21 +134,23 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
         drafter = spread.make(target, "sequential", **trees)
         with groups_seen(monkeypatch) as seen:
             alone = spread.noted(target, drafter, **options)
-        shares = [-(-num_layers // len(ranks)) * num_bytes for num_layers, num_bytes in seen]
-        for rank in ranks:
-            assert (rank[name]["num_passes"], rank[name]["accepted"]) == (
+        shares = [-(-num_layers // len(reports)) * num_bytes for num_layers, num_bytes in seen]
+        for report in reports:
+            assert (report[name]["num_passes"], report[name]["accepted"]) == (
                 alone["num_passes"],
                 [list(pair) for pair in alone["accepted"]],
             ), name
-            assert rank[name]["num_gathers"] == len(seen) > 0
-            assert rank[name]["num_bytes"] == (len(ranks) - 1) * sum(shares)
-            assert "the first one decides for all of them" in rank[name]["notes"][0]
-    rough = round(ranks[0]["chain"]["num_gathers"] / 2)
+            assert report[name]["num_gathers"] == len(seen) > 0
+            assert report[name]["num_bytes"] == (len(reports) - 1) * sum(shares)
+            assert "the first one decides for all of them" in report[name]["notes"][0]
+    rough = round(reports[0]["chain"]["num_gathers"] / 2)
     model = StepModel(drafter_pass=1.0, attend=0.0, elsewhere=1.0, state_bytes=32 * 8, link=Link(1.0, 1.0))
-    expected = model.on_devices(GROUPS, GenerationStats())[len(ranks) - 1]
-    assert ranks[0]["chain"]["num_gathers"] == rough * expected["gathers_per_pass"]
-    assert ranks[0]["chain"]["num_bytes"] == rough * expected["bytes_per_pass"]
-    assert sum(int(number) for number, _ in ranks[0]["greedy"]["accepted"]) > 0  # drafting went on from what was kept
+    expected = model.on_devices(GROUPS, GenerationStats())[len(reports) - 1]
+    assert reports[0]["chain"]["num_gathers"] == rough * expected["gathers_per_pass"]
+    assert reports[0]["chain"]["num_bytes"] == rough * expected["bytes_per_pass"]
+    assert (
+        sum(int(number) for number, _ in reports[0]["greedy"]["accepted"]) > 0
+    )  # drafting went on from what was kept
 
 
 @pytest.mark.parametrize(
@@ -160,36 +162,36 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
             "DistributedError: All processes must have the same `tree_depth`, but process 0 has 3 and process 1 4",
         ),
         ("other prompts", "DistributedError: All processes must have the same prompts, but process 0 has [[37, 24"),
-        ("too many", "OptionError: There must be no more ranks than layers, but "),
+        ("too many", "OptionError: There must be no more processes than layers, but "),
         ("pool", "OptionError: A drafter that computes on several processes must draft alone"),
     ],
 )
-def test_ranks_that_do_not_fit_together_are_refused_on_all_of_them(
-    ranks: list[dict[str, Any]], name: str, message: str
+def test_processes_that_do_not_fit_together_are_refused_on_all_of_them(
+    reports: list[dict[str, Any]], name: str, message: str
 ) -> None:
-    for rank in ranks:
-        assert rank[name].startswith(message)
-        assert rank["again"]["text"] == rank["chain"]["text"]  # and the next call works
+    for report in reports:
+        assert report[name].startswith(message)
+        assert report["again"]["text"] == report["chain"]["text"]  # and the next call works
 
 
 def left_over(folder: Path, scenario: str) -> tuple[dict[str, Any], int]:
-    """What the first of two ranks says when it loses the other, and how that one ended; no `torchrun`, which would end both."""
+    """What the first of two processes says when it loses the other, and how that one ended; no `torchrun`, which would end both."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     command = [sys.executable, "-m", PROGRAM, str(folder), scenario]
-    processes = [subprocess.Popen(command, env={**os.environ, **where, "RANK": str(rank)}) for rank in range(2)]
+    processes = [subprocess.Popen(command, env={**os.environ, **where, "RANK": str(number)}) for number in range(2)]
     try:
         ends = [process.wait(MOST_SECONDS) for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert ends[0] == 0
-    return json.loads((folder / "rank0.json").read_text()), ends[1]
+    return json.loads((folder / "process0.json").read_text()), ends[1]
 
 
-def test_a_rank_that_is_killed_stops_the_others_with_a_clear_error(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_stops_the_others_with_a_clear_error(tmp_path: Path) -> None:
     found, end = left_over(tmp_path, "killed")
 
     assert end == -9
@@ -200,7 +202,7 @@ def test_a_rank_that_is_killed_stops_the_others_with_a_clear_error(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_nobody_waits_longer_than_told_for_a_rank_that_stands_still(tmp_path: Path) -> None:
+def test_nobody_waits_longer_than_the_timeout_for_a_process_that_stands_still(tmp_path: Path) -> None:
     found, _ = left_over(tmp_path, "still")
 
     assert found["said"].startswith(
@@ -209,7 +211,7 @@ def test_nobody_waits_longer_than_told_for_a_rank_that_stands_still(tmp_path: Pa
     assert spread.SHORT <= found["seconds"] < 2 * spread.SHORT
 
 
-def test_one_process_alone_is_told_how_to_start_several() -> None:
+def test_one_process_alone_is_refused_with_how_to_start_several() -> None:
     target = make_model("llama")
     drafter = make_drafter(target, backend="distributed")
 

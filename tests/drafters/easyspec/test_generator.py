@@ -56,8 +56,8 @@ def twin_of(drafter: LayerParallelDrafter) -> NaiveLayerParallel:
     return NaiveLayerParallel(drafter.model, config.layer_groups, config.draft_vocab_size, **ablations)
 
 
-class Told:
-    """A generator and a twin that are told the same text."""
+class Twins:
+    """A generator and its naive twin, which read the same text."""
 
     def __init__(self, drafter: LayerParallelDrafter, target: Any, seed: int = 0) -> None:
         self.text, self.generator, self.twin = Text(seed), start(drafter, target, seed), twin_of(drafter)
@@ -72,15 +72,15 @@ class Told:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str, backend: str) -> None:
-    told = Told(make_drafter(target, kind, backend, **GROWN), target)
+    twins = Twins(make_drafter(target, kind, backend, **GROWN), target)
 
     for number, num_new in enumerate(ROUNDS if backend == "fused" else ROUNDS[:2]):
-        told.more(num_new)
+        twins.more(num_new)
         budget, limits = GROWN_BUDGETS[number]
-        draft = told.generator.propose(budget)
+        draft = twins.generator.propose(budget)
 
-        assert paths(draft) == told.twin.grown(*limits)
-        assert draft.token_ids[0, 0] == told.twin.text[-1]
+        assert paths(draft) == twins.twin.grown(*limits)
+        assert draft.token_ids[0, 0] == twins.twin.text[-1]
         assert draft.num_passes == limits[0]
 
 
@@ -90,44 +90,44 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str,
     [("qwen2", "sequential"), *(pytest.param(kind, "fused", marks=pytest.mark.families) for kind in ("phi", "llama"))],
 )
 def test_ablations_draft_what_they_say(target: Any, kind: str, backend: str, options: dict[str, bool]) -> None:
-    told = Told(make_drafter(target, kind, backend, **GROWN, **options), target)
-    plain = Told(make_drafter(target, kind, backend, **GROWN), target)
+    twins = Twins(make_drafter(target, kind, backend, **GROWN, **options), target)
+    plain = Twins(make_drafter(target, kind, backend, **GROWN), target)
     node_probs = []
 
     for num_new in ROUNDS[:3]:
-        for each in (told, plain):
+        for each in (twins, plain):
             each.more(num_new)
-        drafts = [each.generator.propose(replace(AMPLE, wants_node_probs=True)) for each in (told, plain)]
+        drafts = [each.generator.propose(replace(AMPLE, wants_node_probs=True)) for each in (twins, plain)]
         node_probs.append([draft.node_probs for draft in drafts])
-        assert paths(drafts[0]) == told.twin.grown(4, 2, 7)
+        assert paths(drafts[0]) == twins.twin.grown(4, 2, 7)
 
     assert not any(torch.allclose(ours, others) for ours, others in node_probs[1:])
-    assert told.generator.drafter.draft_settings != plain.generator.drafter.draft_settings
+    assert twins.generator.drafter.draft_settings != plain.generator.drafter.draft_settings
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
 def test_a_static_tree_is_that_of_reading_everything_anew(target: Any, kind: str) -> None:
     tree = random_tree(4, 8, seed=3)
-    told = Told(
+    twins = Twins(
         make_drafter(target, kind, draft_tree={"parents": tree[0], "ranks": tree[1]}, dynamic_tree=False), target
     )
 
     for num_new, budget in zip(ROUNDS, STATIC_BUDGETS, strict=False):
-        told.more(num_new)
-        draft, expected = told.generator.propose(budget), cut(tree, budget, 1)
+        twins.more(num_new)
+        draft, expected = twins.generator.propose(budget), cut(tree, budget, 1)
 
         assert draft.parents[0].tolist() == expected[0]
-        assert drafted(draft) == told.twin.static(*expected)
+        assert drafted(draft) == twins.twin.static(*expected)
 
 
 def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
     node_probs = []
 
     for groups in (GROUPS, [[number] for number in range(7)]):
-        told = Told(make_drafter(target, layer_groups=groups, **GROWN), target)
-        told.more(9)
+        twins = Twins(make_drafter(target, layer_groups=groups, **GROWN), target)
+        twins.more(9)
         budget = DraftBudget((100,), 512, is_chain=True, wants_node_probs=True)
-        node_probs.append(told.generator.propose(budget).node_probs)
+        node_probs.append(twins.generator.propose(budget).node_probs)
 
     torch.testing.assert_close(
         node_probs[0][:, :2], node_probs[1][:, :2]
@@ -137,12 +137,12 @@ def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
 
 def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[list[tuple[Tensor, Tensor]]]:
     """For each row and layer the keys and values `[heads, tokens, size]` of what the cache holds, in order."""
-    layers, places = generator.slots.cache.layers, generator.slots.positions
+    layers, positions = generator.slots.cache.layers, generator.slots.positions
     split: list[tuple[Tensor, Tensor]] = []
     for number, group in enumerate(groups if backend == "fused" else [[layer] for layer in range(7)]):
         split += zip(layers[number].keys.chunk(len(group), 1), layers[number].values.chunk(len(group), 1), strict=True)
     found = []
-    for row, held in enumerate(places):
+    for row, held in enumerate(positions):
         slots = (held != HOLE).nonzero().flatten()
         slots = slots[held[slots].argsort()]
         found.append([(keys[row][:, slots], values[row][:, slots]) for keys, values in split])
@@ -187,12 +187,12 @@ def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_the_root
     found = []
 
     for pieces in ([6, 1, 3], [10]):
-        told = Told(make_drafter(target, **GROWN), target)
+        twins = Twins(make_drafter(target, **GROWN), target)
         for num_new in pieces:
-            told.more(num_new)
-        found.append(paths(told.generator.propose(AMPLE)))
-    told.more(1)
-    draft = told.generator.propose(DraftBudget((0,), 512))
+            twins.more(num_new)
+        found.append(paths(twins.generator.propose(AMPLE)))
+    twins.more(1)
+    draft = twins.generator.propose(DraftBudget((0,), 512))
 
     assert found[0] == found[1]
     assert paths(draft) == [()]
@@ -200,10 +200,10 @@ def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_the_root
 
 
 def test_drafting_leaves_the_global_random_state_alone(target: Any) -> None:
-    told, before = Told(make_drafter(target, **GROWN), target), torch.get_rng_state()
+    twins, before = Twins(make_drafter(target, **GROWN), target), torch.get_rng_state()
 
-    told.more(7)
-    told.generator.propose(DraftBudget((100,), 512, temperature=0.7))
+    twins.more(7)
+    twins.generator.propose(DraftBudget((100,), 512, temperature=0.7))
 
     assert before.equal(torch.get_rng_state())
 
@@ -213,9 +213,9 @@ TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3])
 
 def drawn(target: Any, kind: str, backend: str, seed: int = 0, **options: Any) -> tuple[Draft, NaiveLayerParallel]:
     """A drawn draft, from a drafter whose tree would grow, and a twin that has read the same."""
-    told = Told(make_drafter(target, kind, backend, draft_tree=TREE.to_json(), **GROWN, **options), target, seed)
-    told.more(5)
-    return told.generator.propose(DraftBudget((20,), 64, temperature=0.7)), told.twin
+    twins = Twins(make_drafter(target, kind, backend, draft_tree=TREE.to_json(), **GROWN, **options), target, seed)
+    twins.more(5)
+    return twins.generator.propose(DraftBudget((20,), 64, temperature=0.7)), twins.twin
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -240,14 +240,14 @@ def test_a_drawn_draft_says_the_rough_distributions_that_it_was_drawn_from(
 def test_children_take_the_noise_that_the_text_will_be_drawn_with(target: Any, is_dynamic: bool) -> None:
     noises = torch.empty(10, VOCAB_SIZE).exponential_(generator=torch.Generator().manual_seed(4))
     drafter = make_drafter(target, draft_tree=TREE.to_json(), dynamic_tree=is_dynamic, draft_vocab_size=90, **GROWN)
-    told = Told(drafter, target)
-    told.more(5)
+    twins = Twins(drafter, target)
+    twins.more(5)
 
     def ratios(path: tuple[int, ...]) -> Tensor:
-        found = told.twin.probs(path, temperature=0.7) / noises[len(path) + 1, :90]
+        found = twins.twin.probs(path, temperature=0.7) / noises[len(path) + 1, :90]
         return found / found.sum()
 
-    draft = told.generator.propose(DraftBudget((20,), 64, temperature=0.7, noise=lambda row, depth: noises[depth]))
+    draft = twins.generator.propose(DraftBudget((20,), 64, temperature=0.7, noise=lambda row, depth: noises[depth]))
 
     assert draft.draft_probs is None
     if is_dynamic:
@@ -266,16 +266,16 @@ def test_only_shared_tokens_are_drafted_and_others_are_read(target: Any, own_siz
     config = LayerParallelConfig(draft_config=model.config, attn_implementation="sdpa", **sizes)
     drafter = LayerParallelDrafter(config, model)
     drafter.generation_config = SpeculationConfig(draft_tree=None, dynamic_tree=True, **GROWN)
-    told = Told(drafter, target)
+    twins = Twins(drafter, target)
 
     for num_new in (9, 2):  # tokens up to 96, some of which a model of 60 lacks
-        told.more(num_new)
-        draft = told.generator.propose(AMPLE)
+        twins.more(num_new)
+        draft = twins.generator.propose(AMPLE)
 
-        assert paths(draft) == told.twin.grown(4, 2, 7)
+        assert paths(draft) == twins.twin.grown(4, 2, 7)
         assert draft.token_ids[0, 1:].max() < num_shared
-    told.more(1)
-    draft = told.generator.propose(DraftBudget((20,), 64, temperature=0.7))
+    twins.more(1)
+    draft = twins.generator.propose(DraftBudget((20,), 64, temperature=0.7))
     assert draft.draft_probs.shape[-1] == VOCAB_SIZE
     assert draft.draft_probs[..., num_shared:].eq(0).all()
     torch.testing.assert_close(draft.draft_probs.sum(-1), torch.ones(draft.draft_probs.shape[:2]))
@@ -285,17 +285,17 @@ def test_beyond_the_draft_models_context_nothing_is_drafted_until_old_text_is_fo
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.pairs.MOST_WAITING", 6)
-    told = Told(make_drafter(target, changes={"max_position_embeddings": 12}, **GROWN), target)
+    twins = Twins(make_drafter(target, changes={"max_position_embeddings": 12}, **GROWN), target)
 
-    told.more(8)  # 9 tokens, so that there is room for 3
-    assert paths(told.generator.propose(AMPLE)) == told.twin.grown(3, 2, 7)
-    told.more(3)  # 12
-    assert paths(told.generator.propose(AMPLE)) == [()]
-    told.more(5)
-    assert told.generator.propose(AMPLE) is None
-    told.more(2)  # 7 wait, which is more than may
-    draft = told.generator.propose(AMPLE)
+    twins.more(8)  # 9 tokens, so that there is room for 3
+    assert paths(twins.generator.propose(AMPLE)) == twins.twin.grown(3, 2, 7)
+    twins.more(3)  # 12
+    assert paths(twins.generator.propose(AMPLE)) == [()]
+    twins.more(5)
+    assert twins.generator.propose(AMPLE) is None
+    twins.more(2)  # 7 wait, which is more than may
+    draft = twins.generator.propose(AMPLE)
 
-    told.twin.text = told.twin.text[-6:]
-    told.twin.commit([])
-    assert paths(draft) == told.twin.grown(4, 2, 7)
+    twins.twin.text = twins.twin.text[-6:]
+    twins.twin.commit([])
+    assert paths(draft) == twins.twin.grown(4, 2, 7)

@@ -52,9 +52,9 @@ def test_rough_reading_is_that_of_the_twin(target: Any, kind: str) -> None:
 
     found = drafter(ids)
 
-    for place in (1, 9):
-        expected = twin.logits(tuple(ids[0, :place].tolist()))
-        torch.testing.assert_close(found[0, place - 1].double(), expected, atol=1e-4, rtol=1e-4)
+    for length in (1, 9):
+        expected = twin.logits(tuple(ids[0, :length].tolist()))
+        torch.testing.assert_close(found[0, length - 1].double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def states_of(drafter: LayerParallelDrafter, backend: str) -> list[Tensor]:
@@ -63,19 +63,21 @@ def states_of(drafter: LayerParallelDrafter, backend: str) -> list[Tensor]:
     computes, cache, found = drafter.backend(), DynamicCache(), []
     ids = torch.cat([make_prompt(12), make_prompt(12, seed=1)])
     ancestors = DraftTree.from_lists([-1, 0, 0, 1]).ancestor_mask.expand(2, -1, -1)
-    depths, place = torch.tensor([0, 1, 1, 2]), torch.arange(12)
-    allowed = (place <= place[:8, None]).expand(2, -1, -1)[..., :8]
+    depths, positions = torch.tensor([0, 1, 1, 2]), torch.arange(12)
+    allowed = (positions <= positions[:8, None]).expand(2, -1, -1)[..., :8]
     found.append(
-        drafter.read(ids[:, :8], allowed, place[:8].expand(2, -1), place[:8].expand(2, -1), cache, computes, True)
+        drafter.read(
+            ids[:, :8], allowed, positions[:8].expand(2, -1), positions[:8].expand(2, -1), cache, computes, True
+        )
     )
-    places = torch.cat([place[:8], 8 + depths]).expand(2, -1)
+    slot_positions = torch.cat([positions[:8], 8 + depths]).expand(2, -1)
     allowed = torch.cat([torch.ones(2, 4, 8, dtype=torch.bool), ancestors], dim=-1)
-    found.append(drafter.read(ids[:, 8:], allowed, places[:, 8:], places, cache, computes, False))
-    allowed, places = (
+    found.append(drafter.read(ids[:, 8:], allowed, slot_positions[:, 8:], slot_positions, cache, computes, False))
+    allowed, slot_positions = (
         torch.cat([allowed[:, -1:], torch.ones(2, 1, 1, dtype=torch.bool)], -1),
-        torch.cat([places, torch.full((2, 1), 11)], dim=-1),
+        torch.cat([slot_positions, torch.full((2, 1), 11)], dim=-1),
     )
-    found.append(drafter.read(ids[:, :1], allowed, places[:, -1:], places, cache, computes, False))
+    found.append(drafter.read(ids[:, :1], allowed, slot_positions[:, -1:], slot_positions, cache, computes, False))
     return found
 
 

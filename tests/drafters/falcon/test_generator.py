@@ -46,7 +46,7 @@ def start(drafter: FalconSpecDrafter, target: Target) -> Any:
     return drafter.candidate_generator(target, 1000, torch.Generator().manual_seed(0))
 
 
-def tell(committed: Committed, generator: Any, twin: NaiveFalcon | None = None) -> None:
+def commit(committed: Committed, generator: Any, twin: NaiveFalcon | None = None) -> None:
     generator.commit(committed)
     if twin is not None:
         (length,), (num_new,) = committed.lengths, committed.num_new
@@ -80,7 +80,7 @@ ROUNDS = (1, 2, 3, 5, 1, 1, 2, 7, 4, 1)  # new pairs before each proposal
 
 KINDS: dict[str, dict[str, Any]] = {
     "of the paper": {"block_position_embedding": False},
-    "with places": {},
+    "with positions": {},
     "of tokens": {"recurrence": "token"},
     "with shortcut": {"shortcut": True},
     "with a transition": {"transition_rank": 5},
@@ -99,7 +99,7 @@ def test_the_draft_is_that_of_reading_everything_anew(
     text, generator, twin = Text(seed=num_layers), start(drafter, target), NaiveFalcon(drafter, target)
 
     for number, num_new in enumerate(ROUNDS):
-        tell(text.more(num_new), generator, twin)
+        commit(text.more(num_new), generator, twin)
         budget = BUDGETS[number % len(BUDGETS)]
         draft, expected = generator.propose(budget), twin.propose(*cut(tree, budget, block_size))
 
@@ -120,7 +120,7 @@ GROWN_BUDGETS = (  # and what is left of depth 5, top 4 and 12 nodes under each,
 )
 
 
-@pytest.mark.parametrize("kind", ["with places", "of tokens", "with a transition"])
+@pytest.mark.parametrize("kind", ["with positions", "of tokens", "with a transition"])
 @pytest.mark.parametrize("num_layers", [pytest.param(1, marks=pytest.mark.families), 2])
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 def test_a_grown_tree_is_that_of_reading_everything_anew(
@@ -131,7 +131,7 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(
     text, generator, twin = Text(seed=num_layers), start(drafter, target), NaiveFalcon(drafter, target)
 
     for number, num_new in enumerate(ROUNDS):
-        tell(text.more(num_new), generator, twin)
+        commit(text.more(num_new), generator, twin)
         budget, limits = GROWN_BUDGETS[number % len(GROWN_BUDGETS)]
         draft, expected = generator.propose(budget), twin.grown(*limits(block_size))
 
@@ -258,10 +258,10 @@ def test_fewer_rows_than_a_block_draft_nothing_and_are_not_lost(target: Target, 
     chain = (list(range(-1, block_size)), [-1] + [0] * block_size)
 
     for _ in range(block_size - 1):
-        tell(text.more(1), generator, twin)
+        commit(text.more(1), generator, twin)
         assert generator.propose(AMPLE) is None
         twin.propose(*chain)
-    tell(text.more(1), generator, twin)
+    commit(text.more(1), generator, twin)
 
     assert drafted(generator.propose(AMPLE)) == twin.propose(*chain)
 

@@ -93,7 +93,7 @@ def test_a_row_is_told_its_place_in_the_block_but_its_keys_and_values_are_not(ne
         caches.append(DynamicCache())
         outputs.append(drafter.attend(rows, everything, positions, (positions - phase) % 3, caches[-1]))
 
-    assert (outputs[0] - outputs[1]).abs().amax(-1).min() > 1e-6  # every row has another place
+    assert (outputs[0] - outputs[1]).abs().amax(-1).min() > 1e-6  # every row has another position
     assert torch.equal(caches[0].layers[0].keys, caches[1].layers[0].keys)
     assert torch.equal(caches[0].layers[0].values, caches[1].layers[0].values)
 
@@ -102,14 +102,14 @@ def test_without_the_embedding_of_places_a_drafter_is_one_whose_places_are_alike
     drafter, without = small_drafter(block_size=2), small_drafter(block_size=2, block_position_embedding=False)
     rows = (random_rows(seed=1), random_rows(seed=2), torch.tensor([1]))
     state = drafter.state_dict()
-    places = state.pop("layers.0.self_attn.block_position.weight")
+    block_positions = state.pop("layers.0.self_attn.block_position.weight")
 
     without.load_state_dict(state)
 
     assert not torch.allclose(drafter(*rows), without(*rows))
     with torch.no_grad():
         drafter.layers[0].self_attn.block_position.weight.zero_()
-    assert places.shape == (2, WIDTH)
+    assert block_positions.shape == (2, WIDTH)
     assert torch.equal(drafter(*rows), without(*rows))
 
 
@@ -449,14 +449,14 @@ def test_each_row_is_given_its_places_map_of_the_newest_row_of_its_block(block_s
     drafter = small_drafter(block_size=block_size, newest_row=True)
     attention, states = drafter.layers[0].self_attn, random_rows(2)
     phases = torch.tensor([0, 1])
-    places = (torch.arange(LENGTH) - phases[:, None]) % block_size
+    block_positions = (torch.arange(LENGTH) - phases[:, None]) % block_size
 
-    found = attention._newest(states, places)
+    found = attention._newest(states, block_positions)
 
     for text in range(2):
         for row in range(LENGTH):
-            last = min(row + block_size - 1 - int(places[text, row]), LENGTH - 1)
-            weight = attention.newest.weight.unflatten(0, (block_size, -1))[places[text, row]]
+            last = min(row + block_size - 1 - int(block_positions[text, row]), LENGTH - 1)
+            weight = attention.newest.weight.unflatten(0, (block_size, -1))[block_positions[text, row]]
             torch.testing.assert_close(found[text, row], weight @ states[text, last])
 
 
@@ -464,18 +464,18 @@ def test_each_row_is_given_its_places_map_of_the_newest_row_of_its_block(block_s
 def test_queries_know_what_the_row_is_told_of_the_newest_row() -> None:
     drafter = small_drafter(block_size=2, newest_row=True)
     attention, states = drafter.layers[0].self_attn, random_rows()
-    places, rotary = torch.arange(LENGTH)[None] % 2, drafter.rotary_emb(states, torch.arange(LENGTH)[None])
-    told = attention.block_position(places) + attention._newest(states, places)
-    rows = ((states + told) @ attention.q_proj.weight.T, states @ attention.k_proj.weight.T)
+    block_positions, rotary = torch.arange(LENGTH)[None] % 2, drafter.rotary_emb(states, torch.arange(LENGTH)[None])
+    added = attention.block_position(block_positions) + attention._newest(states, block_positions)
+    rows = ((states + added) @ attention.q_proj.weight.T, states @ attention.k_proj.weight.T)
     by_head = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in rows)
 
-    found, _ = attention(states, position_embeddings=rotary, attention_mask=None, block_positions=places)
+    found, _ = attention(states, position_embeddings=rotary, attention_mask=None, block_positions=block_positions)
 
     query, key = apply_rotary_pos_emb(*by_head, *rotary)
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     weights = (query @ key.mT * attention.head_dim**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
     read = weights @ (states @ attention.v_proj.weight.T).unflatten(-1, (2, -1)).transpose(1, 2)
-    torch.testing.assert_close(found, read.transpose(1, 2).flatten(2) @ attention.o_proj.weight.T + told)
+    torch.testing.assert_close(found, read.transpose(1, 2).flatten(2) @ attention.o_proj.weight.T + added)
 
 
 def test_a_shortcut_carries_rows_past_the_recurrence() -> None:

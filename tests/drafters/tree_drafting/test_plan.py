@@ -18,7 +18,7 @@ def level_tree(levels: list[tuple[int, int]]) -> DraftTree:
     """For each depth so many nodes, spread evenly over the first so many nodes of the depth above."""
     parents, above = [-1], [0]
     for num_nodes, num_parents in levels:
-        chosen = sorted(above[place % num_parents] for place in range(num_nodes))
+        chosen = sorted(above[index % num_parents] for index in range(num_nodes))
         above = list(range(len(parents), len(parents) + num_nodes))
         parents += chosen
     return DraftTree.from_lists(parents)

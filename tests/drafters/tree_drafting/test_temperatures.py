@@ -20,9 +20,9 @@ TREES = {"dynamic_tree": True, "tree_depth": 4, "num_tree_nodes": 10}
 
 
 def place_temperature(depth: int, temperature: float) -> float:
-    """Of the place at `depth`, 1 below the root: the naive twin of what the package looks up for blocks of two."""
-    place = depth - 1 if depth <= 4 else 2 + (depth - 1) % 2
-    return math.sqrt(STORED["greedy"][place] ** 2 + (temperature * STORED["sampled"][place]) ** 2)
+    """Of the block offset at `depth`, 1 below the root: the naive twin of what the package looks up for blocks of two."""
+    offset = depth - 1 if depth <= 4 else 2 + (depth - 1) % 2
+    return math.sqrt(STORED["greedy"][offset] ** 2 + (temperature * STORED["sampled"][offset]) ** 2)
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +53,15 @@ def test_chances_are_the_softmax_of_the_scores_at_the_temperature_of_the_place(
 
     heat = temperature or 0.0
     for block in range(3):
-        for place in range(2):
-            at = depth + place + 1
-            own = logits[0, block, place]
+        for offset in range(2):
+            at = depth + offset + 1
+            own = logits[0, block, offset]
             spread = (temperature or 1.0) if stored is None else place_temperature(at, heat)
             weights = [
                 math.exp((float(x) - heat * math.log(float(e))) / spread) for x, e in zip(own, noises[at], strict=True)
             ]
             expected = torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.double)
-            torch.testing.assert_close(node_probs[0, block, place], expected)
+            torch.testing.assert_close(node_probs[0, block, offset], expected)
 
 
 @pytest.mark.parametrize("mode", [{}, runs.SAMPLING])
