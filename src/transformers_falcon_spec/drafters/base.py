@@ -251,12 +251,5 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 class TextDrafter(DrafterModel):
     """Base of the drafters that read no hidden state of the target."""
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """No hidden states: text alone is read."""
-        return ()
-
-    @property
-    def feature_size(self) -> int:
-        """0, for nothing of the target is read."""
-        return 0
+    feature_layers = ()
+    feature_size = 0

@@ -90,21 +90,7 @@ class TargetFingerprint:
 
     @classmethod
     def of_target(cls, target: PreTrainedModel, tokenizer: Any = None) -> "TargetFingerprint":
-        """The fingerprint of a target as it is; cheap for any size, for a few thousand values are read.
-
-        Example:
-
-        ```python
-        >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-        >>> found = TargetFingerprint.of_target(LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)))
-        >>> found.dtype, sorted(found.weights)
-        ('float32', ['embeddings', 'head', 'layers'])
-        >>> TargetFingerprint.from_json(found.to_json()) == found
-        True
-
-        ```
-        """
+        """The fingerprint of a target as it is; cheap for any size, for a few thousand values are read."""
         text, (weights, skipped) = target.config.get_text_config(decoder=True), _read_weights(target)
         special = {name: getattr(text, name, None) for name in KEY_IDS}
         return cls(

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...errors import OptionError
-from ...generation.distributed import Processes, named_options
-from ...provenance import weights_fingerprint
+from ...generation.distributed import Processes
 from .backends import SequentialBackend
 from .families import Inputs, LayeredModel
 
@@ -28,12 +26,6 @@ class DistributedBackend(SequentialBackend):
                 f"model of {num_layers} layers. Start fewer processes, or set "
                 '`drafter.config.backend = "fused"` on all of them.'
             )
-
-    def checked(self, drafter: PreTrainedModel) -> Processes:
-        """The processes, if all of them have this drafter, with the same weights and options."""
-        options = {**named_options(drafter.config), **named_options(drafter.generation_config)}
-        self.processes.check_same({"drafter weights": weights_fingerprint(drafter), **options})
-        return self.processes
 
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
         """The attention of a group's layers, each computed by one process."""

@@ -13,8 +13,9 @@ from typing_extensions import Self
 
 from ...core.masks import additive
 from ...errors import OptionError
-from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup
+from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, named_options
 from ...generation.model_parts import apply_head
+from ...provenance import weights_fingerprint
 from ..tree_drafting.grown import GrowingDrafter
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .backends import FusedBackend, SequentialBackend, weights_state
@@ -195,7 +196,9 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
             return SINGLE_PROCESS
         backend = self.backend()
         assert isinstance(backend, DistributedBackend)  # as its name says
-        return backend.checked(self)
+        options = {**named_options(self.config), **named_options(self.generation_config)}
+        backend.processes.check_same({"drafter weights": weights_fingerprint(self), **options})
+        return backend.processes
 
     @property
     def draft_settings(self) -> dict[str, Any]:

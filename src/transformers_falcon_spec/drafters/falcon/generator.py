@@ -61,7 +61,10 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return self.draft(depths, budget, features)
 
     def _read_pending(self) -> Tensor:
-        """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block."""
+        """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block.
+
+        Blocks end at the newest pair of each row.
+        """
         ids, features, num_new = self.take_pending()
         fused, self._state = self.drafter.recur(self._rows(ids, features), self._state, num_new)
         self._tails = self._tails or [fused.new_empty(0)] * len(num_new)
@@ -72,18 +75,15 @@ class FalconCandidateGenerator(GrownTreeGenerator):
             rows.append(known[len(known) - num_rerun[row] - num :])
             self._tails[row] = known[max(len(known) - self.block_size + 1, 0) :]
         self.slots.forget(num_rerun)
-        outputs = self._attend_newest(pad_sequence(rows, True, padding_side="left"), list(map(len, rows)))
-        missing = self.block_size - outputs.shape[1]
-        outputs = torch.cat([outputs.new_zeros(len(outputs), max(missing, 0), outputs.shape[2]), outputs], dim=1)
-        return outputs[:, None, -self.block_size :]
-
-    def _attend_newest(self, rows: Tensor, num_tokens: list[int]) -> Tensor:
-        """The attention blocks over each text's newest rows, right-aligned; blocks end at the newest row."""
+        num_tokens = list(map(len, rows))
         positions = self.assign_slots(num_tokens)
         ends = block_ends(positions, self.block_size, torch.tensor(self.num_read, device=positions.device))
         mask = block_causal_mask(ends, self.slots.positions) & (self.slots.positions != HOLE)[:, None]
-        block_positions = self.block_size - 1 - (ends - positions)
-        return self.drafter.attend(rows, mask, positions.clamp(min=0), block_positions, self.slots.cache)
+        block_positions, padded = self.block_size - 1 - (ends - positions), pad_sequence(rows, True, 0.0, "left")
+        outputs = self.drafter.attend(padded, mask, positions.clamp(min=0), block_positions, self.slots.cache)
+        missing = self.block_size - outputs.shape[1]
+        outputs = torch.cat([outputs.new_zeros(len(outputs), max(missing, 0), outputs.shape[2]), outputs], dim=1)
+        return outputs[:, None, -self.block_size :]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """Features `[rows, blocks, k, hidden]` of all blocks of a pass; keeps the LSTM's state after each block."""

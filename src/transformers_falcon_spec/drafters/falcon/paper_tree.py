@@ -22,15 +22,6 @@ def paper_tree(block_size: int = 2) -> DraftTree:
 
     The paper draws none for blocks of 3 and 4 tokens, but says that they reach depths of 6 and 8: for blocks of more
     than two tokens this is figure 6 as deep as whole blocks reach.
-
-    Example:
-
-    ```python
-    >>> depths = paper_tree().depths[0].tolist()
-    >>> [depths.count(depth) for depth in range(1, 9)]
-    [20, 19, 19, 15, 16, 10, 10, 9]
-
-    ```
     """
     depth = PAPER_DEPTH // block_size * block_size or PAPER_DEPTH
     paths = sorted((path for path in _paths() if len(path) <= depth), key=lambda path: (sum(path) + len(path), path))

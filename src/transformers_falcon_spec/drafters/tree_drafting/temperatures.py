@@ -42,14 +42,6 @@ def confidence_temperature(greedy: float, sampled: float, temperature: float | N
     Scores are logits, less the temperature of the draws times the log of their noise. The target's scores spread about
     them: by `greedy` when it takes the best, and the more the hotter it draws, for hotter text is harder to foresee.
     The two add up as independent errors do; `docs/calibration.md` shows how well that fits.
-
-    Example:
-
-    ```python
-    >>> confidence_temperature(0.6, 0.8, None), confidence_temperature(0.6, 0.8, 1.0)
-    (0.6, 1.0)
-
-    ```
     """
     return greedy if temperature is None else math.hypot(greedy, temperature * sampled)
 
