@@ -25,7 +25,7 @@ from benchmarks.running import beside, by_method, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
-from transformers_falcon_spec.drafters.easyspec.groups import build_groups
+from transformers_falcon_spec.drafters.easyspec.configuration_easyspec import build_groups
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts

@@ -95,9 +95,8 @@ class DrafterModel(LoopOnly, PreTrainedModel):
             raise OptionError(
                 f"A `{type(self).__name__}` grows no trees, so `dynamic_tree` must be None or False, but it is True."
             )
-        return (
-            self.grows_trees and options.draft_tree is None if options.dynamic_tree is None else options.dynamic_tree
-        )
+        by_default = self.grows_trees and options.draft_tree is None
+        return by_default if options.dynamic_tree is None else options.dynamic_tree
 
     @property
     def tree_depth(self) -> int:

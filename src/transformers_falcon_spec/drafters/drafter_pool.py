@@ -25,9 +25,8 @@ COMMON = ("verifier", "tune", "deterministic")
 class DrafterPool(LoopOnly, nn.Module):
     """Drafters of any kinds as one assistant. Under the walk the text does not depend on who drafts.
 
-    Each one keeps its own trees. Verifier and tuning are set once for all: the pool's
-    `generation_config` begins with the `verifier`, `tune` and `deterministic` that the drafters have in common. Where
-    nothing may be tuned the first one drafts alone.
+    Each one keeps its own trees. The pool's `generation_config` begins with the `verifier`, `tune` and `deterministic`
+    that the drafters have in common. Where nothing may be tuned the first one drafts alone.
 
     Args:
         drafters (`Sequence[DrafterModel]`): At least one, each maybe inside a `PeftModel`; all of them for the same
@@ -112,8 +111,8 @@ class DrafterPool(LoopOnly, nn.Module):
             )
         if verifier_named(options.verifier).needs_draft_probs and not options.deterministic:
             raise OptionError(
-                f'A `DrafterPool` asks a drafter by the clock, so with `verifier="{options.verifier}"`, which judges '
-                "what was drawn, `deterministic` must be True, but it is False."
+                f'A `DrafterPool` asks a drafter by the clock, so with `verifier="{options.verifier}"`, which '
+                "compares draws with probabilities, `deterministic` must be True, but it is False."
             )
         for drafter in self.members:
             drafter.check_target(model)

@@ -1,7 +1,6 @@
 """How a target at hand differs from the one that a drafter was made for, and what that costs.
 
-A target whose ids are other tokens is refused. Other differences are logged once: the text is the target's own in any
-case.
+A target whose ids are other tokens is refused. Other differences are logged once, for the text is the target's own.
 """
 
 import logging

@@ -171,8 +171,7 @@ def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tu
 def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
     """A state that changes when a weight is replaced or written to.
 
-    In `inference_mode` nobody counts writes, nor those to `weight.data`, by which PEFT merges; a value of each weight
-    shows most of these.
+    Writes in `inference_mode` and to `weight.data`, as by PEFT, are not counted; a value of each weight shows most.
     """
     weights = list(model.parameters())
     values = torch.stack([weight.detach().flatten()[weight.numel() // 2].float() for weight in weights]).tolist()

@@ -1,8 +1,7 @@
 """Drafting with EasySpec: one exact pass over new text, then a tree, one depth a pass, with layers in groups.
 
-The exact pass is the first of every step, which has to read the newest token anyway, and the paper's calibration: it
-also reads what was kept of the draft, whose rough keys and values are dropped with all others when the draft is
-complete (section 4.3).
+The exact pass also reads what was kept of the last draft, whose rough keys and values are dropped: the paper's
+calibration (arXiv 2502.02493, section 4.3).
 """
 
 from dataclasses import replace

@@ -19,11 +19,10 @@ from ...provenance import weights_fingerprint
 from ..tree_drafting.grown import GrowingDrafter
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .backends import FusedBackend, SequentialBackend, weights_state
-from .configuration_easyspec import LayerParallelConfig
+from .configuration_easyspec import LayerParallelConfig, build_groups
 from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
 from .generator import LayerParallelCandidateGenerator
-from .groups import build_groups
 
 
 class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):

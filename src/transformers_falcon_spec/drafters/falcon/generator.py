@@ -1,7 +1,7 @@
 """Drafting with Falcon: reads committed pairs, then grows a tree or drafts a static one, block by block.
 
-State between steps follows `docs/how_it_works.md`: keys and values of committed rows, the LSTM's state after the last
-of them and its outputs for the last k - 1. All draft state is dropped after every proposal.
+Between steps it keeps keys and values of committed rows, the LSTM's state after the last of them and its outputs for
+the last k - 1 (`docs/how_it_works.md`).
 """
 
 from typing import TYPE_CHECKING

@@ -31,9 +31,7 @@ class PairConfig(LlamaConfig):
             depth what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes
             take those of the last block. None trusts the drafter as it is.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
-        target_fingerprint (`dict`, *optional*):
-            What that target was; see [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes
-            alone.
+        target_fingerprint (`dict`, *optional*): What that target was, so that others are noticed; None checks sizes.
     """
 
     attribute_map = OLD_NAMES

@@ -1,8 +1,8 @@
 """Drafting trees that grow: in every pass the likeliest blocks are fed, and of all nodes the likeliest are kept.
 
-A walk follows the target's own tokens, so any tree will do for it. Where a rule judges what was drawn, the tree is a
-static one: such rules hold for shapes that were settled before the draws, and choosing nodes by what was drawn would
-bias the text. Source: arXiv 2406.16858, section 4, there with blocks of one token.
+Token matching follows the target's own tokens, so any tree will do for it. Where drawn tokens are compared with their
+probabilities the tree is static, for choosing nodes by what was drawn would bias the text. Source: arXiv 2406.16858,
+section 4, there with blocks of one token.
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,8 @@ class GrownTreeGenerator(StaticTreeGenerator):
 
     def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """A tree within the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
-        is_judged = budget.temperature is not None and budget.noise is None
-        if self.drafter.is_tree_dynamic and budget.allows_grown_trees and not is_judged:
+        gives_probs = budget.temperature is not None and budget.noise is None
+        if self.drafter.is_tree_dynamic and budget.allows_grown_trees and not gives_probs:
             return self._grow(depths, budget, features)
         return self.draft_static(self.tree, depths, budget, features)
 

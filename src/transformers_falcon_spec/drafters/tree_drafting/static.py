@@ -33,11 +33,7 @@ class StaticTreeGenerator(PairGenerator):
         """
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """Logits `[rows, nodes, tokens]` after nodes at one offset, where that depends on their tokens.
-
-        `logits` `[rows, blocks, tokens]` are those of each block at the offset, `features` what they come from;
-        `blocks` `[rows, nodes]` names the block of each node.
-        """
+        """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `features` of their `blocks` at one offset."""
         raise NotImplementedError
 
     def draft_logits(self, features: Tensor) -> Tensor:
