@@ -9,12 +9,21 @@ Example:
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
+from huggingface_hub import HfApi, ModelInfo
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    HFValidationError,
+    HTTPError,  # that of `httpx` or `httpx2`
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.table import Table
 
-from ..hub.find import PublishedDrafter, find_drafters
+from ..drafters.registry import METHODS
+from ..errors import HubError, OptionError
 from .options import option
 
 
@@ -27,24 +36,72 @@ class FindCommand:
 
 
 def run(command: FindCommand) -> None:
-    """Search the Hub, and print the drafters."""
-    found = find_drafters(command.target)
+    """Search the Hub, and print the drafters, the most downloaded first."""
+    found = sorted(_drafters(command.target), key=lambda row: (-row["downloads"], row["repo_id"]))
     if command.json:
-        print(json.dumps([asdict(drafter) for drafter in found], indent=1))
+        print(json.dumps(found, indent=1))
         return
     if not found:
         print(f"No drafter on the Hub names `{command.target}` as its base model. Train one: `falcon-spec train`.")
         return
     table = Table("drafter", "method", "downloads", "acceptance length")
-    for drafter in found:
-        table.add_row(drafter.repo_id, drafter.method, str(drafter.downloads), _lengths(drafter))
+    for row in found:
+        table.add_row(row["repo_id"], row["method"], str(row["downloads"]), _lengths(row["acceptance"]))
     Console().print(table)
 
 
-def _lengths(drafter: PublishedDrafter) -> str:
+def _drafters(target: str) -> list[dict[str, Any]]:
+    """List the drafters of this package whose card names `target` as their base model."""
+    try:
+        validate_repo_id(target)
+    except HFValidationError as error:
+        raise OptionError(
+            f"`target` must be a name on the Hub, such as `Qwen/Qwen3-0.6B`, but it is {target!r}: {error}"
+        ) from error
+    api = HfApi()
+    try:
+        models = list(api.list_models(filter=f"base_model:{target}", cardData=True, fetch_config=True))
+    except OfflineModeIsEnabled as error:
+        raise HubError(
+            "Finding drafters needs the Hub, but `HF_HUB_OFFLINE` is set. Unset it for this command: "
+            "`HF_HUB_OFFLINE=0`."
+        ) from error
+    except HTTPError as error:
+        raise HubError(
+            f"Finding drafters needs the Hub at {api.endpoint}, but it does not answer as it should: "
+            f"{type(error).__name__}: {error}. Look at the network and at `HF_ENDPOINT`; drafters that are on this "
+            "machine work without it."
+        ) from error
+    found = []
+    for model in models:  # fine-tuned and quantised targets name their base model, too
+        kinds = {(model.config or {}).get("model_type"), *(model.tags or ())}
+        method = next((method for method in METHODS.values() if method.model_type in kinds), None)
+        if method is not None:
+            facts = {"repo_id": model.id, "method": method.title, "downloads": model.downloads or 0}
+            found.append({**facts, "acceptance": _acceptance(model)})
+    return found
+
+
+def _acceptance(model: ModelInfo) -> dict[str, list[float]]:
+    """Return the acceptance lengths in a card's `model-index` by its name of the decoding, or `""` if it has none.
+
+    Cards may be written by hand, so anything but a number is skipped. Cards of this package name metrics as in
+    "acceptance length, greedy".
+    """
+    results: Any = getattr(model.card_data, "eval_results", None) or []
+    found: dict[str, list[float]] = {}
+    for result in results:
+        metric, value = f"{result.metric_type} {result.metric_name}".lower().replace("_", " "), result.metric_value
+        if "acceptance length" in metric and isinstance(value, int | float) and not isinstance(value, bool):
+            decoding = (result.metric_name or "").partition(",")[2].strip()
+            found.setdefault(decoding, []).append(float(value))
+    return found
+
+
+def _lengths(acceptance: dict[str, list[float]]) -> str:
     """Format the acceptance lengths, one line for each decoding, for those of sampling and greedy text differ."""
     lines = []
-    for decoding, lengths in drafter.acceptance.items():
+    for decoding, lengths in acceptance.items():
         ends = dict.fromkeys((f"{min(lengths):.2f}", f"{max(lengths):.2f}"))
         lines.append(f"{' to '.join(ends)}, {decoding or 'decoding not said'}")
     return "\n".join(lines) or "-"

@@ -72,11 +72,7 @@ def refuse_by_keys(keys: Collection[str]) -> None:
 
 
 def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
-    """Detect the format of a checkpoint.
-
-    Args:
-        config (`dict`): Its `config.json`.
-        keys (`Collection[str]`): Names of its weights.
+    """Detect the format of a checkpoint from its `config.json` and the names of its weights.
 
     Raises:
         [`CheckpointError`]: a known format that is not converted, with the reason; an unknown one, with what was seen.

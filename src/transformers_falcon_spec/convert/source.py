@@ -122,8 +122,24 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a `.safetensors`, `.bin` or `.pt` file to the CPU."""
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    """Read all tensors of a `.safetensors`, `.bin` or `.pt` file; a pickle that needs code to be run is refused."""
+    try:
+        is_safe = path.suffix == ".safetensors"
+        content: Any = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("WeightsUnpickler error:")[2] or str(error)
+        raise CheckpointError(
+            f"`{path}` must be a pickle of plain tensors, but reading it would run code, or it is damaged: "
+            f"{' '.join(reason.split())[:200]} Nothing in it was run. Ask for the weights as safetensors."
+        ) from error
+    except (SafetensorError, EOFError, OSError, RuntimeError, ValueError, LookupError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(
+            f"`{path}` must be a whole file of weights, but it cannot be read ({reason}): cut short or damaged. "
+            f"Fetch it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` must hold tensors by name, but it holds a {type(content).__name__}.")
     wrong = {str(name): type(value).__name__ for name, value in content.items() if not isinstance(value, Tensor)}
     if wrong:
         raise CheckpointError(
@@ -131,38 +147,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             f"`torch.save(model.state_dict(), ...)`."
         )
     return content
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-
-
-def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a pickle of tensors with `weights_only`, which refuses a file that needs any code to be run."""
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).partition("WeightsUnpickler error:")[2] or str(error)
-        raise CheckpointError(
-            f"`{path}` must be a pickle of plain tensors, but reading it would run code, or it is damaged: "
-            f"{' '.join(reason.split())[:200]} Nothing in it was run. Ask for the weights as safetensors."
-        ) from error
-    except (EOFError, OSError, RuntimeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise _damaged(path, error) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` must hold tensors by name, but it holds a {type(content).__name__}.")
-    return content
-
-
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return CheckpointError(
-        f"`{path}` must be a whole file of weights, but it cannot be read ({reason}): cut short or damaged. "
-        f"Fetch it again."
-    )
 
 
 def _check_values(tensors: dict[str, Tensor], name: str) -> None:

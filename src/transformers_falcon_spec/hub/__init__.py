@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: publishing drafters with a card, figures and code that runs them, and finding drafters."""
+"""The Hugging Face Hub: publishing drafters with a card, figures and code that runs them."""
 
 from typing import Any
 
