@@ -14,8 +14,8 @@ from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import bench as bench_command
 from transformers_falcon_spec.commands import train as train_command
 from transformers_falcon_spec.commands.loading import load_tree
-from transformers_falcon_spec.commands.train_drafter import recipe_of
 from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.training.recipes import recipe_of
 
 
 class Commands:

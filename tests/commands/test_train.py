@@ -19,8 +19,7 @@ from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.training import arguments
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.dataset import ConversationDataset
-from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
+from transformers_falcon_spec.training.dataset import ConversationDataset, most_frequent_tokens
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 QUICK = ["--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"]

@@ -18,24 +18,16 @@ def print_dry_run(
     estimate: RunEstimate, target: PreTrainedModel, drafter: PreTrainedModel, coverage: MaskCoverage, cache: str | None
 ) -> None:
     """Print a table of facts and a table of estimates; `cache` is the folder for features on disk."""
-    console = Console(highlight=False)
     num_epochs = estimate.num_steps * estimate.rows_per_step / estimate.num_rows
     rows = "conversations" if estimate.num_rows == coverage.num_examples else "rows of conversations"
-    trained = sum(weight.numel() for weight in drafter.parameters() if weight.requires_grad)
+    num_trained = sum(weight.numel() for weight in drafter.parameters() if weight.requires_grad)
     facts = {
         "data": str(coverage),
         "target": _model(target),
-        "drafter": f"{_model(drafter)}; {_millions(trained)} are trained",
+        "drafter": f"{_model(drafter)}; {num_trained / 1e6:.2f} M are trained",
         "steps": f"{estimate.num_steps} of {estimate.rows_per_step} {rows}, {num_epochs:.2f} epochs",
         "features on disk": _disk(estimate, cache),
     }
-    console.print(_table("Nothing was trained or written. This would be:", facts))
-    console.print(
-        _table(f"ESTIMATE, from {len(estimate.step_seconds)} timed steps on this machine:", _costs(estimate))
-    )
-
-
-def _costs(estimate: RunEstimate) -> dict[str, str]:
     median, longest = statistics.median(estimate.step_seconds), max(estimate.step_seconds)
     costs = {
         "a step": f"{median:.3g} s in the median, {longest:.3g} s at most",
@@ -46,7 +38,8 @@ def _costs(estimate: RunEstimate) -> dict[str, str]:
     if estimate.peak_device_bytes is not None:
         costs["device memory"] = f"{_gigabytes(estimate.peak_device_bytes)} at the peak, the longest batch included"
     costs["process memory"] = f"{_gigabytes(peak_resident_bytes())} at the peak, the longest batch included"
-    return costs
+    _print_table("Nothing was trained or written. This would be:", facts)
+    _print_table(f"ESTIMATE, from {len(estimate.step_seconds)} timed steps on this machine:", costs)
 
 
 def _disk(estimate: RunEstimate, cache: str | None) -> str:
@@ -59,14 +52,9 @@ def _disk(estimate: RunEstimate, cache: str | None) -> str:
 
 def _model(model: PreTrainedModel) -> str:
     num_parameters = sum(weight.numel() for weight in model.parameters())
-    dtype = str(model.dtype).removeprefix("torch.")
     bare = unwrap_peft_model(model)
     name = type(bare).__name__ if bare is model else f"{type(bare).__name__} with an adapter"
-    return f"{name}, {_millions(num_parameters)} parameters in {dtype}"
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.2f} M"
+    return f"{name}, {num_parameters / 1e6:.2f} M parameters in {str(model.dtype).removeprefix('torch.')}"
 
 
 def _gigabytes(num_bytes: int) -> str:
@@ -80,8 +68,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _table(title: str, entries: dict[str, str]) -> Table:
+def _print_table(title: str, entries: dict[str, str]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
-    for name, value in entries.items():
-        table.add_row(name, value)
-    return table
+    for entry in entries.items():
+        table.add_row(*entry)
+    Console(highlight=False).print(table)

@@ -42,8 +42,7 @@ from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
 from .mask_view import show_masks
 from .memory import peak_device_bytes, peak_resident_bytes
-from .train_drafter import check_drafter_options, drafter_to_train
-from .train_options import TrainCommand
+from .train_options import TrainCommand, check_drafter_options, drafter_to_train
 
 logger = logging.getLogger(__name__)
 help_notes = recipe_notes  # the help shows the defaults that the recipes give

@@ -20,26 +20,16 @@ from .packed_inputs import packed_inputs
 class PairBatch:
     """The drafter's inputs and labels for a batch. Pair p holds the feature of token p and token p + 1.
 
-    Args:
-        input_ids (`torch.Tensor` of shape `(rows, pairs + 1)`): The token ids.
-        positions (`torch.Tensor` of shape `(rows, pairs + 1)` or `(1, pairs + 1)`): Position of each token in its
-            conversation; see `core/packing.py`.
-        token_embeds (`torch.Tensor` of shape `(rows, pairs, embed)`): Embedding of token p + 1.
-        features (`torch.Tensor` of shape `(rows, pairs, feature)`): Feature of token p.
-        labels (`torch.Tensor` of shape `(rows, pairs, hidden)`): Input of the target's head at token p + distance;
-            zeros past the end of the conversation.
-        is_token (`torch.Tensor` of shape `(rows, pairs)`): False at padding, and where token p ends its conversation.
-        is_counted (`torch.Tensor` of shape `(rows, pairs)`): Whether the label counts in the loss, because the token
-            that it predicts, p + distance + 1, is the assistant's.
+    A label counts in the loss if the token that it predicts, p + distance + 1, is the assistant's.
     """
 
-    input_ids: Int[Tensor, "rows tokens"]
-    positions: Int[Tensor, "_ tokens"]
-    token_embeds: Float[Tensor, "rows pairs embed"]
-    features: Float[Tensor, "rows pairs feature"]
-    labels: Float[Tensor, "rows pairs hidden"]
-    is_token: Bool[Tensor, "rows pairs"]
-    is_counted: Bool[Tensor, "rows pairs"]
+    input_ids: Int[Tensor, "rows tokens"]  # tokens = pairs + 1
+    positions: Int[Tensor, "_ tokens"]  # of each token in its conversation, see `core/packing.py`; one row or all
+    token_embeds: Float[Tensor, "rows pairs embed"]  # of token p + 1
+    features: Float[Tensor, "rows pairs feature"]  # of token p
+    labels: Float[Tensor, "rows pairs hidden"]  # inputs of the target's head at p + distance; zeros past the end
+    is_token: Bool[Tensor, "rows pairs"]  # False at padding, and where token p ends its conversation
+    is_counted: Bool[Tensor, "rows pairs"]  # whether the label counts
 
 
 class TargetFeatures:

@@ -10,22 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Outcome:
-    """The loss of a batch, and the guesses behind it, one row for each guess that counts.
+    """The loss of a batch, and the guesses behind it, one row for each guess that counts."""
 
-    Args:
-        loss (`torch.Tensor`): What is minimised.
-        terms (`dict[str, Tensor]`): The terms of the loss, for the log.
-        draft_logits (`torch.Tensor` of shape `(counted, vocab)`): The drafter's scores.
-        target_logits (`torch.Tensor` of shape `(counted, vocab)`): The target's scores for the same tokens.
-        block_offsets (`torch.Tensor` of shape `(counted,)`): How far into the block, or the draft, each guess is,
-            counted from 0.
-    """
-
-    loss: Tensor
-    terms: dict[str, Tensor]
-    draft_logits: Float[Tensor, "counted vocab"]
-    target_logits: Float[Tensor, "counted vocab"]
-    block_offsets: Int[Tensor, " counted"]
+    loss: Tensor  # what is minimised
+    terms: dict[str, Tensor]  # of the loss, for the log
+    draft_logits: Float[Tensor, "counted vocab"]  # the drafter's scores
+    target_logits: Float[Tensor, "counted vocab"]  # the target's scores for the same tokens
+    block_offsets: Int[Tensor, " counted"]  # how far into the block, or the draft, each guess is, from 0
 
 
 def token_terms(

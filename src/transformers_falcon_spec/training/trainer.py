@@ -90,12 +90,12 @@ class DrafterTrainer(Trainer):
     def _can_decode(self) -> bool:
         """Whether evaluation decodes."""
         is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
-        if is_wanted and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if is_wanted and is_sharded:
             logger.warning(
                 "Evaluation leaves out `acceptance_length` and `speedup`: no process holds the whole drafter."
             )
-            return False
-        return is_wanted
+        return is_wanted and not is_sharded
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
@@ -143,10 +143,11 @@ class DrafterTrainer(Trainer):
             )
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
-        if not outcome.loss.isfinite():
-            step = self.state.global_step + int(model.training)
-            raise self._non_finite_loss(f"it is {outcome.loss.item()}", step, inputs, model.training)
         loss = outcome.loss
+        if not loss.isfinite():
+            data = self.train_dataset if model.training else self.eval_dataset
+            what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
+            raise self._non_finite_loss(what, self.state.global_step + int(model.training), inputs, data)
         if model.training:
             self._batch = inputs
             self.throughput.num_tokens += int(inputs["attention_mask"].sum())
@@ -169,7 +170,7 @@ class DrafterTrainer(Trainer):
         is_checked = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
         if is_checked and not math.isfinite(float(norm)):
             what = f"the norm of its gradient is {float(norm)}"
-            raise self._non_finite_loss(what, self.state.global_step + 1, self._batch)
+            raise self._non_finite_loss(what, self.state.global_step + 1, self._batch, self.train_dataset)
         return norm
 
     def _check_weights(self) -> None:
@@ -182,16 +183,10 @@ class DrafterTrainer(Trainer):
         losses = self.accelerator.gather(loss.detach().reshape(1).float())
         if not losses.isfinite().all():
             what = f"its update leaves weights that make it {losses.tolist()}"
-            raise self._non_finite_loss(what, self.state.global_step, self._batch)
+            raise self._non_finite_loss(what, self.state.global_step, self._batch, self.train_dataset)
 
-    def _non_finite_loss(
-        self, what: str, step: int, batch: dict[str, Tensor], is_training: bool = True
-    ) -> TrainingError:
-        """The error for a batch of the training data or of the evaluation data."""
-        rows = row_origins(self.train_dataset if is_training else self.eval_dataset, batch)
-        return non_finite_loss_error(
-            what if is_training else f"{what} in evaluation", step, rows, self.args.output_dir
-        )
+    def _non_finite_loss(self, what: str, step: int, batch: dict[str, Tensor], data: Any) -> TrainingError:
+        return non_finite_loss_error(what, step, row_origins(data, batch), self.args.output_dir)
 
     def _generator(self, is_training: bool) -> torch.Generator:
         """A generator that depends on seed, step and process only, so that a resumed run draws the same numbers."""

@@ -12,7 +12,7 @@ from tests.training.runs import example_batch, make_dataset, make_trainer
 from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.draft_vocabulary import most_frequent_tokens
+from transformers_falcon_spec.training.dataset import most_frequent_tokens
 from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, count_ranks
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 

@@ -74,19 +74,12 @@ class DFlashObjective(Objective):
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of guesses, each after an anchor.
+    """Blocks of guesses, each after an anchor."""
 
-    Args:
-        anchors (`torch.Tensor` of shape `(rows, anchors)`): The index of each anchor in its row.
-        is_counted (`torch.Tensor` of shape `(rows, anchors, offsets)`): Which guesses count in the loss.
-        labels (`tuple[torch.Tensor, torch.Tensor]`): Row and column of the label of each guess that counts.
-        offsets (`torch.Tensor` of shape `(counted,)`): How far each of them is from the first of its block.
-    """
-
-    anchors: Int[Tensor, "rows anchors"]
-    is_counted: Bool[Tensor, "rows anchors offsets"]
-    labels: tuple[Tensor, Tensor]
-    offsets: Int[Tensor, " counted"]
+    anchors: Int[Tensor, "rows anchors"]  # index of each anchor in its row
+    is_counted: Bool[Tensor, "rows anchors offsets"]  # which guesses count in the loss
+    labels: tuple[Tensor, Tensor]  # row and column of the label of each guess that counts
+    offsets: Int[Tensor, " counted"]  # of each of them in its block
 
 
 def draw_blocks(pairs: PairBatch, num_offsets: int, num_anchors: int, generator: torch.Generator) -> Blocks:

@@ -26,20 +26,12 @@ PREFIX_WEIGHT = 0.3  # of the loss on the clean text's own next tokens
 
 @dataclass(frozen=True)
 class Layout:
-    """The drafter's input for a batch: clean text and blocks of masks.
-
-    Args:
-        token_ids (`torch.Tensor` of shape `(texts, slots)`): The tokens of the text, and masks.
-        positions (`torch.Tensor` of shape `(texts, slots)`): The position of each slot in its text.
-        allowed (`torch.Tensor` of shape `(texts, slots, slots)`): Which slots each slot sees.
-        sources (`torch.Tensor` of shape `(rows, anchors, offsets)`): The slot whose output drafts each token of a
-            block, counted through all texts.
-    """
+    """The drafter's input for a batch: clean text and blocks of masks."""
 
     token_ids: Int[Tensor, "texts slots"]
-    positions: Int[Tensor, "texts slots"]
-    allowed: Bool[Tensor, "texts slots slots"]
-    sources: Int[Tensor, "rows anchors offsets"]
+    positions: Int[Tensor, "texts slots"]  # of each slot in its text
+    allowed: Bool[Tensor, "texts slots slots"]  # which slots each slot sees
+    sources: Int[Tensor, "rows anchors offsets"]  # slot whose output drafts each token, counted through all texts
 
 
 class DiffusionObjective(Objective):
