@@ -233,7 +233,7 @@ def test_prompts_are_chosen_evenly_from_those_that_fit() -> None:
 def test_prompts_of_cached_features_are_those_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = make_dataset(5)
     cache = FeatureCache(data, TargetFeatures(make_target(**SMALL), (-1,), 2), tmp_path)
-    monkeypatch.setattr(cache, "_shard", None)  # must not be read
+    monkeypatch.setattr(cache, "_shards", None)  # must not be read
 
     assert prompts_before_answers(cache, 5, None) == prompts_before_answers(data, 5, None)
 

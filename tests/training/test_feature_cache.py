@@ -60,14 +60,13 @@ def test_training_from_the_cache_sees_the_numbers_of_training_without(tmp_path: 
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_rows_of_like_length_are_found_without_opening_a_shard(
+def test_rows_of_like_length_are_found_without_reading_a_row(
     tmp_path: Path, is_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = make_cache(tmp_path / "shards")
     data = PackedConversations.fill(cache, 64, seed=0) if is_packed else cache
     trainer = make_trainer(tmp_path, train_dataset=data)
     monkeypatch.setattr(FeatureCache, "__getitem__", lambda *_: pytest.fail("A row was read."))
-    monkeypatch.setattr(FeatureCache, "_shard", lambda *_: pytest.fail("A shard was opened."))
 
     order = list(trainer._get_train_sampler())
 

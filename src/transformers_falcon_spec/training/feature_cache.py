@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import shutil
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -42,76 +43,63 @@ class FeatureCache(Dataset[Example]):
 
     def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
         self.conversations, self.folder = dataset, Path(folder)
+        self.lengths = dataset.lengths
         self._fingerprint = _fingerprint(dataset, features)
-        self._starts = [0] * len(dataset)  # index of each example's first token in its shard
-        for index in range(1, len(dataset)):
-            if index % SHARD_SIZE:
-                self._starts[index] = self._starts[index - 1] + self._length(index - 1)
-        self._open: dict[int, safe_open] = {}
+        firsts = range(0, len(dataset), SHARD_SIZE)
+        self._members = [range(first, min(first + SHARD_SIZE, len(dataset))) for first in firsts]
+        self._extents: list[tuple[int, slice]] = []  # for each example the number of its shard, and its tokens there
+        for number, members in enumerate(self._members):
+            bounds = accumulate((self.lengths[index] for index in members), initial=0)
+            self._extents += [(number, slice(*ends)) for ends in pairwise(bounds)]
         self._extract(features)
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of tokens in each example."""
-        return self.conversations.lengths
+        self._shards = [self._open(number) for number in range(len(self._members))]
 
     def __len__(self) -> int:
         return len(self.conversations)
 
     def __getitem__(self, index: int) -> Example:
-        index = range(len(self))[index]
-        shard, start = self._shard(index // SHARD_SIZE), self._starts[index]
-        stop = start + self._length(index)
-        features = {name: shard.get_slice(name)[start:stop] for name in shard.keys()}  # noqa: SIM118
+        number, extent = self._extents[index]
+        shard = self._shards[number]
+        features = {name: shard.get_slice(name)[extent] for name in shard.keys()}  # noqa: SIM118
         return {**self.conversations[index], **features}
-
-    def _length(self, index: int) -> int:
-        return len(self.conversations[index]["input_ids"])
 
     def _path(self, number: int) -> Path:
         return self.folder / f"features-{number:05d}.safetensors"
 
-    def _members(self, number: int) -> range:
-        return range(number * SHARD_SIZE, min((number + 1) * SHARD_SIZE, len(self)))
-
-    def _shard(self, number: int) -> safe_open:
+    def _open(self, number: int) -> safe_open:
         """Open a shard and check that it was made for this target and data."""
-        if number not in self._open:
-            path = self._path(number)
-            try:
-                shard = safe_open(path, framework="pt")
-            except SafetensorError as error:
-                raise TrainingError(
-                    f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
-                ) from error
-            stored = (shard.metadata() or {}).get("fingerprint")
-            if stored != self._fingerprint:
-                raise TrainingError(
-                    f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
-                    f"holds others ({stored}). Give another folder, or delete this one."
-                )
-            self._open[number] = shard
-        return self._open[number]
+        path = self._path(number)
+        try:
+            shard = safe_open(path, framework="pt")
+        except SafetensorError as error:
+            raise TrainingError(
+                f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
+            ) from error
+        stored = (shard.metadata() or {}).get("fingerprint")
+        if stored != self._fingerprint:
+            raise TrainingError(
+                f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
+                f"holds others ({stored}). Give another folder, or delete this one."
+            )
+        return shard
 
     def _extract(self, features: TargetFeatures) -> None:
-        """Write the missing shards, each in one process, and check all shards."""
+        """Write the missing shards, each in one process."""
         state = PartialState()
-        numbers = range(-(-len(self) // SHARD_SIZE))
-        missing = [number for number in numbers if not self._path(number).is_file()]
+        missing = [number for number in range(len(self._members)) if not self._path(number).is_file()]
         state.wait_for_everyone()  # all processes list the same missing shards before one is written
         if missing:
-            self._check_disk_space(features, sum(self._length(i) for number in missing for i in self._members(number)))
+            num_tokens = sum(self.lengths[index] for number in missing for index in self._members[number])
+            self._check_disk_space(features, num_tokens)
         mine = missing[state.process_index :: state.num_processes]
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
-            tensors = self._read(features, number)
+            tensors = self._read(features, self._members[number])
             with explain_write_errors(self.folder):
                 # another run may be writing the same shard
                 fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")
                 save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
                 fresh.replace(self._path(number))
         state.wait_for_everyone()
-        for number in numbers:
-            self._shard(number)
 
     def _check_disk_space(self, features: TargetFeatures, num_tokens: int) -> None:
         with explain_write_errors(self.folder):
@@ -126,19 +114,18 @@ class FeatureCache(Dataset[Example]):
                 "free. Choose another folder or a narrower dtype of the target, or train without a cache."
             )
 
-    def _read(self, features: TargetFeatures, number: int) -> dict[str, Tensor]:
-        """The tensors of one shard: examples of similar length are read together, then all are joined in order."""
+    def _read(self, features: TargetFeatures, indices: range) -> dict[str, Tensor]:
+        """The tensors of a shard: examples of similar length are read together, then all are joined in order."""
         collate, device = ConversationCollator(0), features.target.device
-        tensors: dict[int, dict[str, Tensor]] = {}
-        ordered = sorted(self._members(number), key=self._length)
+        found: dict[int, dict[str, Tensor]] = {}
+        ordered = sorted(indices, key=self.lengths.__getitem__)
         for start in range(0, len(ordered), BATCH_SIZE):
             members = ordered[start : start + BATCH_SIZE]
             batch = collate([self.conversations[index] for index in members])
             states = features.read(batch["input_ids"].to(device), batch["attention_mask"].to(device))
             for row, index in enumerate(members):
-                tensors[index] = {name: value[row, : self._length(index)].cpu() for name, value in states.items()}
-        names = tensors[ordered[0]].keys()
-        return {name: torch.cat([tensors[index][name] for index in self._members(number)]) for name in names}
+                found[index] = {name: value[row, : self.lengths[index]].cpu() for name, value in states.items()}
+        return {name: torch.cat([found[index][name] for index in indices]) for name in found[indices[0]]}
 
 
 def bytes_per_token(features: TargetFeatures) -> int:
@@ -150,7 +137,7 @@ def bytes_per_token(features: TargetFeatures) -> int:
 def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
     """A hash of the target's weights, the feature layers and the token ids."""
     digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
-    for example in (dataset[index] for index in range(len(dataset))):
+    for example in dataset.examples:
         digest.update(repr(example["input_ids"]).encode())
     digest.update(weights_fingerprint(features.target).encode())
     return digest.hexdigest()
