@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.losses import Outcome, token_outcome, token_terms, with_regression
 
 ROWS, HIDDEN, VOCAB = 5, 6, 7
@@ -58,7 +59,10 @@ def batch() -> dict[str, Tensor]:
 def outcome_of(batch: dict[str, Tensor], feature_weight: float = 1.0, token_weight: float = 0.1) -> Outcome:
     offsets = torch.zeros(ROWS, dtype=torch.long)
     outcome = token_outcome(batch["draft_logits"], batch["target_logits"], offsets)
-    return with_regression(outcome, batch["features"], batch["labels"], feature_weight, token_weight)
+    args = DrafterTrainingArguments(
+        report_to="none", use_cpu=True, feature_loss_weight=feature_weight, token_loss_weight=token_weight
+    )
+    return with_regression(outcome, batch["features"], batch["labels"], args)
 
 
 def test_each_term_is_the_mean_over_rows(batch: dict[str, Tensor]) -> None:

@@ -49,29 +49,15 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
         [`ConversationError`]: a source does not exist, or none of its rows can be used.
     """
     paths = [sources] if isinstance(sources, str | Path) else list(sources)
-    found = _read(paths, limit)
-    if found.duplicates:
-        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
-    if not found.rows:
-        raise ConversationError(
-            f"At least one usable conversation is needed, but {[str(path) for path in paths]} gave none "
-            f"({len(found.errors)} rows were left out). Give files of "
-            '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}` lines.'
-        )
-    return found
-
-
-def _read(paths: list[str | Path], limit: int | None) -> ConversationSet:
-    found = ConversationSet()
-    seen: set[bytes] = set()
+    found, seen = ConversationSet(), set[bytes]()
     for origin, row in chain.from_iterable(map(_rows_with_origins, paths)):
         if limit is not None and len(found.rows) >= limit:
             break
         try:
-            messages = _messages(row, origin)
+            messages = _messages(row)
         except ConversationError as error:
-            found.errors.append(error)
-            logger.warning("Left out: %s", error)
+            found.errors.append(ConversationError(f"{origin}: {error}"))
+            logger.warning("Left out: %s", found.errors[-1])
             continue
         key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
         if key in seen:
@@ -80,6 +66,14 @@ def _read(paths: list[str | Path], limit: int | None) -> ConversationSet:
             seen.add(key)
             found.rows.append(messages)
             found.origins.append(origin)
+    if found.duplicates:
+        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
+    if not found.rows:
+        raise ConversationError(
+            f"At least one usable conversation is needed, but {[str(path) for path in paths]} gave none "
+            f"({len(found.errors)} rows were left out). Give files of "
+            '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}` lines.'
+        )
     return found
 
 
@@ -118,26 +112,22 @@ def _hub_rows(name: str) -> Iterator[tuple[str, Any]]:
         yield f"{name}, row {number}", row
 
 
-def _messages(row: Any, origin: str) -> list[Message]:
+def _messages(row: Any) -> list[Message]:
     """The messages of a row, after checking them."""
     if isinstance(row, bytes):
         try:
             row = json.loads(row.decode("utf-8"))
         except ValueError as error:  # not JSON, or not UTF-8
-            raise ConversationError(
-                f"{origin}: the line must be JSON, but {error}. Mend or delete the line."
-            ) from None
+            raise ConversationError(f"the line must be JSON, but {error}. Mend or delete the line.") from None
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list) or not messages:
-        raise ConversationError(f"{origin}: a row must be an object with a list `messages`; it has none.")
+        raise ConversationError("a row must be an object with a list `messages`; it has none.")
     for message in messages:
         is_message = isinstance(message, dict) and isinstance(message.get("content"), str)
         if not is_message or message.get("role") not in ROLES:
-            raise ConversationError(f"{origin}: each message needs a `role` of {ROLES} and a text `content`.")
+            raise ConversationError(f"each message needs a `role` of {ROLES} and a text `content`.")
     if not any(message["role"] == "assistant" for message in messages):
-        raise ConversationError(
-            f"{origin}: a row must have an assistant turn, for that is what the drafter learns; it has none."
-        )
+        raise ConversationError("a row must have an assistant turn, for that is what the drafter learns; it has none.")
     if messages[0]["role"] == "assistant":
-        raise ConversationError(f"{origin}: the assistant must have something to answer, but it has the first turn.")
+        raise ConversationError("the assistant must have something to answer, but it has the first turn.")
     return [{"role": message["role"], "content": message["content"]} for message in messages]

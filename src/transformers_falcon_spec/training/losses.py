@@ -7,6 +7,8 @@ import torch.nn.functional as F  # noqa: N812  the name everybody knows
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .arguments import DrafterTrainingArguments
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -47,10 +49,8 @@ def token_outcome(draft_logits: Tensor, target_logits: Tensor, block_offsets: Te
     return Outcome(token_loss(divergence, cross_entropy), terms, draft_logits, target_logits, block_offsets)
 
 
-def with_regression(
-    outcome: Outcome, features: Tensor, labels: Tensor, feature_weight: float, token_weight: float
-) -> Outcome:
+def with_regression(outcome: Outcome, features: Tensor, labels: Tensor, args: DrafterTrainingArguments) -> Outcome:
     """Weigh a token loss, and add the regression of features, SmoothL1 averaged over rows and the hidden size."""
     regression = F.smooth_l1_loss(features.float(), labels.float())
-    loss = feature_weight * regression + token_weight * outcome.loss
+    loss = args.feature_loss_weight * regression + args.token_loss_weight * outcome.loss
     return replace(outcome, loss=loss, terms={"regression": regression, **outcome.terms})

@@ -119,13 +119,14 @@ def _batches(
     if len(usable) < len(rows):
         num_left_out = len(rows) - len(usable)
         logger.warning("%d prompts exceed `max_prompt_tokens` or do not fit the template: left out.", num_left_out)
-    window = SORT_WINDOW * options.batch_size
-    ordered = [
-        index
-        for start in range(0, len(usable), window)
-        for index in sorted(usable[start : start + window], key=lengths.__getitem__)
-    ]
-    return [ordered[start : start + options.batch_size] for start in range(0, len(ordered), options.batch_size)]
+    ordered: list[int] = []
+    for part in _parts(usable, SORT_WINDOW * options.batch_size):
+        ordered += sorted(part, key=lengths.__getitem__)
+    return _parts(ordered, options.batch_size)
+
+
+def _parts(values: list[int], size: int) -> list[list[int]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def _openings(row: list[Message]) -> list[list[Message]]:

@@ -42,8 +42,7 @@ class EagleObjective(Objective):
         states, labels = output.states[:, 0][pairs.is_counted], pairs.labels[pairs.is_counted]
         logits, target_logits = self.features.head(states), self.features.head(labels)
         outcome = token_outcome(logits, target_logits, torch.zeros_like(logits[:, 0], dtype=torch.long))
-        weights = self.args.feature_loss_weight, self.args.token_loss_weight
-        return with_regression(outcome, states, labels, *weights)
+        return with_regression(outcome, states, labels, self.args)
 
     def _test_at_training_time(self, model: nn.Module, pairs: PairBatch) -> Outcome:
         """The loss of all steps, which are one forward of the model."""

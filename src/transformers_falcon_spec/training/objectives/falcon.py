@@ -47,8 +47,7 @@ class FalconObjective(Objective):
         predicted, counted = predict(model, inputs, phases), inputs.is_counted
         logits, target_logits = self._logits(predicted, pairs, counted), target_logits[counted[pairs.is_counted]]
         outcome = token_outcome(logits, target_logits, offsets[counted])
-        weights = self.args.feature_loss_weight, self.args.token_loss_weight
-        return with_regression(outcome, predicted[counted], pairs.labels[counted], *weights)
+        return with_regression(outcome, predicted[counted], pairs.labels[counted], self.args)
 
     def phases(self, num_conversations: int, generator: torch.Generator) -> Int[Tensor, " texts"]:
         """The random offset at which the first block of each conversation starts, for drafts may start anywhere."""
