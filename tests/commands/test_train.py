@@ -184,16 +184,16 @@ def test_a_draft_model_is_a_checkpoint_of_transformers_with_tokenizer_and_record
     assert "eval_accuracy_at_1" in record["curve"][-1]
 
 
-@pytest.mark.parametrize("has_seam", [True, False])
+@pytest.mark.parametrize("is_patched", [True, False])
 def test_stock_assisted_generation_with_a_draft_model_writes_the_greedy_text(
-    files: dict[str, str], draft_model: Path, has_seam: bool
+    files: dict[str, str], draft_model: Path, is_patched: bool
 ) -> None:
     target = AutoModelForCausalLM.from_pretrained(files["target"]).double()
     model = AutoModelForCausalLM.from_pretrained(draft_model).double()
     prompt, calls = make_prompt(), []
     model.register_forward_hook(lambda *_: calls.append(1))
 
-    (enable if has_seam else disable)()
+    (enable if is_patched else disable)()
     try:
         texts = [
             target.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None, assistant_model=assistant)
@@ -254,7 +254,7 @@ def test_a_folder_with_a_begun_run_is_not_trained_over(
 
 
 @pytest.mark.parametrize("wish", ["true", "false", "checkpoint-3"])
-def test_a_run_goes_on_as_it_is_told(files: dict[str, str], tmp_path: Path, wish: str) -> None:
+def test_a_run_goes_on_as_the_options_say(files: dict[str, str], tmp_path: Path, wish: str) -> None:
     train(files, tmp_path, "--save_steps", "3")
     wish = wish if wish in ("true", "false") else str(tmp_path / wish)
 

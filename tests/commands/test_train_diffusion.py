@@ -15,7 +15,7 @@ from transformers_falcon_spec import DiffusionDrafter
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A target, and conversations to learn from and to be judged by."""
+    """A target, and conversations to learn from and to evaluate with."""
     folder = tmp_path_factory.mktemp("files")
     return {
         "target": str(save_target(folder / "target", **SMALL)),

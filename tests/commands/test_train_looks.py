@@ -40,7 +40,7 @@ def test_masks_are_shown_and_nothing_is_trained(
     assert not folder.exists()
 
 
-def test_five_masks_are_shown_unless_told_otherwise(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_five_masks_are_shown_unless_asked_otherwise(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     status = cli.main([*command, "--show_masks", "--limit", "8"])
 
     assert status == 0

@@ -34,7 +34,7 @@ def make_trainer(
     make_target_of_run: Callable[[], Any] = lambda: make_target(**SMALL),
     **options: Any,
 ) -> DrafterTrainer:
-    """A trainer with 20 conversations to learn from and 6 to be judged by; `options` go to its arguments.
+    """A trainer with 20 conversations to learn from and 6 for evaluation; `options` go to its arguments.
 
     `make_target_of_run` makes the target, and `make` the drafter of that and of `drafter_options`.
     """

@@ -20,14 +20,14 @@ from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 pytestmark = pytest.mark.training
 
-PLACES = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
-PLACES |= {"model.rotary_emb": "cpu", "lm_head": "disk"}
+DEVICES = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
+DEVICES |= {"model.rotary_emb": "cpu", "lm_head": "disk"}
 
 
 def spread_target(folder: Path) -> Any:
     """The tiny target with a layer and its head on disk."""
     make_target(**SMALL).save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, device_map=PLACES)
+    return AutoModelForCausalLM.from_pretrained(folder, device_map=DEVICES)
 
 
 def trained(folder: Path, target: Any, drafter_options: Any = None, **options: Any) -> DrafterTrainer:
@@ -76,7 +76,7 @@ def test_the_command_takes_a_device_map(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     line += ["--max_steps", "2", "--use_cpu", "--report_to", "none", "--cache_features", str(tmp_path / "features")]
 
-    assert cli.main([*line, "--target_device_map", json.dumps(PLACES)]) == 0
+    assert cli.main([*line, "--target_device_map", json.dumps(DEVICES)]) == 0
     assert (tmp_path / "drafter" / "model.safetensors").is_file()
     assert cli.main([*line, "--target_device_map", "{no}"]) == 1
     assert "`--target_device_map` takes `auto` or a JSON object" in capsys.readouterr().err

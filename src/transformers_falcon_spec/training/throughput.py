@@ -20,7 +20,7 @@ class Throughput:
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Time a part: the `run`, reading the `target`, or a `pause` of the run for an evaluation or a checkpoint."""
-        counts = part != "pause" or self._open == ["run"]  # not after the run, and not inside another pause
+        counts = self._open == ([] if part == "run" else ["run"])  # not after the run, and not inside a pause
         self._open.append(part)
         self._wait()
         start = time.perf_counter()

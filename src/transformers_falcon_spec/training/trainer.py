@@ -7,7 +7,6 @@ reporters) is the Trainer's.
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -30,7 +29,7 @@ from .decoding_metrics import (
     measure_decoding,
     prompts_before_answers,
 )
-from .features import PairBatch, move_target
+from .features import move_target
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
 from .throughput import Throughput
@@ -135,7 +134,7 @@ class DrafterTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> Tensor | tuple[Tensor, Outcome]:
         """The loss of one batch, from the drafter's objective."""
-        with self.throughput.timed("target") if model.training else nullcontext():
+        with self.throughput.timed("target"):
             pairs = self.features(inputs)
         if not pairs.is_counted.any():
             raise TrainingError(
@@ -154,15 +153,10 @@ class DrafterTrainer(Trainer):
             self._num_losses += 1
             for name, term in outcome.terms.items():
                 self._sums[name] = self._sums.get(name, 0.0) + term.item()
-            loss = loss * self._process_weight(pairs)
+            if self.args.world_size > 1:  # every token counts the same in the mean of all processes
+                count = pairs.is_counted.sum().float()
+                loss = loss * (count / self.accelerator.reduce(count, "mean"))
         return (loss, outcome) if return_outputs else loss
-
-    def _process_weight(self, pairs: PairBatch) -> Tensor | float:
-        """The factor for this process's loss with which every token counts the same in the mean of all processes."""
-        if self.args.world_size == 1:
-            return 1.0
-        count = pairs.is_counted.sum().float()
-        return count / self.accelerator.reduce(count, "mean")
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's gradient norm, checked so that a gradient that is not finite never reaches the weights."""

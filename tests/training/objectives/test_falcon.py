@@ -12,7 +12,7 @@ from transformers_falcon_spec.training.objectives import falcon as falcon_file
 
 
 def recording(function: Any, note: Any) -> Any:
-    """`function`, telling `note` its arguments and result."""
+    """`function`, whose arguments and result `note` gets."""
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)

@@ -6,7 +6,7 @@ Sources: arXiv 2401.15077, section 4, and arXiv 2503.01840, section 3.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...core.packing import shift_left
 from ..features import PairBatch
@@ -54,28 +54,17 @@ class EagleObjective(Objective):
         guess_steps = is_counted.nonzero()[:, 1]
         output = model(pairs.token_embeds, pairs.features, self.num_offsets, is_counted, positions)
         full = self.features.head(pairs.labels[pairs.is_counted])  # [counted tokens of the text, vocab]
-        restricted, can_draft = self._restricted(full)
-        logits, target_logits = output.logits, restricted[labels]
+        logits, ids = output.logits, self.drafter.draft_token_ids
+        if ids is None:
+            target_logits, can_draft = full[labels], torch.ones_like(labels, dtype=torch.bool)
+        else:
+            ids = ids.to(full.device)
+            target_logits, can_draft = full[:, ids][labels], torch.isin(full.argmax(-1), ids)[labels]
         divergence, _cross_entropy = token_terms(logits, target_logits)
-        by_step = torch.stack([mean_where(divergence, can_draft[labels] & (guess_steps == step)) for step in steps])
+        by_step = torch.stack([mean_where(divergence, can_draft & (guess_steps == step)) for step in steps])
         weights = self.args.ttt_decay ** torch.arange(self.num_offsets, dtype=torch.float, device=divergence.device)
         terms = {f"divergence_at_{step + 1}": by_step[step] for step in steps}
-        if not model.training:
-            logits, target_logits = self._to_full_vocabulary(logits, full.shape[-1]), full[labels]
+        if ids is not None and not model.training:
+            nothing = logits.new_full((len(logits), full.shape[-1]), -torch.inf)  # a token that cannot be drafted
+            logits, target_logits = nothing.index_copy(-1, ids, logits), full[labels]
         return Outcome((weights * by_step).sum(), terms, logits, target_logits, guess_steps)
-
-    def _restricted(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's logits over the draft vocabulary, and where its best token is in that vocabulary."""
-        ids = self.drafter.draft_token_ids
-        if ids is None:
-            return logits, torch.ones_like(logits[:, 0], dtype=torch.bool)
-        ids = ids.to(logits.device)
-        return logits[:, ids], torch.isin(logits.argmax(-1), ids)
-
-    def _to_full_vocabulary(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """The drafter's logits over the target's vocabulary; tokens that cannot be drafted get minus infinity."""
-        ids = self.drafter.draft_token_ids
-        if ids is None:
-            return logits
-        full = logits.new_full((len(logits), vocab_size), -torch.inf)
-        return full.index_copy(-1, ids.to(logits.device), logits)
