@@ -157,6 +157,5 @@ def test_the_help_says_what_the_recipes_are(capsys: pytest.CaptureFixture[str]) 
         cli.main(["train", "--help"])
 
     text = "".join(capsys.readouterr().out.split())
-    assert "paper,forfalcon:--learning_rate0.0005" in text
+    assert "Byrecipe:0.002(default,falcon),0.0005(paper,falcon)." in text
     assert "num_hidden_layers=2recurrence=sequence" in text
-    assert "draft_tree=(119nodes)" in text
