@@ -14,7 +14,7 @@ from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.drafters.compatibility.fingerprint import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, ConversationError, OptionError
-from transformers_falcon_spec.evaluation.benchmark import Benchmark, Failure
+from transformers_falcon_spec.evaluation.benchmark import Benchmark, Failure, noting
 from transformers_falcon_spec.evaluation.decoding import decoding_options, repetition_rate
 from transformers_falcon_spec.evaluation.methods import (
     BASELINE,
@@ -222,11 +222,13 @@ def test_an_interrupt_is_no_failure(benchmark: Benchmark, tmp_path: Path, monkey
 
 
 def test_a_failure_keeps_all_that_is_known() -> None:
-    failure = Failure.of(ValueError("no"), "target", "two", "loading")
+    failures: list[Failure] = []
+    with noting(failures, "target", "two", "loading"):
+        raise ValueError("no")
 
     expected = {"target": "target", "method": "two", "stage": "loading", "error": "ValueError", "message": "no"}
     counts = {"num_done": 0, "num_planned": 0, "text": "failed while loading: ValueError: no"}
-    assert failure.to_json() == {**expected, **counts}
+    assert [failure.to_json() for failure in failures] == [{**expected, **counts}]
 
 
 def test_two_methods_of_one_name_are_refused(benchmark: Benchmark) -> None:

@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel, logging
+from transformers import logging
 
 from ..errors import OptionError, ProcessKilledError
-from ..evaluation.benchmark import Benchmark, Failure, Outcome
+from ..evaluation.benchmark import Benchmark, Failure, Outcome, noting
 from ..evaluation.decoding import decoding_options
-from ..evaluation.methods import BASELINE, Method
+from ..evaluation.methods import BASELINE
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.results import changes_greedy_text, failure_of, is_complete
 from ..evaluation.summary import summarize
@@ -119,9 +119,15 @@ def _measure(
     wanted = [entry for entry in methods if entry.target in (None, name)]
     sources: dict[str, str | None] = {BASELINE: None} if command.baseline else {}
     sources |= {entry.name: entry.source for entry in wanted}
-    peaks, failed_memory, killed = _memory(command, name, folder, sources)
+    failed_memory: list[Failure] = []
+    peaks = _memory(command, name, folder, sources, failed_memory)
+    killed = {failure.method for failure in failed_memory if failure.error == ProcessKilledError.__name__}
     target, tokenizer = load_target(folder, command.dtype, command.device)
-    loaded, failures = _load([entry for entry in wanted if entry.name not in killed], target, name, command.draft_tree)
+    failures: list[Failure] = []
+    loaded = []
+    for entry in (entry for entry in wanted if entry.name not in killed):
+        with noting(failures, name, entry.name, "loading"):
+            loaded.append(entry.load(target, command.draft_tree))
     benchmark = Benchmark(
         target=target,
         tokenizer=tokenizer,
@@ -147,30 +153,13 @@ def _measure(
     return outcome, entries, str(target.dtype).removeprefix("torch.")
 
 
-def _load(
-    entries: list[MethodEntry], target: PreTrainedModel, name: str, draft_tree: str | None
-) -> tuple[list[Method], list[Failure]]:
-    """Load the methods; return those that could be loaded, and the failures of the others."""
-    loaded, failures = [], []
-    for entry in entries:
-        try:
-            loaded.append(entry.load(target, draft_tree))
-        except Exception as error:  # noqa: BLE001  whatever is wrong with one method, the others run
-            failures.append(Failure.of(error, name, entry.name, "loading"))
-    return loaded, failures
-
-
 def _memory(
-    command: BenchCommand, name: str, folder: str, sources: dict[str, str | None]
-) -> tuple[dict[str, Entry], list[Failure], set[str]]:
-    """Measure the peak memory of each method in a process of its own, before this process loads anything.
-
-    Returns the peaks, the failures, and the methods that a signal killed, which must not run in this process.
-    """
+    command: BenchCommand, name: str, folder: str, sources: dict[str, str | None], failures: list[Failure]
+) -> dict[str, Entry]:
+    """Measure the peak memory of each method in a process of its own, before this process loads anything."""
     gc.collect()  # free the target that was measured before
     torch.cuda.empty_cache()
     peaks: dict[str, Entry] = {}
-    failures, killed = [], set()
     for method, source in sources.items() if command.memory_texts else ():
         memory_run = MemoryRun(
             target=folder,
@@ -183,12 +172,9 @@ def _memory(
             threads=torch.get_num_threads(),
             draft_tree=command.draft_tree,
         )
-        try:
+        with noting(failures, name, method, "measuring memory"):
             peaks[method] = asdict(memory_run.measure())
-        except Exception as error:  # noqa: BLE001  one process may be killed, the others run
-            failures.append(Failure.of(error, name, method, "measuring memory"))
-            killed |= {method} if isinstance(error, ProcessKilledError) else set()
-    return peaks, failures, killed
+    return peaks
 
 
 def _show(result: dict[str, Any]) -> None:

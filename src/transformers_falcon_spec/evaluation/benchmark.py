@@ -7,6 +7,7 @@ of them. A method that raises is left out from there on, and the others finish.
 import logging
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,21 +32,6 @@ Stage = Literal["loading", "warming up", "writing", "measuring memory"]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run to make: a method on a prompt under a decoding."""
-
-    target: str
-    method: str
-    decoding: str
-    prompt: Prompt
-
-    @property
-    def key(self) -> str:
-        """The identifier of this run, which no other run of the benchmark has; earlier versions could repeat runs."""
-        return "|".join((self.target, self.method, self.decoding, self.prompt.set_name, self.prompt.prompt_id, "0"))
-
-
-@dataclass(frozen=True)
 class Failure:
     """Says at which stage a method raised which exception, and how many of its runs were done."""
 
@@ -57,17 +43,23 @@ class Failure:
     num_done: int = 0  # runs
     num_planned: int = 0
 
-    @classmethod
-    def of(cls, error: Exception, target: str, method: str, stage: Stage, **counts: int) -> "Failure":
-        """The failure that an exception stands for."""
-        return cls(target, method, stage, type(error).__name__, portable(str(error)), **counts)
-
     def to_json(self) -> dict[str, Any]:
         """All fields and a line of text, for a results file."""
         progress = f"after {self.num_done} of {self.num_planned} prompts"
         when = progress if self.stage == "writing" else f"while {self.stage}"
         text = f"failed {when}: {self.error}: {' '.join(self.message.split())}"
         return {**asdict(self), "text": text}
+
+
+@contextmanager
+def noting(failures: list[Failure], target: str, method: str, stage: Stage, **counts: int) -> Iterator[None]:
+    """Inside, whatever a method raises becomes a failure, so that the others go on."""
+    try:
+        yield
+    except Exception as error:
+        logger.error("`%s` failed on `%s` and is left out from here on.", method, target, exc_info=error)
+        message = portable(str(error))
+        failures.append(Failure(target, method, stage, type(error).__name__, message, **counts))
 
 
 @dataclass
@@ -115,29 +107,26 @@ class Benchmark:
     def run(self, path: Path) -> Outcome:
         """Make every run that the file at `path` does not hold yet; a method that raises is left out from there on."""
         check_lengths(self.prompts, self.tokenizer, self.target.config, self.max_new_tokens)
-        records = self._open(path)
-        cells = list(self._cells())
-        done = {row["key"] for row in records.entries}
-        todo = [cell for cell in cells if cell.key not in done]
-        if len(todo) < len(cells):
-            logger.info("%s holds %d of these runs; %d are left.", path, len(cells) - len(todo), len(todo))
-        failures = self._warm_up(todo)
-        for cell in tqdm(todo, desc=f"bench {self.target_name}", unit="run"):
-            if cell.method in failures:
+        records, cells = self._open(path), self._cells()
+        done = {row["key"] for row in records.entries} & cells.keys()
+        if done:
+            logger.info("%s holds %d of these runs; %d are left.", path, len(done), len(cells) - len(done))
+        todo = {key: cell for key, cell in cells.items() if key not in done}
+        failures: list[Failure] = []
+        for name in dict.fromkeys(method for method, _, _ in todo.values()):
+            with noting(failures, self.target_name, name, "warming up"):
+                self._warm_up(self._methods[name])
+        for key, (name, decoding, prompt) in tqdm(todo.items(), desc=f"bench {self.target_name}", unit="run"):
+            if name in {failure.method for failure in failures}:
                 continue
-            try:
-                measured = self._measure(cell)
-            except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
-                planned = {other.key for other in cells if other.method == cell.method}
-                num_done = sum(row["key"] in planned for row in records.entries)
-                failures[cell.method] = self._failure(
-                    error, cell.method, "writing", num_done=num_done, num_planned=len(planned)
-                )
-                continue
-            origin = {"identity": self._identities[cell.method], "conditions": self._conditions}
-            records.append({"key": cell.key, **origin, **measured})
-        keys = {cell.key for cell in cells}
-        return Outcome([row for row in records.entries if row["key"] in keys], list(failures.values()))
+            planned = {key for key, (method, _, _) in cells.items() if method == name}
+            counts = {"num_done": len(planned & done), "num_planned": len(planned)}
+            with noting(failures, self.target_name, name, "writing", **counts):
+                measured = self._measure(self._methods[name], decoding, prompt)
+                origin = {"identity": self._identities[name], "conditions": self._conditions}
+                records.append({"key": key, **origin, "target": self.target_name, "method": name, **measured})
+                done.add(key)
+        return Outcome([row for row in records.entries if row["key"] in cells], failures)
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
         """The entry of each method in the results file, with the conditions of its runs, None where one lacks them."""
@@ -146,9 +135,8 @@ class Benchmark:
         for name, method in self._methods.items():
             conditions = [row.get("conditions") for row in outcome.records if row["method"] == name]
             known = conditions[0] if conditions and None not in conditions else None
-            origin = {"conditions": known, "failure": failed.get(name)}
-            entries.append({"target": self.target_name, **method.describe(), **origin})
-        return entries
+            entries.append({**method.describe(), "conditions": known, "failure": failed.get(name)})
+        return [{"target": self.target_name, **entry} for entry in entries]
 
     def _open(self, path: Path) -> Records:
         """Open the file of runs and check that the runs in it were made with these models."""
@@ -182,36 +170,28 @@ class Benchmark:
                 "or write to another file."
             )
 
-    def _cells(self) -> Iterator[Cell]:
-        """All runs to make: prompt by prompt, the methods of a prompt one after the other in random order."""
-        order = random.Random(self.seed)
+    def _cells(self) -> dict[str, tuple[str, str, Prompt]]:
+        """All runs to make, by key: prompt by prompt, the methods of a prompt one after the other in random order."""
+        order, cells = random.Random(self.seed), {}
         for decoding in self.decodings:
             for prompt in self.prompts:
                 methods = list(self._methods)
                 order.shuffle(methods)
-                yield from (Cell(self.target_name, method, decoding, prompt) for method in methods)
+                for name in methods:  # the last part of a key is the number of a repeat in files of earlier versions
+                    key = (self.target_name, name, decoding, prompt.set_name, prompt.prompt_id, "0")
+                    cells["|".join(key)] = (name, decoding, prompt)
+        return cells
 
-    def _warm_up(self, todo: list[Cell]) -> dict[str, Failure]:
-        """Call every method once, since first calls allocate, probe and compile; returns those that already fail."""
-        failures = {}
+    def _warm_up(self, method: Method) -> None:
+        """Call a method once, since first calls allocate, probe and compile."""
         ids, options = self.prompts[0].input_ids(self.tokenizer), decoding_options("greedy")
-        for name in dict.fromkeys(cell.method for cell in todo):
-            method = self._methods[name]
-            try:
-                with method.path(self.target):
-                    timed_generate(self.target, ids, WARM_UP_TOKENS, options, self.seed, **method.arguments())
-            except Exception as error:  # noqa: BLE001  whatever a method raises, the others go on
-                failures[name] = self._failure(error, name, "warming up")
-        return failures
+        with method.path(self.target):
+            timed_generate(self.target, ids, WARM_UP_TOKENS, options, self.seed, **method.arguments())
 
-    def _failure(self, error: Exception, method: str, stage: Stage, **counts: int) -> Failure:
-        logger.error("`%s` failed on `%s` and is left out from here on.", method, self.target_name, exc_info=error)
-        return Failure.of(error, self.target_name, method, stage, **counts)
-
-    def _measure(self, cell: Cell) -> dict[str, Any]:
+    def _measure(self, method: Method, decoding: str, prompt: Prompt) -> dict[str, Any]:
         """Make one timed run; the counts of a stock method come from a second run that hooks timed."""
-        method, ids = self._methods[cell.method], cell.prompt.input_ids(self.tokenizer)
-        call = (self.target, ids, self.max_new_tokens, decoding_options(cell.decoding), self.seed)
+        ids = prompt.input_ids(self.tokenizer)
+        call = (self.target, ids, self.max_new_tokens, decoding_options(decoding), self.seed)
         with method.path(self.target):
             first = timed_generate(self.target, ids, 1, *call[3:], **method.arguments())
             run = timed_generate(*call, **method.arguments())
@@ -219,11 +199,9 @@ class Benchmark:
             if method.is_stock and method.drafts:
                 stats = watched_stats(*call, method.arguments())
         return {
-            "target": cell.target,
-            "method": cell.method,
-            "decoding": cell.decoding,
-            "set": cell.prompt.set_name,
-            "prompt": cell.prompt.prompt_id,
+            "decoding": decoding,
+            "set": prompt.set_name,
+            "prompt": prompt.prompt_id,
             "num_tokens": len(run.new_ids),
             "seconds": run.seconds,
             "prefill_seconds": first.seconds,
