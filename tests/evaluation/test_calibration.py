@@ -142,9 +142,9 @@ def test_the_calibration_error_is_the_mean_distance_over_bins(num: int) -> None:
     draws = random.Random(num)
     probs, is_kept = [draws.random() for _ in range(num)], [draws.random() < 0.3 for _ in range(num)]
 
-    found = expected_calibration_error(torch.tensor(probs), torch.tensor(is_kept))
-
     bins = reliability(torch.tensor(probs), torch.tensor(is_kept))
+    found = expected_calibration_error(bins)
+
     assert found == pytest.approx(naive_error(probs, is_kept), abs=1e-6)
     assert sum(each["num_nodes"] * abs(each["share"] - each["probability"]) for each in bins) / num == pytest.approx(
         found

@@ -51,10 +51,11 @@ class MemoryRun:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             last = (result.stderr.strip() or "it said nothing").split("\n")[-1]
-            kind = ProcessKilledError if result.returncode < 0 else BenchmarkError
-            raise kind(
+            is_killed = result.returncode < 0
+            status = f"the signal {signal.Signals(-result.returncode).name}" if is_killed else result.returncode
+            raise (ProcessKilledError if is_killed else BenchmarkError)(
                 f"The process that measures the memory of `{self.source or 'the target alone'}` must end with 0, but "
-                f"it ended with {_exit_status(result.returncode)}: {last}. Run "
+                f"it ended with {status}: {last}. Run "
                 f"`{' '.join(command[:3])} '{command[3]}'` to see all of it."
             )
         return Peak(**json.loads(result.stdout.strip().split("\n")[-1]))
@@ -70,12 +71,7 @@ class MemoryRun:
                 options = decoding_options("greedy")
                 timed_generate(target, ids, self.max_new_tokens, options, 0, **method.arguments())
         weights = list(method.assistant.parameters()) if method.assistant is not None else []
-        return Peak(peak_resident_bytes(), peak_device_bytes(), sum(w.numel() * w.element_size() for w in weights))
-
-
-def _exit_status(status: int) -> str:
-    """Describe an exit status; if a signal ended the process, by the name of the signal."""
-    return str(status) if status >= 0 else f"the signal {signal.Signals(-status).name}"
+        return Peak(peak_resident_bytes(), peak_device_bytes(), sum(weight.nbytes for weight in weights))
 
 
 def peak_resident_bytes() -> int:

@@ -6,7 +6,7 @@ temperatures fitted to other prompts.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,25 +98,29 @@ def _totals(
     return totals
 
 
-def _bins(probs: Tensor, is_kept: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Bins of equal size, least likely first: the probabilities in each, and which of these nodes were accepted."""
-    order = probs.argsort(stable=True)
-    return zip(probs[order].double().chunk(NUM_BINS), is_kept[order].double().chunk(NUM_BINS), strict=True)
+def reliability(probs: Tensor, is_kept: Tensor) -> list[dict[str, Any]]:
+    """The bins of a reliability plot, of equal size: mean probability, accepted share with its interval, and size."""
+    order, rows = probs.argsort(stable=True), []
+    for prob, kept in zip(probs[order].double().chunk(NUM_BINS), is_kept[order].double().chunk(NUM_BINS), strict=True):
+        num_kept, num = int(kept.sum()), len(kept)
+        shares = {"share": num_kept / num, "interval": wilson_interval(num_kept, num)}
+        rows.append({"probability": float(prob.mean()), **shares, "num_nodes": num})
+    return rows
 
 
-def expected_calibration_error(probs: Tensor, is_kept: Tensor) -> float:
-    """Mean distance of probabilities from the accepted share, in `NUM_BINS` bins of equal size; both inputs are flat.
+def expected_calibration_error(bins: Sequence[dict[str, Any]]) -> float:
+    """Mean distance of probabilities from the accepted share.
 
     Example:
 
     ```python
-    >>> expected_calibration_error(torch.full((100,), 0.5), torch.arange(100) % 4 == 0)
+    >>> expected_calibration_error(reliability(torch.full((100,), 0.5), torch.arange(100) % 4 == 0))
     0.25
 
     ```
     """
-    gaps = [len(prob) * abs(float(prob.mean() - kept.mean())) for prob, kept in _bins(probs, is_kept)]
-    return sum(gaps) / len(probs)
+    num_nodes = sum(each["num_nodes"] for each in bins)
+    return sum(each["num_nodes"] * abs(each["probability"] - each["share"]) for each in bins) / num_nodes
 
 
 def error_by_luck(probs: Tensor, seed: int) -> float:
@@ -126,16 +130,6 @@ def error_by_luck(probs: Tensor, seed: int) -> float:
         draws = torch.rand(NUM_DRAWS, len(prob), generator=generator, dtype=torch.float)
         total += float(((draws < prob).double().sum(dim=1) - prob.sum()).abs().mean())
     return total / len(probs)
-
-
-def reliability(probs: Tensor, is_kept: Tensor) -> list[dict[str, Any]]:
-    """The bins of a reliability plot: mean probability, accepted share with its interval, and number of nodes."""
-    rows = []
-    for prob, kept in _bins(probs, is_kept):
-        num_kept, num = int(kept.sum()), len(kept)
-        shares = {"share": num_kept / num, "interval": wilson_interval(num_kept, num)}
-        rows.append({"probability": float(prob.mean()), **shares, "num_nodes": num})
-    return rows
 
 
 def fits_of_folds(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> list[Fit]:
@@ -192,9 +186,7 @@ def _figures(texts: Sequence[tuple[ObservedText, Tensor]], seed: int) -> dict[st
     for name, width in (("all_nodes", None), ("best_nodes", 1)):
         probs = torch.cat([text.seen.best_probs(indices)[:, :width].flatten() for text, indices in texts])
         is_kept = torch.cat([text.seen.is_kept[:, :width].flatten() for text, _ in texts])
-        found[name] = {
-            "error": expected_calibration_error(probs, is_kept),
-            "error_by_luck": error_by_luck(probs, seed),
-            "bins": reliability(probs, is_kept),
-        }
+        bins = reliability(probs, is_kept)
+        error, by_luck = expected_calibration_error(bins), error_by_luck(probs, seed)
+        found[name] = {"error": error, "error_by_luck": by_luck, "bins": bins}
     return found

@@ -10,6 +10,16 @@ from .results import Result, Row, changes_greedy_text, failure_of, failures, is_
 from .tables import fill, source_line, table
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+_RATES = {
+    "speed-up (95 % interval)": "{speed-up}",
+    "without prefill": "{decode_speedup:.2f}x",
+    "gate": "{gate:.2f}x",
+    "acceptance length, pooled": "{acceptance_length_pooled:.2f}",
+    "mean over requests": "{acceptance_length_per_request:.2f}",
+    "alpha": "{alpha:.2f}",
+    "repeated 4-grams": "{repetition_rate:.0%}",
+    "identical": "{same}",
+}
 _COSTS = {
     "plain step": "{plain step}",
     "drafting": "{draft_seconds_per_step:1000*.1f}",
@@ -91,7 +101,7 @@ def speed(result: Result, path: str) -> str:
         "### Speed against the target alone",
         "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. "
         "The gate is 0.9 x\nacceptance length / (cost of a step in plain steps): what the measured costs allow.",
-        table({**lead, **_rates(result)}, rows),
+        table({**lead, **_RATES}, rows),
         "Where a step's time goes, in milliseconds:",
         table({**lead, **_COSTS}, rows),
     ]
@@ -104,21 +114,6 @@ def _lead(result: Result) -> dict[str, str]:
     columns = {"target": "target", "method": "method"}
     varying = {head: f"{{{key}}}" for head, key in columns.items() if len({each[key] for each in methods}) > 1}
     return {**varying, "set": "{set:set}", "decoding": "{decoding}"}
-
-
-def _rates(result: Result) -> dict[str, str]:
-    """The columns on speed and acceptance; results of earlier versions hold fewer numbers."""
-    decode: dict[str, str] = {}
-    lengths = {"acceptance length": "{acceptance_length_pooled:.2f}"}
-    if any(row["acceptance_length_per_request"] is not None for row in result["rows"]):
-        decode = {"without prefill": "{decode_speedup:.2f}x"}
-        lengths = {
-            "acceptance length, pooled": "{acceptance_length_pooled:.2f}",
-            "mean over requests": "{acceptance_length_per_request:.2f}",
-            "alpha": "{alpha:.2f}",
-        }
-    rates = {"speed-up (95 % interval)": "{speed-up}", **decode, "gate": "{gate:.2f}x", **lengths}
-    return {**rates, "repeated 4-grams": "{repetition_rate:.0%}", "identical": "{same}"}
 
 
 def _shown(result: Result, row: Row) -> dict[str, Any]:

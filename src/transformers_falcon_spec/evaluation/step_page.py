@@ -41,20 +41,19 @@ def _entry(step: Step) -> dict[str, Any]:
 
     A node that `opens` a list has children; `closes` is the number of lists that end after a node without.
     """
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {number: [] for number in range(-1, len(step.nodes))}  # -1: the bonus token
     for number, node in enumerate(step.nodes[1:], start=1):
-        children.setdefault(node.parent, []).append(number)
-    nodes: list[dict[str, Any]] = []
-    waiting = [(0, 0)]  # nodes still to come, the next one last, and the lists that end with each; -1: bonus token
+        children[node.parent].append(number)
+    children[step.last_accepted] += [-1] * (step.bonus is not None)
+    waiting, order = [(0, 0)], []  # nodes with their depths
     while waiting:
-        number, num_ended = waiting.pop()
-        below = children.get(number, []) if number >= 0 else []
-        if number == step.last_accepted and step.bonus is not None:
-            below = [*below, -1]
-        nodes.append({**_node(step, number), "opens": bool(below), "closes": num_ended})
-        ends = [0] * len(below)
-        ends[-1:] = [num_ended + 1] * bool(below)
-        waiting += list(zip(below, ends, strict=True))[::-1]
+        number, depth = waiting.pop()
+        order.append((number, depth))
+        waiting += [(child, depth + 1) for child in reversed(children[number])]
+    nodes = [
+        {**_node(step, number), "opens": below > depth, "closes": max(depth - below, 0)}
+        for (number, depth), (_, below) in zip(order, [*order[1:], (0, 0)], strict=True)
+    ]
     return {"step": step, "nodes": nodes}
 
 
