@@ -21,8 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TextIteratorStreamer
 
 from transformers_falcon_spec.evaluation.plots import depth_plot
-from transformers_falcon_spec.evaluation.step_page import render_tree, tree_style
-from transformers_falcon_spec.evaluation.steps import Step, StepLog
+from transformers_falcon_spec.evaluation.steps import Step, StepLog, render_tree, tree_style
 from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.timed import Run, timed_generate
 

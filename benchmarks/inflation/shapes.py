@@ -107,7 +107,7 @@ class Layout:
         pad_id (`int`): Token whose rows stand at ids that the small vocabulary lacks.
 
     Raises:
-        [`OptionError`]: rounding, not only zeros, would tell the two apart, or something does not fit.
+        [`OptionError`]: rounding, not only zeros, would separate the two, or something does not fit.
     """
 
     small: Shape

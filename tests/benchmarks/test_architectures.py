@@ -44,7 +44,7 @@ def test_each_verdict_has_a_table_with_one_line_for_a_family() -> None:
     assert "Source: `benchmarks/results/architectures.json`; commit `" in text
 
 
-def test_another_version_is_told_in_short() -> None:
+def test_another_version_is_shown_in_short() -> None:
     text = REPORT.render(_result(), "architectures_oldest.json")
 
     assert "2 tree, 1 chain, 1 refused; 191 of 192 tokens equal." in text

@@ -238,7 +238,7 @@ def test_counts_from_outside_are_those_of_the_loop(
 
 
 class Forwards:
-    """A clock that only forwards advance: forward number i takes 2^i seconds, so that each sum tells its terms."""
+    """A clock that only forwards advance: forward number i takes 2^i seconds, so that each sum shows its terms."""
 
     def __init__(self, patch: pytest.MonkeyPatch, **models: PreTrainedModel | None) -> None:
         self.now, self.who = 0.0, []

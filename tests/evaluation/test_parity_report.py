@@ -11,8 +11,7 @@ import pytest
 from tests.pages import Outline
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.pages import render
-from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult
-from transformers_falcon_spec.evaluation.parity_report import checked_result, report_of
+from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult, checked_result, report_of
 from transformers_falcon_spec.evaluation.tie_checks import Check, Float32Comparison, StepComparison
 from transformers_falcon_spec.provenance import provenance
 

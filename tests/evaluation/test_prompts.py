@@ -52,7 +52,7 @@ def switched(name: str, by_default: str) -> str:
 
 @pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
 @pytest.mark.parametrize("by_default", ["on", "off", "neither"])
-def test_a_template_with_a_switch_tells_whether_the_target_thinks(name: str, by_default: str, tmp_path: Path) -> None:
+def test_a_template_with_a_switch_shows_whether_the_target_thinks(name: str, by_default: str, tmp_path: Path) -> None:
     (prompt,) = read_prompts([write(tmp_path / "sums.jsonl", {"prompt": "one two"})])
 
     assert prompt.thinking(make_tokenizer(switched(name, by_default))) == by_default

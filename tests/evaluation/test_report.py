@@ -66,7 +66,7 @@ def test_a_file_that_no_command_wrote_has_no_tables(
 @pytest.mark.parametrize("options", [[], ["--results", "speed.json"], ["--documents", "README.md"]])
 def test_a_report_of_nothing_is_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", *options]) == 1
-    assert "must be told what to render" in capsys.readouterr().err
+    assert "needs something to render" in capsys.readouterr().err
 
 
 def test_a_cell_lacks_nothing_or_is_a_dash() -> None:

@@ -14,8 +14,16 @@ from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import Draft
 from transformers_falcon_spec.core.verification import AcceptedPath
-from transformers_falcon_spec.evaluation.step_page import ObservedText, render_step_page, render_tree, tree_style
-from transformers_falcon_spec.evaluation.steps import Step, StepLog, StepNode, step_text
+from transformers_falcon_spec.evaluation.steps import (
+    ObservedText,
+    Step,
+    StepLog,
+    StepNode,
+    render_step_page,
+    render_tree,
+    step_text,
+    tree_style,
+)
 from transformers_falcon_spec.provenance import provenance
 
 ATTACK = "<script>alert('x')</script>"

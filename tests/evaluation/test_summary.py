@@ -26,7 +26,7 @@ def test_hits_and_misses_have_mirrored_intervals() -> None:
     assert wilson_interval(47, 50) == pytest.approx((1 - high, 1 - low))
 
 
-def test_the_bounds_of_an_interval_have_the_share_on_the_edge_of_what_chance_allows() -> None:
+def test_the_bounds_of_an_interval_have_the_share_on_the_edge_of_what_luck_allows() -> None:
     for bound in wilson_interval(8, 40, level=0.9):
         deviation = abs(8 / 40 - bound) / (bound * (1 - bound) / 40) ** 0.5
         assert deviation == pytest.approx(1.6448536)

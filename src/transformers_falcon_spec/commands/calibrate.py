@@ -45,7 +45,6 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
     seed: int = option("Seed of the draws and of the intervals.", 0)
 
     def __post_init__(self) -> None:
-        """Check the number of passes, and that temperatures can be saved if they are to be."""
         super().__post_init__()
         check_least(self, passes=1)
         if self.save:

@@ -51,7 +51,6 @@ class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
     link_gb_per_second: float | None = option("Gigabytes a second; without both one device is modelled.", None)
 
     def __post_init__(self) -> None:
-        """Check the least values, and that a link is described by both of its options or none."""
         super().__post_init__()
         check_least(self, max_new_tokens=2)
         given = (self.link_latency_us, self.link_gb_per_second)

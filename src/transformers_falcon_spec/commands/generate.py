@@ -20,8 +20,7 @@ from ..errors import OptionError
 from ..evaluation.decoding import repetition_rate
 from ..evaluation.parity import ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
-from ..evaluation.step_page import ObservedText, render_step_page
-from ..evaluation.steps import StepLog, step_text
+from ..evaluation.steps import ObservedText, StepLog, render_step_page, step_text
 from ..generation.output import observe_steps
 from ..generation.timed import Run, timed_generate
 from .loading import load_drafter

@@ -25,9 +25,8 @@ PROMPT_LOOKUP = "prompt-lookup"
 class MethodEntry:
     """One entry of `--methods`: `SOURCE`, `NAME=SOURCE`, or `NAME@TARGET=SOURCE` for one target only.
 
-    `SOURCE` is the folder or Hub name of a drafter of this package or of a causal language model, or `prompt-lookup`,
-    or `prompt-lookup:N` for N tokens, or `layer-parallel:N:FOLDER` for a causal language model that drafts with groups
-    of N layers.
+    `SOURCE` is the folder or Hub name of a drafter or of a causal language model, `prompt-lookup`, `prompt-lookup:N`
+    for N tokens, or `layer-parallel:N:FOLDER` for a language model that drafts with groups of N layers.
 
     Example:
 

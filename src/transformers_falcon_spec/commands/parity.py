@@ -24,8 +24,7 @@ from transformers import logging
 from ..errors import ParityError
 from ..evaluation.decoding import decoding_options
 from ..evaluation.pages import interval, percent, quoted, render
-from ..evaluation.parity import LOW_PRECISION, ParityCheck
-from ..evaluation.parity_report import Result, checked_result, report_of
+from ..evaluation.parity import LOW_PRECISION, ParityCheck, Result, checked_result, report_of
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from .loading import load_drafter
@@ -46,9 +45,8 @@ class ParityCommand(PairOptions, TextOptions, ResultOptions):
         False,
     )
     reread_in_float32: bool = option(
-        "For a bfloat16 or float16 target: at a difference a float32 copy of the target reads the text again and says "
-        "which token it prefers, and how far off both readings are. The copy is made at the first difference, on the "
-        "target's device, and takes 4 bytes a parameter beside the target's 2.",
+        "For a bfloat16 or float16 target: at a difference a float32 copy of it, 4 bytes a parameter on its device, "
+        "reads the text again and says which token it prefers, and how far off both readings are.",
         True,
     )
 
@@ -79,14 +77,12 @@ def _make_check(command: ParityCommand) -> ParityCheck:
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree)
     drafter.generation_config.tune = command.tune
-    is_low = target.dtype in LOW_PRECISION
-    if is_low and command.reread_in_float32:
-        print(
-            f"The target computes in {target.dtype}: at a difference a float32 copy of it reads the text again. "
-            "`--no_reread_in_float32` leaves that out."
+    if target.dtype in LOW_PRECISION:
+        rereads = (
+            "at a difference a float32 copy of it reads the text again. `--no_reread_in_float32` leaves that out."
         )
-    elif is_low:
-        print(f"The target computes in {target.dtype}, and differences are NOT read again in float32.")
+        what = rereads if command.reread_in_float32 else "differences are NOT read again in float32."
+        print(f"The target computes in {target.dtype}: {what}")
     return ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed, command.reread_in_float32)
 
 

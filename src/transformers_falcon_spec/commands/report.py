@@ -37,7 +37,7 @@ class ReportCommand:
 def run(command: ReportCommand) -> None:
     """Write the tables into the documents, and the pages beside their results."""
     if not command.pages and not (command.results and command.documents):
-        raise OptionError("`report` must be told what to render: `results` with `documents`, or `pages`.")
+        raise OptionError("`report` needs something to render: `results` with `documents`, or `pages`.")
     tables = _tables(command.results) if command.documents else []
     for document in command.documents:
         write_between_markers(Path(document), tables)

@@ -47,15 +47,14 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
         ["greedy", "temperature-0.7"],
     )
     output: str = option(
-        "JSON file for the tree and the numbers behind it; each text's go to the same name with .jsonl, where a later "
-        "run continues. None with `save`: draft_tree.json beside the drafter's weights.",
+        "JSON file for the tree and the numbers behind it; a later run continues from the same name with .jsonl. None "
+        "with `save`: draft_tree.json beside the drafter's weights.",
         None,
     )
     save: bool = option("Put the tree into the drafter's config.json.", False)
     seed: int = option("Seed of the sampling.", 0)
 
     def __post_init__(self) -> None:
-        """Check that the tree is written or saved, and set the default output."""
         if self.save:
             self.check_folder()
         elif self.output is None:

@@ -14,7 +14,7 @@ from ..drafters.tree_drafting.grown import GrownTreeGenerator
 from ..errors import OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
 
-STEPS_PER_OCTAVE = 16  # two neighbours differ by 4 %, less than what thousands of tokens can tell apart
+STEPS_PER_OCTAVE = 16  # two neighbours differ by 4 %, less than what thousands of tokens can show
 OCTAVES = (-2, 3)
 TEMPERATURES = tuple(
     2 ** (step / STEPS_PER_OCTAVE) for step in range(OCTAVES[0] * STEPS_PER_OCTAVE, OCTAVES[1] * STEPS_PER_OCTAVE + 1)
@@ -66,7 +66,6 @@ class Observations:
         return lists | {"chosen": [None if score == -torch.inf else score for score in lists["chosen"]]}
 
     def __len__(self) -> int:
-        """The number of lists."""
         return len(self.depths)
 
     @property

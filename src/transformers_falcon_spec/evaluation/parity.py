@@ -1,8 +1,11 @@
 """Is the text with a drafter the target's own, token for token, and where it is not: a proven tie, or a bug?"""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +18,10 @@ from ..generation.timed import Options
 from ..generation.verifier import verifier_named
 from .prompts import Prompt
 from .step_replay import GenerateCall, ReplayedStep, replay_drafted, replay_plain
+from .summary import wilson_interval
 from .tie_checks import Check, StepComparison, compare_steps
 
+Result = dict[str, Any]  # a `ParityResult` as a line of the records file holds it
 VERDICTS = ("identical", "tie", "bug")  # from the best to the worst
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 NUM_CONTEXT_TOKENS = 24  # shown before a difference
@@ -115,31 +120,24 @@ class ParityCheck:
 
     def _explain(self, call: GenerateCall, plain: list[int], drafted: list[int], index: int) -> Difference:
         """Find out why two texts differ at new token `index`."""
-        check, comparison = _early_end(plain, drafted, index), None
-        if check is None:
-            steps = replay_plain(call, index), replay_drafted(call, index, self.drafter)
-            check = _repeats(steps, (plain[: index + 1], drafted[: index + 1]))
-            if check.holds:
-                comparison = self._compare(call, index, *steps)
-        checks = [check, *(comparison.checks() if comparison else [])]
-        float32 = comparison.float32 if comparison else None
+        comparison, float32_token = None, None
+        if index == min(len(plain), len(drafted)):  # stopping depends on the text alone
+            measured = f"the target alone writes {len(plain)} tokens, with the drafter it writes {len(drafted)}"
+            checks = [Check("Texts that are equal so far end at the same token.", measured, False)]
+        else:
+            alone, in_tree = replay_plain(call, index), replay_drafted(call, index, self.drafter)
+            checks = [_repeats((alone, in_tree), (plain[: index + 1], drafted[: index + 1]))]
+            if alone and in_tree and checks[0].holds:
+                comparison = self._compare(call, index, alone, in_tree)
+                checks += comparison.checks()
+        if comparison and comparison.float32:
+            float32_token = self._decode([comparison.float32.token_id])
         before = [*call.input_ids[0].tolist(), *plain[:index]][-NUM_CONTEXT_TOKENS:]
-        return Difference(
-            reason=_reason(checks),
-            context=self._decode(before),
-            plain=self._choice(plain, index),
-            drafted=self._choice(drafted, index),
-            checks=checks,
-            evidence=comparison,
-            float32_token=self._decode([float32.token_id]) if float32 else None,
-        )
+        choices = (self._choice(plain, index), self._choice(drafted, index))
+        return Difference(_reason(checks), self._decode(before), *choices, checks, comparison, float32_token)
 
-    def _compare(
-        self, call: GenerateCall, index: int, plain: ReplayedStep | None, drafted: ReplayedStep | None
-    ) -> StepComparison:
+    def _compare(self, call: GenerateCall, index: int, plain: ReplayedStep, drafted: ReplayedStep) -> StepComparison:
         """Compare the replays of a step, with those from the tree's logits and from a float32 copy's."""
-        assert plain is not None  # `_repeats` found both replays to be what was written
-        assert drafted is not None
         exact = None
         if self.reread_in_float32 and self.target.dtype in LOW_PRECISION:
             exact = replay_plain(call, index, given=self._float32_logits(call.input_ids, plain.new_ids[:-1]))
@@ -171,14 +169,6 @@ def first_difference(plain: list[int], drafted: list[int]) -> int | None:
     return next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(plain), len(drafted)))
 
 
-def _early_end(plain: list[int], drafted: list[int], index: int) -> Check | None:
-    """The failing check of texts of which one ends first, though stopping depends on the text; None if both go on."""
-    if index < min(len(plain), len(drafted)):
-        return None
-    measured = f"the target alone writes {len(plain)} tokens, with the drafter it writes {len(drafted)}"
-    return Check("Texts that are equal so far end at the same token.", measured, False)
-
-
 def _repeats(steps: tuple[ReplayedStep | None, ReplayedStep | None], texts: tuple[list[int], list[int]]) -> Check:
     """The check that a second run writes what the first one wrote; else nothing can be proved about it."""
     changed = [
@@ -196,3 +186,62 @@ def _reason(checks: list[Check]) -> str:
     if failed:
         return f"{failed.statement} But: {failed.measured}."
     return f"Rounding decided: {'; '.join(f'{check.name} {check.measured}' for check in checks if check.name)}."
+
+
+def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
+    """The contents of the JSON file, which are also all that the page shows."""
+    rows = [_row(name, [result for result in results if result["decoding"] == name]) for name in decodings]
+    return {"provenance": provenance, "totals": _totals(results), "rows": rows}
+
+
+def checked_result(entry: Result, path: Path) -> Result:
+    """A line of the records file; one that does not describe its difference, of an older version, is refused."""
+    is_explained = entry["verdict"] == "identical" or entry.get("difference") is not None
+    if entry["verdict"] not in VERDICTS or not is_explained:
+        raise OptionError(
+            f"`{path}` must say why texts differ, but its line for {entry['set_name']} {entry['prompt_id']} "
+            "does not: an older version began it. Delete it, or write to another file."
+        )
+    return {"num_steps": 0, **entry}
+
+
+def _tally(results: Sequence[Result]) -> dict[str, Any]:
+    """Count each verdict, with its share and 95 % interval, and the tokens a step of the identical texts."""
+    counts = _counts(results)
+    identical = _sums([result for result in results if result["verdict"] == "identical"])
+    return {
+        **counts,
+        "num_prompts": len(results),
+        **_sums(results),
+        "tokens_per_step": identical["num_tokens"] / identical["num_steps"] if identical["num_steps"] else None,
+        "shares": {
+            verdict: {"share": count / len(results), "interval": wilson_interval(count, len(results))}
+            for verdict, count in counts.items()
+        },
+    }
+
+
+def _row(decoding: str, results: Sequence[Result]) -> dict[str, Any]:
+    """The counts of one decoding, also for each prompt set, and its differences."""
+    sets = dict.fromkeys(result["set_name"] for result in results)
+    return {
+        "decoding": decoding,
+        **_tally(results),
+        "by_set": {name: _counts([result for result in results if result["set_name"] == name]) for name in sets},
+        "differences": [result for result in results if result["verdict"] != "identical"],
+    }
+
+
+def _totals(results: Sequence[Result]) -> dict[str, Any]:
+    """The counts of all decodings; a prompt counts once, with its worst verdict, since its texts are dependent."""
+    by_verdict = sorted(results, key=lambda result: VERDICTS.index(result["verdict"]))
+    worst = {(result["set_name"], result["prompt_id"]): result for result in by_verdict}
+    return _tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
+
+
+def _counts(results: Sequence[Result]) -> dict[str, int]:
+    return {verdict: sum(result["verdict"] == verdict for result in results) for verdict in VERDICTS}
+
+
+def _sums(results: Sequence[Result]) -> dict[str, int]:
+    return {name: sum(result[name] for result in results) for name in ("num_tokens", "num_steps")}

@@ -92,14 +92,11 @@ def tree_curves(rows: Sequence[Row], methods: Sequence[Row]) -> dict[str, list[t
     by_name = {method["method"]: method for method in methods}
     curves: dict[tuple[str, str], list[tuple[int, Row]]] = {}
     for row in rows:
-        method = by_name[row["method"]]
-        num_nodes, weights = method.get("num_nodes"), method.get("weights")
+        num_nodes, weights = (by_name[row["method"]].get(key) for key in ("num_nodes", "weights"))
         if "speedup" in row and num_nodes is not None and weights is not None:
             pattern = re.sub(rf"\b{num_nodes}\b", "N", row["method"], count=1)
-            key = (weights, pattern if pattern != row["method"] else "")
+            key = (weights, "" if pattern == row["method"] else pattern)
             curves.setdefault(key, []).append((num_nodes, row))
-    return {
-        pattern or f"{found[0][1]['method']} and others of its weights": found
-        for (_, pattern), found in curves.items()
-        if len({num_nodes for num_nodes, _ in found}) > 1
-    }
+    named = [(pattern or f"{found[0][1]['method']} and others of its weights", found)
+             for (_, pattern), found in curves.items()]  # fmt: skip
+    return {name: found for name, found in named if len({size for size, _ in found}) > 1}

@@ -3,7 +3,7 @@
 A replay makes the very call that was compared, seed and length limit included, and only stops after the step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,21 +61,18 @@ class _StopAfter(StoppingCriteria):
         self.length = length
 
     def __call__(self, input_ids: Tensor, _scores: Any, **_: Any) -> Tensor:
-        """Whether each row is long enough."""
         return torch.full(input_ids.shape[:1], input_ids.shape[1] >= self.length, device=input_ids.device)
 
 
 class _StepObserver(LogitsProcessor):
-    """Keeps the logits and the random state of step `index` of plain decoding, or replaces the logits by `given`."""
+    """Keeps the random state of step `index` of plain decoding, and replaces its logits by `given`, if they are."""
 
     def __init__(self, index: int, given: Tensor | None) -> None:
         self.index, self.given = index, given
-        self.logits: Tensor | None = None
         self.state: Tensor | None = None
         self._num_chosen = 0
 
     def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Count the tokens; change nothing."""
         self._num_chosen += 1
         return scores
 
@@ -84,7 +81,6 @@ class _StepObserver(LogitsProcessor):
         if self._num_chosen == self.index:
             if self.given is not None:
                 outputs.logits = self.given[None, None]
-            self.logits = outputs.logits[0, -1].to(torch.float32, copy=True)
             self.state = _random_stream(outputs.logits.device).get_state()
         return outputs
 
@@ -97,17 +93,20 @@ def replay_plain(call: GenerateCall, index: int, given: Tensor | None = None) ->
         run = _run_until(call, index, None, logits_processor=LogitsProcessorList([observer]))
     finally:
         handle.remove()
-    if len(run.new_ids) <= index or observer.logits is None or observer.state is None:
+    step = _step_of(run, index)
+    if step is None or observer.state is None:
         return None
-    scores = run.output.scores[index][0]
     is_drawn = call.options.get("do_sample", call.target.generation_config.do_sample)
-    noise = _noise(scores, observer.state, run.new_ids[index]) if is_drawn else torch.ones_like(scores)
-    return ReplayedStep(run.new_ids[: index + 1], observer.logits, scores, noise)
+    noise = _noise(step.scores, observer.state, step.token_id) if is_drawn else torch.ones_like(step.scores)
+    return replace(step, noise=noise)
 
 
 def replay_drafted(call: GenerateCall, index: int, drafter: nn.Module) -> ReplayedStep | None:
     """The step with a drafter that chooses new token `index`; None if the text ends before."""
-    run = _run_until(call, index, drafter)
+    return _step_of(_run_until(call, index, drafter), index)
+
+
+def _step_of(run: Run, index: int) -> ReplayedStep | None:
     if len(run.new_ids) <= index:
         return None
     return ReplayedStep(run.new_ids[: index + 1], run.output.logits[index][0], run.output.scores[index][0])

@@ -33,20 +33,7 @@ class Float32Comparison:
     gap: float | None  # between the best two tokens
     plain_error: float | None  # largest difference between the copy's logits and those of plain decoding
     tree_error: float | None  # the same for the logits computed in the tree
-    unit: float  # the last place of the largest logit in the target's type: no computation in it is more exact
-
-    @classmethod
-    def of_steps(
-        cls, exact: ReplayedStep, plain: ReplayedStep, drafted: ReplayedStep, dtype: torch.dtype
-    ) -> "Float32Comparison":
-        """Compare plain decoding and the tree with the copy's step."""
-        return cls(
-            token_id=exact.token_id,
-            gap=finite(exact.gap),
-            plain_error=largest_difference(plain.logits, exact.logits),
-            tree_error=largest_difference(drafted.logits, exact.logits),
-            unit=torch.finfo(dtype).eps * _largest(exact.logits),
-        )
+    unit: float  # the last digit of the largest logit in the target's type: no computation in it is more exact
 
     def check(self) -> Check:
         """The check that the tree errs as plain decoding does; if it errs more, it read something else."""
@@ -103,6 +90,13 @@ def compare_steps(
     exact: ReplayedStep | None,
 ) -> StepComparison:
     """Compare a plain step with that in a tree, and with plain ones given the tree's and a float32 copy's logits."""
+    float32 = None if exact is None else Float32Comparison(
+        token_id=exact.token_id,
+        gap=finite(exact.gap),
+        plain_error=largest_difference(plain.logits, exact.logits),
+        tree_error=largest_difference(drafted.logits, exact.logits),
+        unit=torch.finfo(dtype).eps * _largest(exact.logits),
+    )  # fmt: skip
     kept = plain.scores.isfinite() & drafted.scores.isfinite()
     pair = torch.tensor([plain.token_id, drafted.token_id], device=kept.device)
     return StepComparison(
@@ -112,7 +106,7 @@ def compare_steps(
         limit=torch.finfo(dtype).eps ** 0.5 * _largest(plain.logits),
         is_caused_by_logits=transplanted is not None and transplanted.new_ids == drafted.new_ids,
         is_cut=bool((plain.scores[pair].isneginf() != drafted.scores[pair].isneginf()).any()),
-        float32=None if exact is None else Float32Comparison.of_steps(exact, plain, drafted, dtype),
+        float32=float32,
     )
 
 
