@@ -68,10 +68,14 @@ def run(command: BenchCommand) -> None:
     torch.set_num_threads(command.threads or torch.get_num_threads())
     targets = parse_targets(command.targets)
     methods = parse_methods(command.methods, targets)
-    prompts = _checked_prompts(command)
+    for name in command.decodings:  # wrong options are refused before anything is loaded
+        decoding_options(name)
+    check_least(command, max_new_tokens=2, memory_texts=0)
+    _check_can_be_written(Path(command.output))
+    prompts = command.read_prompts()
     if command.draft_tree is not None:
         load_tree(command.draft_tree)
-    for folder in targets.values():  # before anything is loaded or measured
+    for folder in targets.values():
         config, tokenizer = read_config(folder)
         check_lengths(prompts, tokenizer, config, command.max_new_tokens)
     total, entries, dtypes = Outcome(), [], {}
@@ -89,15 +93,6 @@ def run(command: BenchCommand) -> None:
     command.write(result)
     _show(result)
     total.complete()
-
-
-def _checked_prompts(command: BenchCommand) -> list[Prompt]:
-    """Read the prompts; wrong options are refused before anything is loaded."""
-    for name in command.decodings:
-        decoding_options(name)
-    check_least(command, max_new_tokens=2, memory_texts=0)
-    _check_can_be_written(Path(command.output))
-    return command.read_prompts()
 
 
 def _check_can_be_written(output: Path) -> None:

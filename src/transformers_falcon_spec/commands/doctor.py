@@ -10,24 +10,21 @@ Example, on the embedded pair:
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from transformers import logging
 
 from ..errors import CheckpointError
-from ..evaluation.doctor.expectation import Expectation, expected_acceptance
+from ..evaluation.doctor.expectation import expected_acceptance
 from ..evaluation.doctor.findings import Report, documentation_of
 from ..evaluation.doctor.measurement import Case, built_in_prompts, diagnose
 from ..evaluation.doctor.setup_checks import environment
 from ..evaluation.doctor.weight_files import add_unreadable
-from ..evaluation.prompts import Prompt, read_prompts
+from ..evaluation.prompts import read_prompts
 from .loading import load_drafter
 from .options import DTYPE_HELP, PairOptions, TextOptions, option
-
-Loaded = TypeVar("Loaded")
 
 
 @dataclass(kw_only=True)
@@ -47,34 +44,23 @@ class DoctorCommand(PairOptions, TextOptions):
 def run(command: DoctorCommand) -> None:
     """Examine the pair, and print the report."""
     logging.set_verbosity_error()
-    report = Report(command.target, command.drafter)
+    report, name = Report(command.target, command.drafter), command.target
     report.sections["environment"] = environment(command.device)
-    pair = _load_or_report(report, command.target, command.load_target)
-    if pair is not None:
-        target, tokenizer = pair
-        drafter = _load_or_report(report, command.drafter, lambda: load_drafter(command.drafter, target))
-        if drafter is not None:
-            expected = expected_acceptance(command.drafter, drafter, command.results)
-            prompts = _prompts(command, expected)
-            diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected), report)
+    try:
+        target, tokenizer = command.load_target()
+        name = command.drafter
+        drafter = load_drafter(name, target)
+    except CheckpointError as error:
+        add_unreadable(report, name, error)
+    else:
+        expected = expected_acceptance(name, drafter, command.results)
+        files = command.prompts or (expected.prompts if expected is not None else [])
+        prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
+        diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected), report)
     if command.json:
         print(json.dumps(report.to_json(), indent=1))
     else:
         _show(report)
-
-
-def _load_or_report(report: Report, name: str, load: Callable[[], Loaded]) -> Loaded | None:
-    """Call `load`; if a checkpoint cannot be read, add a finding to the report and return None."""
-    try:
-        return load()
-    except CheckpointError as error:
-        add_unreadable(report, name, error)
-        return None
-
-
-def _prompts(command: DoctorCommand, expected: Expectation | None) -> list[Prompt]:
-    files = command.prompts or (expected.prompts if expected is not None else [])
-    return read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
 
 
 def _show(report: Report) -> None:

@@ -65,8 +65,7 @@ def run(command: TuneGroupsCommand) -> None:
     """Measure the acceptance of each group and of the best divisions, and print what they would be worth."""
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
-    drafter = _load_drafter(command, target)
-    texts = _Texts(command, target, tokenizer, drafter)
+    texts = _Texts(command, target, tokenizer)
     alone = texts.written(None)
     rate = alone.num_tokens / alone.total_seconds
     result = {"provenance": command.origin(target), "tokens_per_second_of_target": rate, **_result(command, texts)}
@@ -74,28 +73,21 @@ def run(command: TuneGroupsCommand) -> None:
     _show(result, command.output)
 
 
-def _load_drafter(command: TuneGroupsCommand, target: PreTrainedModel) -> LayerParallelDrafter:
-    drafter = load_drafter(command.drafter, target)
-    if not isinstance(drafter, LayerParallelDrafter) or len(drafter.layered.layers) < LEAST_LAYERS:
-        raise OptionError(
-            f"`drafter` must be an EasySpec drafter of at least {LEAST_LAYERS} layers, or `layer-parallel:N:FOLDER` "
-            f"of such a language model, for the first and the last layer stand alone, but it is `{command.drafter}`."
-        )
-    drafter.check_target(target)
-    drafter.generation_config.tune = False
-    return drafter
-
-
 class _Texts:
     """Writes the prompts' texts with given groups, once for each division."""
 
     def __init__(
-        self,
-        command: TuneGroupsCommand,
-        target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        drafter: LayerParallelDrafter,
+        self, command: TuneGroupsCommand, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> None:
+        drafter = load_drafter(command.drafter, target)
+        if not isinstance(drafter, LayerParallelDrafter) or len(drafter.layered.layers) < LEAST_LAYERS:
+            raise OptionError(
+                f"`drafter` must be an EasySpec drafter of at least {LEAST_LAYERS} layers, or "
+                "`layer-parallel:N:FOLDER` of such a language model, for the first and the last layer stand alone, "
+                f"but it is `{command.drafter}`."
+            )
+        drafter.check_target(target)
+        drafter.generation_config.tune = False
         prompts = command.read_prompts()
         check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
         self.target, self.drafter, self.max_new_tokens = target, drafter, command.max_new_tokens

@@ -1,7 +1,6 @@
 """Interleaved runs of several methods on the same prompts with the same seeds and stopping rule.
 
-Every run is appended to a JSON lines file at once, so that an interrupted benchmark goes on; `summary.py` makes rates
-of them. A method that raises is left out from there on, and the others finish.
+An interrupted benchmark goes on; a method that raises is left out from there on, and the others finish.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Fits temperatures that make a drafter's probabilities come true, and measures its calibration before and after.
 
-Temperatures are fitted by maximum likelihood, so that the target's own tokens get the highest probability (temperature
-scaling, arXiv 1706.04599, section 4.2), for each position of a block. Figures of a calibrated drafter come from
-temperatures fitted to other prompts.
+The likelihood of the target's own tokens is maximised (temperature scaling, arXiv 1706.04599, section 4.2), for each
+position of a block. Figures of a calibrated drafter come from temperatures fitted to other prompts.
 """
 
 import math

@@ -71,7 +71,8 @@ class StepModel:
     def on_devices(self, groups: Sequence[Sequence[int]], stats: GenerationStats) -> list[dict[str, Any]]:
         """The speed on each number of devices: one alone without a link, never more than layers."""
         most = min(MAX_DEVICES, sum(map(len, groups))) if self.link else 1
-        return [self._on(num, [len(group) for group in groups if len(group) > 1], stats) for num in range(1, most + 1)]
+        sizes = [len(group) for group in groups if len(group) > 1]
+        return [self._on(num, sizes, stats) for num in range(1, most + 1)]
 
     def _on(self, num_devices: int, sizes: list[int], stats: GenerationStats) -> dict[str, Any]:
         """The speed with groups of these `sizes`: each device computes its share, an exchange brings the others."""

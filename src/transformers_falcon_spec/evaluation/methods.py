@@ -1,8 +1,4 @@
-"""The methods that a benchmark compares: a name and the arguments of `generate`; stock ones run without this package.
-
-They are the target alone, a drafter of this package, stock assisted generation with a small model or a DFlash drafter,
-and stock prompt lookup.
-"""
+"""The methods that a benchmark compares: names and arguments of `generate`; stock ones run without this package."""
 
 import copy
 import hashlib

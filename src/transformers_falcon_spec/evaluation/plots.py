@@ -1,7 +1,6 @@
 """Plots of results as inline SVG: speed-up, acceptance by depth, seconds by phase, speed by tree size, reliability.
 
-Matplotlib draws them in stand-in colours, which become the page's own (`var(--...)`), so that one drawing serves light
-and dark.
+Matplotlib draws stand-in colours, which become the page's own (`var(--...)`): one drawing serves light and dark.
 """
 
 import io

@@ -1,8 +1,4 @@
-"""Checks that decide whether rounding explains why two texts differ at a step: numbers in, checks out.
-
-A difference is a tie only if every check holds: nothing but the logits differs, they differ by rounding alone, and the
-best two tokens are that close.
-"""
+"""Checks of a step at which two texts differ: only if all of them hold, rounding explains it, and it is a tie."""
 
 import math
 from dataclasses import dataclass, replace

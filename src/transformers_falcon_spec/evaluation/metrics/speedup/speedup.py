@@ -11,10 +11,8 @@ from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedu
 
 INPUTS = """
 Args:
-    num_tokens: New tokens of each run with the drafter, counted in token ids.
-    seconds: Seconds of each run.
-    baseline_num_tokens: New tokens of the run of the target alone on the same prompt.
-    baseline_seconds: Seconds of that run.
+    num_tokens, seconds: New tokens, counted in token ids, and seconds of each run with the drafter.
+    baseline_num_tokens, baseline_seconds: The same of the target alone on the same prompt.
     seed: Seed of the resampling behind the interval.
 
 Returns:
