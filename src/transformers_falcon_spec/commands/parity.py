@@ -45,8 +45,8 @@ class ParityCommand(PairOptions, TextOptions, ResultOptions):
         False,
     )
     reread_in_float32: bool = option(
-        "For a bfloat16 or float16 target: at a difference a float32 copy of the target, which takes 4 bytes a "
-        "parameter beside its 2, reads the text again and says which token it prefers, and how far off both are.",
+        "For a bfloat16 or float16 target: at a difference a float32 copy, which takes 4 bytes a parameter beside the "
+        "target's 2, reads the text again and says which token it prefers, and how far off both readings are.",
         True,
     )
 
