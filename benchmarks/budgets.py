@@ -3,8 +3,7 @@
 Command: python -m benchmarks.budgets; with --shape 0.3b --dtype bfloat16 on an inflated pair, the small pair's acceptance at a large
 model's cost. Few sizes on more prompts separate close ones: `--output` keeps them in `budgets_finalists.json`. Hardware and time: two
 CPU cores and nothing else running, about 30 minutes; resumes. All methods are interleaved prompt by prompt. Writes
-`benchmarks/results/budgets.json` (`budgets_<shape>.json`), which `python -m benchmarks.report` renders into docs/tuning.md;
-`falcon-spec report --pages` draws speed against size.
+`benchmarks/results/budgets.json` (`budgets_<shape>.json`), which `python -m benchmarks.report` renders into docs/tuning.md.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.evaluation.report import speed
-from transformers_falcon_spec.evaluation.result_pages import render_result, tree_curves
+from transformers_falcon_spec.evaluation.result_pages import render_result
 from transformers_falcon_spec.evaluation.results import in_current_form, read_result
 from transformers_falcon_spec.provenance import provenance
 
@@ -144,12 +144,11 @@ def test_sampled_texts_may_differ(result: dict[str, Any]) -> None:
 def test_every_plot_is_well_formed_and_draws_every_row(result: dict[str, Any]) -> None:
     svgs = drawings(render_result(result))
 
-    assert len(svgs) == 2 * 4
-    for start in (0, 4):
-        speedups, depths, phases, trees = svgs[start : start + 4]
+    assert len(svgs) == 2 * 3
+    for start in (0, 3):
+        speedups, depths, phases = svgs[start : start + 3]
         assert len(marks(speedups, "bar")) == len(marks(speedups, "interval")) == len(marks(depths, "line")) == 6
         assert [len(marks(phases, name)) for name in ("drafting", "verifying", "elsewhere")] == [6, 6, 6]
-        assert len(marks(trees, "tree")) == len(SETS)
 
 
 def test_bars_are_as_long_as_their_numbers(result: dict[str, Any]) -> None:
@@ -216,19 +215,6 @@ def test_old_results_files_are_read(tmp_path: Path) -> None:
     assert in_current_form(result) is result
 
 
-def test_trees_of_several_sizes_become_a_curve_for_each_drafter() -> None:
-    names = {"a: 8 nodes, 1 passes": 8, "a: 16 nodes, 1 passes": 16, "a: 8 nodes, 2 passes": 8, "b": 4, "c": 8}
-    rows = [make_row("t", method, "gsm8k", 1.5) for method in names]
-    methods = [make_method("t", method, num_nodes=size) for method, size in names.items()]
-
-    curves = tree_curves(rows, methods)
-
-    found = {curve: [(size, row["method"]) for size, row in points] for curve, points in curves.items()}
-    expected = [(8, "a: 8 nodes, 1 passes"), (16, "a: 16 nodes, 1 passes")]
-    assert found == {"a: N nodes, 1 passes": expected, "b and others of its weights": [(4, "b"), (8, "c")]}
-    assert tree_curves(rows[:1], methods) == {}
-
-
 def test_tables_name_methods_and_targets_and_say_what_failed(result: dict[str, Any]) -> None:
     text = speed(result, "speed.json")
 
@@ -288,7 +274,7 @@ def test_a_browser_shows_the_page(result: dict[str, Any], width: int, scheme: st
     assert seen["page_width"] <= seen["width"]
     assert seen["beyond"] == []
     assert seen["focusable"] == seen["tables"]
-    assert len(seen["plots"]) == 8
+    assert len(seen["plots"]) == 6
     assert all(plot["marks"] and all(max(mark) > 2 for mark in plot["marks"]) for plot in seen["plots"])
     is_light = {plot["color"] for plot in seen["plots"]} == {"rgb(26, 26, 26)"}
     assert is_light == (seen["page_color"] == "rgb(255, 255, 255)") == (scheme == "light")

@@ -1,4 +1,4 @@
-"""Plots of results as inline SVG: speed-up, acceptance by depth, seconds by phase, speed by tree size, reliability.
+"""Plots of results as inline SVG: speed-up, acceptance by depth, seconds by phase, and reliability.
 
 Matplotlib draws stand-in colours, which become the page's own (`var(--...)`): one drawing serves light and dark.
 """
@@ -88,7 +88,9 @@ def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot |
             (line,) = axes.plot(range(1, reached + 1), shares[:reached], label=row["method"], **style)
             line.set_gid(f"mark-line-{rows.index(row)}")
         axes.set_ylim(0, 1.05)
-        _label_lines(axes, "kept")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel("kept")
+        axes.grid(axis="y", linewidth=0.5)
 
     described = [_described(row, " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])) for row in rows]
     return _plot(name, "Acceptance by depth", "depth", described, rows, draw, height=1.5)
@@ -114,27 +116,6 @@ def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
         _described(row, ", ".join(f"{1000 * row[key]:.1f} {phase}" for key, phase in _PHASES.items())) for row in rows
     ]
     return _plot(name, "Time of a step, by phase", "milliseconds", described, rows, draw)
-
-
-def tree_plot(name: str, curves: dict[str, list[tuple[int, Row]]]) -> Plot | None:
-    """Lines of the speed-up by the nodes of a draft: a line for each drafter, a panel for each prompt set."""
-    sized = [point for curve in curves.values() for point in curve]
-    rows = [row for _, row in sized]
-
-    def draw(axes: Axes, panel: Sequence[Row]) -> None:
-        inside = {id(row) for row in panel}
-        for index, (curve, found) in enumerate(curves.items()):
-            points = sorted((size, row) for size, row in found if id(row) in inside)
-            if points:
-                x, y = [size for size, _ in points], [row["speedup"] for _, row in points]
-                errors = _distances(y, [row["speedup_interval"] for _, row in points])
-                bars = axes.errorbar(x, y, errors, label=curve, capsize=2, **_style(index))
-                bars.lines[0].set_gid(f"mark-tree-{index}-{rows.index(panel[0])}")
-        axes.axhline(1, color=_TEXT, linewidth=0.8, linestyle=":")
-        _label_lines(axes, "speed-up")
-
-    described = [f"{row['set']} with {size} nodes {row['speedup']:.2f}x" for size, row in sized]
-    return _plot(name, "Speed-up against the size of the draft tree", "nodes", described, rows, draw, height=1.7)
 
 
 def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
@@ -200,12 +181,6 @@ def _plot(
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     return Plot(name, title, f"{title}: {'; '.join(described)}.", _inline(drawn.getvalue(), name))
-
-
-def _label_lines(axes: Axes, label: str) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel(label)
-    axes.grid(axis="y", linewidth=0.5)
 
 
 def _label_bars(axes: Axes, panel: Sequence[Row]) -> None:

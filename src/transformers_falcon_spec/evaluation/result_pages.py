@@ -1,12 +1,11 @@
 """The HTML pages of results files of `bench` and `calibrate`: tables, plots, failures, and what every number means."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from .methods import BASELINE
 from .pages import render
-from .plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot, tree_plot
+from .plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot
 from .prompts import SET_NAMES
 from .results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, kind_of
 
@@ -54,7 +53,7 @@ def _target(result: Result, target: str, number: int) -> dict[str, Any]:
     sections = []
     for index, decoding in enumerate(dict.fromkeys(row["decoding"] for row in rows)):
         chosen, name = [row for row in rows if row["decoding"] == decoding], f"t{number}d{index}"
-        plots = _plots(name, [row for row in chosen if row["failure"] is None], order, methods)
+        plots = _plots(name, [row for row in chosen if row["failure"] is None], order)
         sections.append({"name": name, "decoding": decoding, "rows": chosen, "plots": plots})
     has_memory = any(method.get("peak_bytes") is not None for method in methods)
     return {"name": target, "methods": methods, "has_memory": has_memory, "sections": sections}
@@ -74,29 +73,10 @@ def _shown(result: Result, rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _plots(name: str, rows: Sequence[Row], order: Sequence[str], methods: Sequence[Row]) -> list[Plot]:
+def _plots(name: str, rows: Sequence[Row], order: Sequence[str]) -> list[Plot]:
     plots = [
         speedup_plot(f"{name}-speedup", rows, order),
         depth_plot(f"{name}-depth", rows, order),
         phase_plot(f"{name}-phases", rows),
-        tree_plot(f"{name}-tree", tree_curves(rows, methods)),
     ]
     return [plot for plot in plots if plot]
-
-
-def tree_curves(rows: Sequence[Row], methods: Sequence[Row]) -> dict[str, list[tuple[int, Row]]]:
-    """Tree sizes and rows of each drafter that was measured with trees of several sizes.
-
-    Methods are one drafter if they have the same weights and, if their names hold the size, the same name but for it.
-    """
-    by_name = {method["method"]: method for method in methods}
-    curves: dict[tuple[str, str], list[tuple[int, Row]]] = {}
-    for row in rows:
-        num_nodes, weights = (by_name[row["method"]].get(key) for key in ("num_nodes", "weights"))
-        if "speedup" in row and num_nodes is not None and weights is not None:
-            pattern = re.sub(rf"\b{num_nodes}\b", "N", row["method"], count=1)
-            key = (weights, "" if pattern == row["method"] else pattern)
-            curves.setdefault(key, []).append((num_nodes, row))
-    named = [(pattern or f"{found[0][1]['method']} and others of its weights", found)
-             for (_, pattern), found in curves.items()]  # fmt: skip
-    return {name: found for name, found in named if len({size for size, _ in found}) > 1}
