@@ -56,7 +56,7 @@ def measure(family: str, attention: str, seed: int, num_tokens: int) -> dict[str
         return {**row, "verdict": "refused", "reason": _refusal(target, str(error))}
     verdict = capability.form
     errors = {"tree_error": capability.tree_error, "control_error": capability.control_error}
-    if not capability.can_tree:
+    if capability.form != "tree":
         errors = {"reason": capability.reason}
     return {**row, "verdict": verdict, **errors, **compare(in_double(target), seed, num_tokens)}
 

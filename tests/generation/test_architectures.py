@@ -45,7 +45,7 @@ def test_the_probe_distinguishes_trees_from_chains(family: str, attention: str) 
     capability = probe(_target(family, attention))
 
     assert capability.form == FAMILIES[family].verdict
-    if capability.can_tree:
+    if capability.form == "tree":
         assert capability.tree_error <= 1e-4 * capability.control_error
 
 

@@ -24,7 +24,7 @@ def _count_forwards(model: PreTrainedModel) -> list[int]:
 def test_targets_that_read_trees_right_are_known(family: str) -> None:
     capability = probe(make_target(family))
 
-    assert capability.can_tree
+    assert capability.form == "tree"
     assert capability.tree_error <= 1e-3 * capability.control_error
 
 
@@ -32,7 +32,7 @@ def test_targets_that_read_trees_right_are_known(family: str) -> None:
 def test_targets_that_count_slots_get_chains(family: str) -> None:
     capability = probe(make_target(family))
 
-    assert not capability.can_tree
+    assert capability.form != "tree"
     assert capability.reason.startswith(("a tree's logits are off by", "reading a tree failed"))
 
 
@@ -51,8 +51,8 @@ def test_a_target_is_probed_once_for_each_setting() -> None:
 
 
 def test_two_targets_are_probed_apart() -> None:
-    assert probe(make_target("llama")).can_tree
-    assert not probe(make_target("bloom")).can_tree
+    assert probe(make_target("llama")).form == "tree"
+    assert probe(make_target("bloom")).form != "tree"
 
 
 def test_probing_draws_nothing() -> None:

@@ -100,7 +100,7 @@ def _assert_own_text(target: PreTrainedModel, drafter: Any, prompt: Tensor, **op
 def test_vision_language_targets_read_trees(family: str, attention: str) -> None:
     capability = probe(_make_target(family, attention))
 
-    assert capability.can_tree
+    assert capability.form == "tree"
     assert capability.tree_error <= 1e-4 * capability.control_error
 
 

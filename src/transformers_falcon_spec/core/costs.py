@@ -43,17 +43,6 @@ class CostCurve:
     Sizes between two powers of 2 share a point, at the mean of its samples; old samples are forgotten. Beyond the last
     point the line rises as at its end or as on the whole, whichever is steeper. A machine that slows down, or a text
     that grows, makes all sizes dearer by the same factor, the pace.
-
-    Example:
-
-    ```python
-    >>> curve = CostCurve()
-    >>> curve.learn(1, 0.010)
-    >>> curve.learn(4, 0.016)
-    >>> [round(curve(size), 3) for size in (1, 2, 4, 5)]
-    [0.01, 0.012, 0.016, 0.018]
-
-    ```
     """
 
     def __init__(self) -> None:

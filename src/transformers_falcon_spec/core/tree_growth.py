@@ -55,19 +55,6 @@ class TreeGrowth:
     The probability of a node is the product of the drafter's probabilities along its path. A node is never likelier
     than its parent, so any number of the likeliest nodes is a tree. The roots are the newest committed tokens, and
     nodes of a row that are deeper than its entry of `max_depths` never enter its tree.
-
-    Example:
-
-    ```python
-    >>> growth = TreeGrowth(torch.tensor([[5]]), max_depths=torch.tensor([2]))
-    >>> growth.expand(torch.tensor([[0]]), torch.tensor([[[7, 8]]]), torch.tensor([[[0.6, 0.3]]]).log())
-    >>> best = growth.best_newest(1)  # node 1
-    >>> growth.expand(best, torch.tensor([[[9, 4]]]), torch.tensor([[[0.7, 0.2]]]).log())
-    >>> token_ids, tree = growth.best(num_nodes=4)
-    >>> token_ids.tolist(), tree.parents.tolist()
-    ([[5, 7, 8, 9]], [[-1, 0, 0, 1]])
-
-    ```
     """
 
     def __init__(self, roots: Int[Tensor, "rows 1"], max_depths: Int[Tensor, " rows"]) -> None:

@@ -124,11 +124,12 @@ class RowSlots:
         filled = [[*path, *[HOLE] * (longest - len(path))] for path in paths]
         kept = torch.tensor(filled, dtype=torch.long, device=self.positions.device)
         chosen = kept.clamp(min=0)
-        num_settled = _num_unmoved(paths, longest)
-        if num_settled < longest:
-            moved = chosen[:, num_settled:]
+        moved = [index for path in paths for index, node in enumerate(path) if node != index]
+        if moved:
             for _layer, _name, states in self._states():
-                _move(states, states.shape[-2] - num_nodes, num_settled, moved)
+                first = states.shape[-2] - num_nodes
+                new = states.gather(-2, _spread(chosen[:, min(moved) :] + first, states))
+                states.narrow(-2, first + min(moved), new.shape[-2]).copy_(new)
         start = len(self) - num_nodes
         positions = self.positions[:, start:].gather(1, chosen)
         if min(map(len, paths)) < longest:
@@ -229,21 +230,6 @@ class GroupSlice:
         if len(self._new) == len(self._layers):  # only now, lest the others read what is newer than themselves
             self.extend(*(torch.cat(parts, dim=1) for parts in zip(*self._new, strict=True)))
         return joined
-
-
-def _num_unmoved(paths: Sequence[Sequence[int]], longest: int) -> int:
-    """The number of first nodes of every path that already stand where they belong."""
-    moved = (node for path in paths for node, kept in enumerate(path) if kept != node)
-    return min(moved, default=longest)
-
-
-def _move(states: Tensor, start: int, num_settled: int, kept: Tensor) -> None:
-    """Among the slots from `start` on, copy node `kept[row, i]` of each row to slot `num_settled + i`."""
-    if len(kept) == 1:
-        chosen = states.index_select(-2, kept[0].to(states.device) + start)
-    else:
-        chosen = states.gather(-2, _spread(kept + start, states))
-    states.narrow(-2, start + num_settled, kept.shape[1]).copy_(chosen)
 
 
 def _spread(index: Tensor, states: Tensor) -> Tensor:

@@ -28,17 +28,11 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 class Capability:
     """The forms in which a target reads drafts rightly. Errors are the largest differences from plain logits."""
 
-    can_tree: bool
+    form: Form  # the best way to read a draft
     tree_error: float
     control_error: float  # the same reading with a wrong mask
     reason: str = ""
     has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
-    can_paths: bool = False  # a tree as one row for each of its paths; not tried where trees are read
-
-    @property
-    def form(self) -> Form:
-        """The best way to read a draft."""
-        return "tree" if self.can_tree else "paths" if self.can_paths else "chain"
 
 
 def probe(model: PreTrainedModel) -> Capability:
@@ -97,15 +91,15 @@ def _probe(model: PreTrainedModel) -> Capability:
     if failure or other:
         tree_error, control_error, reason = inf, 0.0, f"reading a tree failed: {failure or other}"
     if tree_error <= _TOLERANCE * control_error:
-        return Capability(True, tree_error, control_error, has_hooks=has_hooks)
+        return Capability("tree", tree_error, control_error, has_hooks=has_hooks)
     chain_error, failure = error(_CHAIN_READS, "chain")
     if failure:
         raise TargetError(f"{_refusal(model)} Reading a chain failed: {failure}") from failure
     allowed = 1e-2 * max(float(plain.std()), control_error * _TOLERANCE)
     if chain_error > allowed:
         raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
-    can_paths = error(_TREE_READS, "paths")[0] <= allowed
-    return Capability(False, tree_error, control_error, reason, has_hooks, can_paths)
+    form: Form = "paths" if error(_TREE_READS, "paths")[0] <= allowed else "chain"
+    return Capability(form, tree_error, control_error, reason, has_hooks)
 
 
 def _ids(model: PreTrainedModel, num_nodes: int) -> Tensor:

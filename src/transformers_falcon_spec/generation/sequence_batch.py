@@ -41,11 +41,10 @@ class SequenceBatch:
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
         self._processors, self._criteria = processors, criteria
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
-        own = StoppingCriteriaList() if self.is_lockstep else criteria  # in lockstep nobody asks for a row alone
         self.rows = []
         for row, draws in enumerate(_draws(num_rows, input_ids.device, is_coupled, self.is_drawn)):
             row_list = processors if num_rows == 1 else row_processors.of_row(processors, row)
-            self.rows.append(SequenceState(input_ids[row : row + 1], row_list, own, config, draws))
+            self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
@@ -99,7 +98,7 @@ class SequenceBatch:
     def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
         """Process logits after a node of each open row in the call that plain decoding makes; 0 in rows that ended."""
         ids = self.sequences
-        logits = {row: scores[row].logits_after(node) for row, node in nodes.items()}
+        logits = {row: scores[row].logits[node : node + 1] for row, node in nodes.items()}
         zeros = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
         raw = torch.cat([logits.get(row, zeros).to(zeros) for row in range(len(self))])
         together = processed(self._processors, ids, raw.clone(), self.is_drawn)
@@ -156,8 +155,8 @@ class SequenceBatch:
             for sequence, is_complete in zip(self.rows, is_done.tolist(), strict=True):
                 sequence.is_complete |= is_complete
         else:
-            for row in tokens:
-                self.rows[row].check_criteria()
+            for sequence in (self.rows[row] for row in tokens):
+                sequence.is_complete |= bool(answers(self._criteria, sequence.input_ids, sequence.scores))
         self._stream()
 
     @property

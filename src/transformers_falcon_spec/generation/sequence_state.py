@@ -20,13 +20,12 @@ class TokenScores(NamedTuple):
 
 
 class SequenceState:
-    """The text of one row, with the processors, criteria and draws that plain decoding would use to write it."""
+    """The text of one row, with the processors and draws that plain decoding would use to write it."""
 
     def __init__(
         self,
         input_ids: Tensor,
         processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
         config: GenerationConfig,
         draws: ForeseeableDraws,
     ) -> None:
@@ -38,7 +37,7 @@ class SequenceState:
         self.logits: tuple[Tensor, ...] | None = () if is_dict and config.output_logits else None
         self.draws = draws
         self.do_sample = bool(config.do_sample)
-        self._processors, self._criteria = processors, criteria
+        self._processors = processors
 
     def __len__(self) -> int:
         """The number of tokens, those of the prompt included."""
@@ -62,10 +61,6 @@ class SequenceState:
         self.scores = None if self.scores is None else (*self.scores, scores.processed)
         self.input_ids = torch.cat([self.input_ids, self.input_ids.new_tensor([[token_id]])], dim=-1)
 
-    def check_criteria(self) -> None:
-        """Ask the stopping criteria whether the text is complete."""
-        self.is_complete = bool(answers(self._criteria, self.input_ids, self.scores)) or self.is_complete
-
 
 class NodeScores:
     """The target's scores and choices after the nodes of one row's tree, computed when a verifier asks for them.
@@ -75,11 +70,11 @@ class NodeScores:
 
     def __init__(self, sequence: SequenceState, tree: TokenTree, logits: Tensor, probs_device: torch.device) -> None:
         self.sequence, self.tree = sequence, tree
-        self._logits, self._probs_device = logits, probs_device
+        self.logits, self._probs_device = logits, probs_device
         self._text_ids = sequence.input_ids
         self.by_node: dict[int, TokenScores] = {}  # those that are computed
         self._chosen: list[int] = []  # the target's token after every node, where all were chosen at once
-        self._keeps_draw_states = False
+        self.keeps_draw_states = False  # for a rule that draws more tokens than may become text
         self._draw_states: dict[int, Any] = {}  # by node: of the draws once the token after it is drawn
 
     @property
@@ -90,16 +85,12 @@ class NodeScores:
     @property
     def is_on_accelerator(self) -> bool:
         """Whether the scores are, so that choosing after all nodes at once is faster than one by one."""
-        return self._logits.device.type != "cpu"
-
-    def logits_after(self, node: int) -> Tensor:
-        """The target's raw logits `[1, vocab]` after a node."""
-        return self._logits[node : node + 1]
+        return self.logits.device.type != "cpu"
 
     def after(self, node: int) -> TokenScores:
         """The scores after a node; the processors see the text up to it."""
         if node not in self.by_node:
-            self.by_node[node] = self.sequence.process(self._ids_to(node), self.logits_after(node))
+            self.by_node[node] = self.sequence.process(self._ids_to(node), self.logits[node : node + 1])
         return self.by_node[node]
 
     def token_after(self, node: int) -> int:
@@ -110,7 +101,7 @@ class NodeScores:
         if self._chosen:
             return self._chosen[node]
         token = int(choose(self.after(node).processed, self.sequence.do_sample, self.draws))
-        if self._keeps_draw_states:
+        if self.keeps_draw_states:
             self._draw_states[node] = self.draws.get_state(self._text_ids.device)
         return token
 
@@ -120,7 +111,7 @@ class NodeScores:
 
     def choose_all(self) -> None:
         """Choose the token after every node at once; nothing of it may depend on the text."""
-        raw, scores = self.sequence.process(self.sequence.input_ids, self._logits)
+        raw, scores = self.sequence.process(self.sequence.input_ids, self.logits)
         if self.sequence.do_sample:
             assert isinstance(self.draws, GeneratorDraws)  # `can_choose_ahead` says so
             probs, depths = torch.softmax(scores, dim=-1), torch.tensor(self.tree.depths)
@@ -131,10 +122,6 @@ class NodeScores:
         self._chosen = chosen.tolist()  # waits for the device once
         pairs = zip(raw.split(1), scores.split(1), strict=True)
         self.by_node = {node: TokenScores(*pair) for node, pair in enumerate(pairs)}
-
-    def keep_draw_states(self, is_kept: bool) -> None:
-        """Keep the state of the draws after each token, for a rule that draws more tokens than may become text."""
-        self._keeps_draw_states = is_kept and self.sequence.do_sample
 
     def settle_draws(self, node: int) -> None:
         """Put the draws where they are once the token after a node of the path is drawn, if more were drawn ahead."""

@@ -27,8 +27,7 @@ class Verifier:
     Args:
         name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
         accept (`Callable`): The rule.
-        needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions they were drawn
-            from.
+        needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions drawn from.
         allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
         asks_in_order (`bool`): It asks for scores of accepted nodes only, once each and in their order. This is needed
             by processors that remember their calls (guidance, SynthID); without it such calls are refused.
@@ -171,7 +170,7 @@ def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep
     Where nothing was drafted, the target's own token is taken under every rule.
     """
     if not verifier.is_token_matching and not scores.tree.is_root_alone:
-        scores.keep_draw_states(verifier.keeps_seeded_text)
+        scores.keeps_draw_states = verifier.keeps_seeded_text and scores.sequence.do_sample
         return verifier.accept(scores)
     can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep
     if can_choose_ahead and scores.is_on_accelerator:

@@ -76,7 +76,7 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
         return False
     names = ("form", "tree_error", "control_error", "reason", "has_hooks")
     section.update({name: getattr(found, name) for name in names})
-    if not found.can_tree:
+    if found.form != "tree":
         _add_tree_fault(target, report)
     return True
 

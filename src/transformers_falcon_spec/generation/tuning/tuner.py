@@ -47,22 +47,18 @@ class Tuner:
         """The budget of the next step within `budget`; None for a plain one."""
         if not self.cost_models:
             return budget
-        limited = self._limited(budget)
-        self._is_asked = limited is not None
-        return limited
-
-    def _limited(self, budget: DraftBudget) -> DraftBudget | None:
         self._drafter = select_drafter(self.cost_models, self._drafter)
-        known, budget = self.cost_models[self._drafter], replace(budget, drafter=self._drafter)
+        known, limited = self.cost_models[self._drafter], replace(budget, drafter=self._drafter)
         if known.num_steps < len(WARM_UP):
             num_nodes, num_passes = WARM_UP[known.num_steps]
-            budget = replace(budget, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
-            return budget if num_passes else None
-        if known.is_next_plain():
-            return None
-        if known.prices is None or known.num_steps % CADENCE == 0:
-            known.prices = known.new_prices(budget.num_nodes)
-        return replace(budget, prices=known.prices_now())
+            self._is_asked = num_passes > 0
+            limited = replace(limited, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
+        else:
+            self._is_asked = not known.is_next_plain()
+            if self._is_asked and (known.prices is None or known.num_steps % CADENCE == 0):
+                known.prices = known.new_prices(budget.num_nodes)
+            limited = replace(limited, prices=known.prices_now() if self._is_asked else None)
+        return limited if self._is_asked else None
 
     def learn(self, draft: Draft, num_kept: list[int], draft_seconds: float, read_seconds: float) -> None:
         """Add a step: the drafted tokens that each row kept, if it took a step, and all seconds so far."""
