@@ -46,7 +46,7 @@ def test_coverage_is_the_mean_over_the_steps_that_offered_the_depth() -> None:
 
 
 def test_rows_are_counted_apart_and_together() -> None:
-    stats = GenerationStats.of_rows(2)
+    stats = GenerationStats(rows=[GenerationStats(), GenerationStats()])
     stats.record(row=0, num_nodes=6, max_depth=3, num_accepted=3, coverage=[0.5, 0.2, 0.1])
     stats.record(row=1, num_nodes=4, max_depth=2, num_accepted=0, coverage=[0.3])
     stats.count_tokens([5, 2])
@@ -55,7 +55,6 @@ def test_rows_are_counted_apart_and_together() -> None:
     assert (first.num_accepted, second.num_accepted, stats.num_accepted) == (3, 0, 3)
     assert (first.num_tokens, second.num_tokens, stats.num_tokens) == (5, 2, 7)
     assert stats.acceptance_length == (first.acceptance_length + second.acceptance_length) / 2
-    assert GenerationStats.of_rows(1).rows == []
 
 
 def test_a_depth_that_was_not_offered_is_not_counted() -> None:

@@ -55,19 +55,18 @@ class CostCurve:
 
     def __call__(self, size: int) -> float:
         """The expected seconds of a size; 0 before the first timing."""
-        return self._pace * self._on_line(size)
-
-    def _on_line(self, size: int) -> float:
         line = self._line
         if not line:
             return 0.0
         index = bisect_right(line, (size, float("inf")))
         if index == 0 or len(line) == 1:
-            return line[0][1]
-        if index < len(line):
-            return _between(line[index - 1], line[index], size)
-        (first, least), (last, most) = line[0], line[-1]
-        return max(_between(line[-2], line[-1], size), most + (most - least) / (last - first) * (size - last))
+            seconds = line[0][1]
+        elif index < len(line):
+            seconds = _between(line[index - 1], line[index], size)
+        else:
+            (first, least), (last, most) = line[0], line[-1]
+            seconds = max(_between(line[-2], line[-1], size), most + (most - least) / (last - first) * (size - last))
+        return self._pace * seconds
 
     def learn(self, size: int, seconds: float) -> None:
         """Add one timing of a size, 1 or more."""

@@ -102,9 +102,8 @@ def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws
 def traversal_verification(tree: DrawnTree, target_probs: TargetProbs, draws: Draws) -> AcceptedPath:
     """From the leaves up: keep a whole path or take its last node out, first leaf first.
 
-    So a token that alone would be refused can be kept for what follows. On a chain this is block verification.
-    `target_probs` is asked for nodes that may not be kept, so processors must not remember calls. Source: arXiv
-    2505.12398, algorithm 1; arXiv 2403.10444, algorithm 2 (chain).
+    On a chain this is block verification. `target_probs` is asked for nodes that may not be kept, so processors must
+    not remember calls. Source: arXiv 2505.12398, algorithm 1; arXiv 2403.10444, algorithm 2 (chain).
     """
     path = [_NodeState(tree, 0, 1.0, target_probs(0))]
     while True:

@@ -22,8 +22,7 @@ class GeneratorDraws:
     """Draws from a `torch.Generator`, with the same calls as Transformers' own sampling: same state, same tokens."""
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
-        """`generator` None is torch's global stream, the one that `generate` without a drafter draws from."""
-        self.generator = generator
+        self.generator = generator  # None: torch's global stream, which `generate` without a drafter draws from
 
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for each row of `probs`."""
@@ -140,9 +139,9 @@ def row_seeds(num_rows: int) -> list[int]:
     return [_hashed(f"{base} {row}".encode()) for row in range(num_rows)]
 
 
-def private_generator(device: torch.device | str = "cpu") -> torch.Generator:
+def private_generator() -> torch.Generator:
     """A generator for drafts, seeded from the present state of the global stream, which stays untouched."""
-    return torch.Generator(device=device).manual_seed(_hashed(torch.get_rng_state().numpy().tobytes()))
+    return torch.Generator().manual_seed(_hashed(torch.get_rng_state().numpy().tobytes()))
 
 
 def _hashed(data: bytes) -> int:

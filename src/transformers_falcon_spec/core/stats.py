@@ -46,11 +46,6 @@ class GenerationStats:
     rows: list["GenerationStats"] = field(default_factory=list)  # of each row, where there are several
     tuning: dict[str, Any] = field(default_factory=dict)  # what the tuner chose, and why; of one call alone
 
-    @classmethod
-    def of_rows(cls, num_rows: int) -> "GenerationStats":
-        """Empty counts for a batch."""
-        return cls(rows=[cls() for _ in range(num_rows)] if num_rows > 1 else [])
-
     def record(
         self, *, num_nodes: int, max_depth: int, num_accepted: int, row: int = 0, coverage: Sequence[float] = ()
     ) -> None:

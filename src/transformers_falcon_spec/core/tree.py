@@ -21,24 +21,18 @@ class DraftTree:
     fewer nodes than others end in filler nodes, whose parent is -1 too. Nothing is checked; [`DraftTree.from_lists`]
     checks what people write by hand.
 
-    Args:
-        parents (`torch.Tensor` of shape `(rows, nodes)`): Index of each node's parent.
-        ranks (`torch.Tensor` of shape `(rows, nodes)`):
-            0 where a node takes its parent's most likely token, 1 for the second, and so on; -1 where there is no
-            parent.
-
     Example:
 
     ```python
     >>> tree = DraftTree.from_lists(parents=[-1, 0, 0, 1], ranks=[-1, 0, 1, 0])
-    >>> tree.depths.tolist(), tree.paths
-    ([[0, 1, 1, 2]], [(0, 2), (0, 1, 3)])
+    >>> tree.depths.tolist(), tree.path_to(3)
+    ([[0, 1, 1, 2]], (0, 1, 3))
 
     ```
     """
 
-    parents: Int[Tensor, "rows nodes"]
-    ranks: Int[Tensor, "rows nodes"]
+    parents: Int[Tensor, "rows nodes"]  # index of each node's parent
+    ranks: Int[Tensor, "rows nodes"]  # 0 for the parent's most likely token, 1 for the second; -1 without a parent
 
     @classmethod
     def from_lists(cls, parents: Sequence[int], ranks: Sequence[int] | None = None) -> "DraftTree":
@@ -167,12 +161,6 @@ class DraftTree:
     def depths(self) -> Int[Tensor, "rows nodes"]:
         """Distance from the root; 0 at fillers."""
         return torch.zeros_like(self.parents) if len(self) == 1 else self.ancestor_mask.sum(-1) - 1
-
-    @cached_property
-    def paths(self) -> list[tuple[int, ...]]:
-        """Root-to-leaf node indices of the first row."""
-        parents = self.parents[0].tolist()
-        return [self.path_to(node) for node in range(len(parents)) if node not in parents]
 
     def path_to(self, node: int) -> tuple[int, ...]:
         """Nodes of the first row from the root to `node`."""

@@ -121,10 +121,9 @@ class TreeGrowth:
     def expand_blocks(
         self, ends: Int[Tensor, "rows blocks"], block_size: int, children: Children, num_kept: int
     ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
-        """Grow the tree by whole blocks below `ends`: at each offset the likeliest nodes get children.
+        """Grow the tree by whole blocks below `ends`: at each offset the likeliest nodes get `children`, best first.
 
-        `children` returns token ids and log-probabilities `[rows, nodes, children]`, best first. Returns the likeliest
-        `num_kept` nodes of the last offset, and the block of each.
+        Returns the likeliest `num_kept` nodes of the last offset, and the block of each.
         """
         nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
         for offset in range(block_size):

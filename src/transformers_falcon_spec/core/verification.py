@@ -69,14 +69,8 @@ def match_tokens(
     """Follow the target through the tree: take its token after a node, go to the child that holds it, and repeat.
 
     The target is asked about nodes of the path only, in their order. So its answers can be those of decoding without a
-    drafter, draw by draw, and then the text is the same for the same seed, whatever the tree.
-
-    Args:
-        tree (`TokenTree`): The draft of a row.
-        target_token (`Callable`): The target's own token after a node.
-        start (`int`, *optional*, defaults to 0): The node to begin at.
-        max_tokens (`int`, *optional*): Stop after this many tokens, the bonus token included: n drafted tokens are
-            n + 1.
+    drafter, draw by draw, and then the text is the same for the same seed, whatever the tree. The way begins at node
+    `start` and ends after `max_tokens` tokens, the bonus token included: n drafted tokens are n + 1.
 
     Example:
 

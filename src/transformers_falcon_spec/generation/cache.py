@@ -31,12 +31,6 @@ def prepared(cache: Cache) -> Any:
     return cache
 
 
-def stop_recording(cache: Cache) -> None:
-    """Let sliding layers drop at once what leaves their window, as they did before [`prepared`]."""
-    for layer in _recording_layers(cache):
-        layer.record_past = False
-
-
 def widen(cache: Cache) -> dict[int, int]:
     """Let sliding layers keep every slot, as holes would use up their window; returns the window of each layer."""
     layers: list[Any] = cache.layers
@@ -58,12 +52,14 @@ def widen(cache: Cache) -> dict[int, int]:
 
 
 def narrow(cache: Cache, windows: dict[int, int]) -> None:
-    """Give sliding layers their windows back after [`widen`]."""
+    """Give sliding layers their windows back, and let them drop at once what leaves those, as before [`prepared`]."""
     for index, window in windows.items():
         layer: Any = cache.layers[index]
         layer.sliding_window = window
         if layer.get_seq_length() >= window:
             layer.keys, layer.values = layer.keys[..., 1 - window :, :], layer.values[..., 1 - window :, :]
+    for recording in _recording_layers(cache):
+        recording.record_past = False
 
 
 def num_held(cache: Cache, layer_index: int) -> int:

@@ -82,11 +82,7 @@ class AgreedPrices(Prices):
 
 
 class ProcessGroup(Processes):
-    """The processes of `torch.distributed` that make a call together; each of them must create this object.
-
-    `members` are their ranks among all processes, None for all of them. Without `timeout_seconds` a process waits for
-    the others as long as `torch.distributed` does.
-    """
+    """The processes of `torch.distributed` that make a call together; each of them must create this object."""
 
     def __init__(self, timeout_seconds: float | None = None, members: Sequence[int] | None = None) -> None:
         if not dist.is_available() or not dist.is_initialized():

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,19 +45,18 @@ class FeatureHooks:
     def _hook(self, layer: int, owner: int) -> RemovableHandle:
         """Register one hook, which ignores other threads, as they may use the same model at the same time."""
 
-        def catch_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        def keep(states: Tensor) -> None:
             if threading.get_ident() == owner:
-                self._caught[layer].append(output if isinstance(output, Tensor) else output[0])
+                self._caught[layer].append(states)
 
-        def catch_input(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() == owner:
-                self._caught[layer].append(args[0] if args else kwargs["hidden_states"])
-
-        if layer == -1:
-            return self._decoder.register_forward_hook(catch_output)
         if layer == 0:
-            return self._layers[0].register_forward_pre_hook(catch_input, with_kwargs=True)
-        return self._layers[layer - 1].register_forward_hook(catch_output)
+            return self._layers[0].register_forward_pre_hook(
+                lambda _module, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            )
+        part = self._decoder if layer == -1 else self._layers[layer - 1]
+        return part.register_forward_hook(
+            lambda _module, _inputs, output: keep(output if isinstance(output, Tensor) else output[0])
+        )
 
     def take(self, num_tokens: int) -> Tensor | None:
         """The features kept since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`."""

@@ -149,17 +149,15 @@ def _check_mask(step: _Step, mask: Any) -> None:
     prepared = step.inputs.get("attention_mask")
     if prepared is None and mask is None:
         return
-    shape, is_expected = type(prepared).__name__, False
-    if isinstance(prepared, Tensor):
-        shape = str(tuple(prepared.shape))
+    shape = tuple(prepared.shape) if isinstance(prepared, Tensor) else type(prepared).__name__
     if isinstance(prepared, Tensor) and prepared.dim() == _MATRIX:
-        padded = torch.ones_like(prepared) if mask is None else functional.pad(mask, (0, step.number), value=1)
-        is_expected = is_same(padded != 0, prepared != 0)
-    if not is_expected:
-        raise GenerationError(
-            "`attention_mask` must say of every token whether it is padding, as that of the prompt does, but the "
-            f"target makes another one of it for its next step: {shape}. Generate without `assistant_model`."
-        )
+        expected = torch.ones_like(prepared) if mask is None else functional.pad(mask, (0, step.number), value=1)
+        if is_same(expected != 0, prepared != 0):
+            return
+    raise GenerationError(
+        "`attention_mask` must say of every token whether it is padding, as that of the prompt does, but the target "
+        f"makes another one of it for its next step: {shape}. Generate without `assistant_model`."
+    )
 
 
 def _has_entry_by_token(value: Any, later: Any, num_tokens: int, num_later: int) -> TypeGuard[Tensor]:

@@ -48,8 +48,8 @@ class SpeculativeDecoding:
         self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_draws())
         self.generator.clock = clock
         self.verifier = verifier_of(drafter, config)
-        self.stats = GenerationStats.of_rows(len(batch))
-        self.stats.notes += self._notes()
+        rows = [GenerationStats() for _ in batch.rows]
+        self.stats = GenerationStats(notes=self._notes(), rows=rows if len(rows) > 1 else [])
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.tuner = self._tuner(drafter)
 
@@ -69,9 +69,8 @@ class SpeculativeDecoding:
         return form
 
     def _notes(self) -> list[str]:
-        notes = []
-        if self.processes.num > 1:
-            num = self.processes.num
+        notes, num = [], self.processes.num
+        if num > 1:
             notes.append(f"{num} processes write this text together: the first one decides for all of them.")
         if self.form != "tree":
             what = "chains only" if self.form == "chain" else "one row for each path of a draft"
@@ -141,22 +140,21 @@ class SpeculativeDecoding:
         return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft
 
     def _max_draft_depths(self) -> tuple[int, ...]:
-        depths = []
+        batch, depths = self.batch, []
         for row, num_to_context in enumerate(self.target.num_to_context):
-            num_left = self.batch.end_of(row, self.config.max_length) - len(self.batch.rows[row]) - 1
-            depths.append(0 if self.batch.is_closed(row) else max(min(num_left, num_to_context), 0))
+            num_left = batch.end_of(row, self.config.max_length) - len(batch.rows[row]) - 1
+            depths.append(0 if batch.is_closed(row) else max(min(num_left, num_to_context), 0))
         return tuple(depths)
 
     def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
+        sees_noise = self.config.do_sample and not self.verifier.needs_draft_probs
         return DraftBudget(
             depths,
             MAX_NODES,
             is_chain=self.form == "chain",
             temperature=temperature,
-            noise=self.batch.noise_ahead(self.target.vocab_size)
-            if self.config.do_sample and not self.verifier.needs_draft_probs
-            else None,
+            noise=self.batch.noise_ahead(self.target.vocab_size) if sees_noise else None,
             allows_grown_trees=self.verifier.allows_grown_trees,
             wants_node_probs=is_observed(),
         )

@@ -70,14 +70,11 @@ def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
 
 
 def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a prefill in which every layer reads the whole prompt.
-
-    Layers that share keys and values (Gemma 4) leave out tokens whose logits are not wanted, unless those are given by
-    index.
-    """
+    """The arguments of a prefill in which every layer reads the whole prompt, also those that share keys (Gemma 4)."""
     is_shared = getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
     if not is_shared or model_kwargs.get("logits_to_keep") != 1:
         return model_kwargs
+    # given by number, tokens whose logits are not wanted would be left out; given by index they are not
     return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=model.device)}
 
 

@@ -37,11 +37,7 @@ def attribute_set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def in_eval_mode(drafter: Any) -> Iterator[None]:
-    """Set every part of `drafter` to eval mode; the last of overlapping calls gives each part its own mode back.
-
-    Dropout would weaken drafts and draw from the global random stream. A drafter that is no `nn.Module` gives its
-    parts as `modules()`, or keeps them in eval mode itself.
-    """
+    """Set every part of `drafter` to eval mode, as dropout would weaken drafts and draw from the global stream."""
     find = getattr(drafter, "modules", None)
     with ExitStack() as changes:
         for part in find() if find else ():  # not `eval()`: some modules do more in that, such as merging adapters
@@ -76,4 +72,4 @@ def _draws(model: PreTrainedModel) -> bool:
         before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
         model(input_ids=torch.arange(2, device=model.device)[None], use_cache=False)
         after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-    return not all(one.equal(other) for one, other in zip(before, after, strict=True))
+    return not all(map(torch.equal, before, after))

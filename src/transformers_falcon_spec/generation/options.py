@@ -24,14 +24,12 @@ class SpeculationConfig(GenerationConfig):
         num_tree_nodes (`int`, *optional*, defaults to 16):
             Nodes that are kept of a grown tree, root included, where nothing is tuned.
         tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter, and to the tuner.
-        tree_top_k (`int`, *optional*, defaults to 4): Nodes of a depth that grow children, and children of each, at
-            least.
+        tree_top_k (`int`, *optional*, defaults to 4): Least nodes of a depth with children, and children of each.
         tune (`bool`, *optional*, defaults to `True`):
             Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and
             passes that bring more than they cost, and where drafting costs more than it brings it pauses.
         deterministic (`bool`, *optional*, defaults to `True`):
-            Where what is drafted can change the text of a seed, as it can with rules that verify drawn tokens, nothing
-            is tuned.
+            Nothing is tuned where drafts can change the text of a seed, as with rules that verify drawn tokens.
         verifier (`str`, *optional*, defaults to `"token_matching"`):
             What of a draft becomes text when sampling: `"token_matching"` gives the text of the target alone for the
             same seed; `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution;

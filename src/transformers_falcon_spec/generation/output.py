@@ -25,20 +25,13 @@ _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=(
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """A `GenerateDecoderOnlyOutput` that also says what speculation did.
+    """A `GenerateDecoderOnlyOutput` that also says what speculation did."""
 
-    Args:
-        speculation ([`GenerationStats`], *optional*): Counts, rates and seconds of the call.
-    """
-
-    speculation: GenerationStats | None = None
+    speculation: GenerationStats | None = None  # counts, rates and seconds of the call
 
 
 class LayerStates:
-    """Hidden states and attentions in the form of `generate`: those of the prompt, then those of each new token.
-
-    Rows that ended earlier than others have zeros there.
-    """
+    """Hidden states and attentions as `generate` gives them: of the prompt, then of each token; 0 in ended rows."""
 
     def __init__(self, config: GenerationConfig, windows: Sequence[int | None], num_rows: int = 1) -> None:
         is_dict = config.return_dict_in_generate

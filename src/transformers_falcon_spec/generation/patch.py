@@ -15,14 +15,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.pipelines import base as pipelines
 
 from ..errors import GenerationError, PatchError
-from .adapters import (
-    check_drafter_adapter,
-    check_is_model,
-    check_target_adapter,
-    is_drafter,
-    row_adapters_gone_on_error,
-    unwrapped,
-)
+from . import adapters
 from .call import speculative_decoding
 from .drafting import Drafter
 from .modes import attribute_set, check_target_mode
@@ -127,8 +120,8 @@ def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def drafter_of(assistant: Any) -> Drafter | None:
     """The drafter of this package that an assistant is, maybe inside a `PeftModel`; None for any other assistant."""
-    drafter = unwrapped(assistant)
-    return drafter if is_drafter(drafter) else None
+    drafter = adapters.unwrapped(assistant)
+    return drafter if adapters.is_drafter(drafter) else None
 
 
 def _wrap_loop(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,13 +141,13 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
         self: PreTrainedModel, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
     ) -> None:
         assistant = generation_mode_kwargs.get("assistant_model")
-        check_is_model(assistant)
+        adapters.check_is_model(assistant)
         drafter = drafter_of(assistant)
         if drafter is None:
             return original(self, generation_mode, generation_config, generation_mode_kwargs)
-        with row_adapters_gone_on_error(self):
+        with adapters.row_adapters_gone_on_error(self):
             _check_mode(self, generation_config, generation_mode_kwargs)
-            check_drafter_adapter(assistant)
+            adapters.check_drafter_adapter(assistant)
             check_options(drafter)
             drafter.check_target(self)
             check_target_mode(self)
@@ -170,9 +163,9 @@ def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_assistant_model(model: PreTrainedModel, assistant_model: Any, assistant_tokenizer: Any) -> Any:
         if isinstance(assistant_model, str):
             kind: Any = AutoModel._model_mapping.get(type(AutoConfig.from_pretrained(assistant_model)), None)
-            if is_drafter(kind):
+            if adapters.is_drafter(kind):
                 assistant_model = kind.from_pretrained(assistant_model, dtype=model.dtype).to(model.device)
-        if is_drafter(assistant_model):
+        if adapters.is_drafter(assistant_model):
             return assistant_model, None
         return original(model, assistant_model, assistant_tokenizer)
 
@@ -199,7 +192,7 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
             f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
             "cannot take back rejected drafts. Generate without `assistant_model`."
         )
-    check_target_adapter(model)
+    adapters.check_target_adapter(model)
     if mode_kwargs.get("synced_gpus"):
         raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
     if getattr(config, "assistant_ensemble_weight", None) is not None:

@@ -26,7 +26,7 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 
 @dataclass(frozen=True)
 class Capability:
-    """The forms in which a target reads drafts rightly. Errors are the largest differences from plain logits."""
+    """How a target reads drafts rightly. Errors are the largest differences from plain logits."""
 
     form: Form  # the best way to read a draft
     tree_error: float

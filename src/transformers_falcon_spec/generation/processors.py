@@ -5,20 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from transformers import (
-    EosTokenCriteria,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as stock
+from transformers.generation import stopping_criteria as stop
 
 from ..errors import OptionError
 
 _WITH_MEMORY = (stock.SynthIDTextWatermarkLogitsProcessor, stock.UnbatchedClassifierFreeGuidanceLogitsProcessor)
-ROW_CRITERIA: tuple[type, ...] = (MaxLengthCriteria, MaxTimeCriteria, EosTokenCriteria, StopStringCriteria)
+ROW_CRITERIA: tuple[type, ...] = (stop.MaxLengthCriteria, stop.MaxTimeCriteria)
+ROW_CRITERIA += (stop.EosTokenCriteria, stop.StopStringCriteria)
 _HISTORY_FREE = {
     *(stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper),
     *(stock.TypicalLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper, stock.LogitNormalization),

@@ -223,7 +223,6 @@ def _draws(num_rows: int, device: torch.device, is_coupled: bool, do_sample: boo
     """The draws of each row: of the global random stream for a single row, as in plain decoding, else of its own."""
     if num_rows == 1 or not do_sample:
         return [CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws() for _ in range(num_rows)]
-    seeds = row_seeds(num_rows)
     if is_coupled:
-        return [CoupledDraws(seed) for seed in seeds]
-    return [GeneratorDraws(torch.Generator(device).manual_seed(seed)) for seed in seeds]
+        return [CoupledDraws(seed) for seed in row_seeds(num_rows)]
+    return [GeneratorDraws(torch.Generator(device).manual_seed(seed)) for seed in row_seeds(num_rows)]

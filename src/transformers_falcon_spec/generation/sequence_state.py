@@ -69,18 +69,13 @@ class NodeScores:
     """
 
     def __init__(self, sequence: SequenceState, tree: TokenTree, logits: Tensor, probs_device: torch.device) -> None:
-        self.sequence, self.tree = sequence, tree
+        self.sequence, self.tree, self.draws = sequence, tree, sequence.draws
         self.logits, self._probs_device = logits, probs_device
         self._text_ids = sequence.input_ids
         self.by_node: dict[int, TokenScores] = {}  # those that are computed
         self._chosen: list[int] = []  # the target's token after every node, where all were chosen at once
         self.keeps_draw_states = False  # for a rule that draws more tokens than may become text
         self._draw_states: dict[int, Any] = {}  # by node: of the draws once the token after it is drawn
-
-    @property
-    def draws(self) -> ForeseeableDraws:
-        """The source of the row's samples."""
-        return self.sequence.draws
 
     @property
     def is_on_accelerator(self) -> bool:

@@ -15,18 +15,10 @@ from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
 from ..errors import GenerationError
 from . import cache as cache_file
+from . import model_parts
 from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
-from .model_parts import (
-    LayerKind,
-    apply_head,
-    decoder_of,
-    feature_width,
-    layer_kinds,
-    masks_by_kind,
-    reading_all_tokens,
-)
 from .path_batch import PathBatch
 from .text_limits import ENDLESS, check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
 from .tree_attention import tree_attention
@@ -55,14 +47,14 @@ class Target:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
-        self.feature_dim: int = feature_width(model, feature_layers)
+        self.feature_dim: int = model_parts.feature_width(model, feature_layers)
         self.feature_hooks = FeatureHooks(
-            decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
+            model_parts.decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
         )
         self._output_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
         self.slots = cache_file.RowSlots(None, torch.zeros(1, 0, dtype=torch.long))
-        self._kinds = layer_kinds(self.config)
+        self._kinds = model_parts.layer_kinds(self.config)
         self._windows: dict[int, int] = {}  # of layers that keep every slot during this call
         self._next_position = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
         self._inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
@@ -73,7 +65,7 @@ class Target:
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
         self._read_ids = self._text_ids  # the nodes read last
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
-        self._prompt_kwargs: dict[str, Any] = {}  # what the call gave; kept where frequencies switch
+        self._prompt_kwargs: dict[str, Any] = {}  # what the call gave
         self._num_prompt_tokens = 0
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         parameters = inspect.signature(model.forward).parameters
@@ -92,7 +84,7 @@ class Target:
         with self._for_drafter(len(features)):
             # some adapters view rows, tokens and width, side by side
             states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features
-            logits = apply_head(self.model, states.contiguous())
+            logits = model_parts.apply_head(self.model, states.contiguous())
         return logits.reshape(*features.shape[:-1], logits.shape[-1])
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
@@ -117,7 +109,7 @@ class Target:
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
         prompt_kwargs = {**model_kwargs, **self._asked}
         if self.feature_hooks.feature_layers:
-            prompt_kwargs = reading_all_tokens(self.model, prompt_kwargs)
+            prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
         if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
             self._hold(outputs.past_key_values, len(input_ids))
@@ -131,8 +123,7 @@ class Target:
         except GenerationError:
             cache_file.drop_last(self.cache, num_read)
             raise
-        self._text_ids, self._num_prompt_tokens = input_ids, input_ids.shape[1]
-        self._prompt_kwargs = model_kwargs if self.switches else {}
+        self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
         self._position_ids = self._inputs.position_ids
         self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
@@ -180,7 +171,7 @@ class Target:
         else:
             masks = {kind.name: self._mask(tree, positions, kind) for kind in self._kinds}
             with tree_attention(self.model):
-                outputs = self._forward(token_ids, tree.depths, masks_by_kind(self.config, masks), is_open)
+                outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
         self.slots.append(positions)
         return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
@@ -256,7 +247,6 @@ class Target:
     def _let_go(self) -> None:
         if self.cache is not None:
             cache_file.narrow(self.cache, self._windows)
-            cache_file.stop_recording(self.cache)
 
     def _chain_mask(self, positions: Tensor) -> Tensor | None:
         """The 2-D mask of the whole text; None where every slot holds a token."""
@@ -264,7 +254,7 @@ class Target:
             return None
         return (torch.cat([self.slots.positions, positions], dim=-1) != cache_file.HOLE).long()
 
-    def _mask(self, tree: DraftTree, positions: Tensor, kind: LayerKind) -> Tensor:
+    def _mask(self, tree: DraftTree, positions: Tensor, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
         held = self.slots.positions[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
         is_held = held != cache_file.HOLE if self.slots.has_holes else None

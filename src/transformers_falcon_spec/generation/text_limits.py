@@ -58,10 +58,7 @@ def check_batch(
 
 
 def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
-    """The cache with which plain decoding reads the newest token: a new one where the model drops its own (Phi3).
-
-    Of `token_ids`, the whole text, `num_new` tokens follow the prompt, and `cache` lacks the newest one.
-    """
+    """The cache with which plain decoding reads the newest token: a new one where the model drops its own (Phi3)."""
     outputs = CausalLMOutputWithPast(past_key_values=cache)
     kwargs = {**grown(model, outputs, prompt_kwargs, num_new), "past_key_values": cache}
     inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)

@@ -101,9 +101,8 @@ def watched_stats(
 ) -> GenerationStats:
     """Counts and seconds of one stock call, in the terms of the package's own loop.
 
-    Stock assisted generation returns no statistics, and a timed run of it must have no code of this package in its
-    path. So the same call is made once more, from the same seed, with hooks that count and time the forwards. The
-    first forward of the target, and what was drafted for it, count as the prefill; each other one is a step.
+    Stock assisted generation returns no statistics, so the same call is made once more with hooks that count and time
+    forwards. The target's first one, and what was drafted for it, count as the prefill; each other one is a step.
     """
     reads, drafts = _Watch(), _Watch()
     assistant = arguments.get("assistant_model")

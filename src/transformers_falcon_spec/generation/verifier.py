@@ -164,12 +164,8 @@ def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: 
 
 
 def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep: bool) -> AcceptedPath:
-    """The path that a row accepts from a node on. Nothing changes but the draws.
-
-    It is the next token alone where that must be text before the one after it can be chosen, as for rows in lockstep.
-    Where nothing was drafted, the target's own token is taken under every rule.
-    """
-    if not verifier.is_token_matching and not scores.tree.is_root_alone:
+    """The path that a row accepts from a node on; the next token alone where it must be text before another is."""
+    if not verifier.is_token_matching and not scores.tree.is_root_alone:  # after a root alone all rules take its token
         scores.keeps_draw_states = verifier.keeps_seeded_text and scores.sequence.do_sample
         return verifier.accept(scores)
     can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep

@@ -182,7 +182,7 @@ def test_a_draft_keeps_within_its_budget(num_nodes: int, max_depth: int, is_chai
     assert len(tree) <= num_nodes
     assert int(tree.depths.max()) <= max_depth
     assert len(lookahead_nodes(draft, 0)) == (4 if max_depth >= 4 and num_nodes >= 5 and not is_chain else 0)
-    assert not is_chain or len(tree.paths) == 1
+    assert not is_chain or len(tree.path_to(len(tree) - 1)) == len(tree)
 
 
 def test_a_row_that_has_ended_gets_nothing() -> None:

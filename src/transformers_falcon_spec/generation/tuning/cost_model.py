@@ -30,44 +30,42 @@ NODES_PER_WIDTH, MAX_WIDTH = 4, 16  # of trees of so many nodes that many nodes 
 EPS = 1e-6
 
 
+@dataclass
 class Mean:
     """A mean that forgets, towards `prior` where there is one, and how sure it is."""
 
-    def __init__(self, prior: float | None = None) -> None:
-        self.prior = prior
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._weight = self.total = self._squares = 0.0
-        self.num = 0
+    prior: float | None = None
+    total: float = 0.0
+    num: int = 0
+    weight: float = 0.0
+    squares: float = 0.0
 
     def learn(self, value: float) -> None:
         """Add one value."""
         self.fade()
-        self._weight += 1
+        self.weight += 1
         self.total += value
-        self._squares += value**2
+        self.squares += value**2
         self.num += 1
 
     def fade(self) -> None:
         """Let older values count less."""
-        self._weight *= MEMORY
+        self.weight *= MEMORY
         self.total *= MEMORY
-        self._squares *= MEMORY
+        self.squares *= MEMORY
 
     @property
     def value(self) -> float:
         """The mean; a prior weighs as much as one new value, without one it is 0 while nothing is known."""
         if self.prior is not None:
-            return (self.total + self.prior) / (self._weight + 1)
-        return self.total / self._weight if self._weight else 0.0
+            return (self.total + self.prior) / (self.weight + 1)
+        return self.total / self.weight if self.weight else 0.0
 
     @property
     def error(self) -> float:
         """Standard error of the mean."""
-        variance = max(self._squares / self._weight - self.value**2, 0.0) if self._weight else 0.0
-        return float((variance / max(self._weight, 1.0)) ** 0.5)
+        variance = max(self.squares / self.weight - self.value**2, 0.0) if self.weight else 0.0
+        return float((variance / max(self.weight, 1.0)) ** 0.5)
 
 
 @dataclass
@@ -114,7 +112,7 @@ class CostModel:
         is_doubtful = self.pause > PAUSE and self.advantage.num >= TRIAL_AGAIN and not is_gain
         if is_loss or is_doubtful:
             self.num_left, self.pause = self.pause, min(4 * self.pause, LONGEST_PAUSE)
-            self.advantage.reset()
+            self.advantage = Mean()
         elif self.advantage.num >= REFRESH and is_gain:
             self.pause = PAUSE
 
