@@ -50,22 +50,19 @@ class GenerationStats:
         self, *, num_nodes: int, max_depth: int, num_accepted: int, row: int = 0, coverage: Sequence[float] = ()
     ) -> None:
         """Count one step of a row; `num_nodes` includes the root, `coverage` is that of each kept node's children."""
-        if self.rows:
-            self.rows[row].record(
-                num_nodes=num_nodes, max_depth=max_depth, num_accepted=num_accepted, coverage=coverage
-            )
-        self.num_steps += 1
-        self.num_drafted += num_nodes - 1
-        self.num_accepted += num_accepted
-        self.acceptance_histogram[num_accepted] = self.acceptance_histogram.get(num_accepted, 0) + 1
-        missing = max_depth - len(self.offered_by_depth)
-        self.offered_by_depth += [0] * missing
-        self.kept_by_depth += [0] * missing
-        self.covered_by_depth += [0.0] * missing
-        for depth in range(min(num_accepted + 1, max_depth)):
-            self.offered_by_depth[depth] += 1
-            self.kept_by_depth[depth] += depth < num_accepted
-            self.covered_by_depth[depth] += coverage[depth] if coverage else 0.0
+        for stats in (self, *self.rows[row : row + 1]):
+            stats.num_steps += 1
+            stats.num_drafted += num_nodes - 1
+            stats.num_accepted += num_accepted
+            stats.acceptance_histogram[num_accepted] = stats.acceptance_histogram.get(num_accepted, 0) + 1
+            missing = max_depth - len(stats.offered_by_depth)
+            stats.offered_by_depth += [0] * missing
+            stats.kept_by_depth += [0] * missing
+            stats.covered_by_depth += [0.0] * missing
+            for depth in range(min(num_accepted + 1, max_depth)):
+                stats.offered_by_depth[depth] += 1
+                stats.kept_by_depth[depth] += depth < num_accepted
+                stats.covered_by_depth[depth] += coverage[depth] if coverage else 0.0
 
     def count_tokens(self, num_tokens: Sequence[int]) -> None:
         """Note how many tokens each row committed in all."""

@@ -12,7 +12,7 @@ from ..errors import GenerationError
 HOLE = -1  # the position of a slot that holds padding or a dropped token
 MAX_WASTE = 0.25  # share of slots that realigning must save to be worth reading and writing the cache once
 _STATES = ("keys", "values", "indexer_keys")  # per-token states of a layer, tokens on the last axis but one
-_ENDLESS = 2**31  # the window of a sliding layer that must keep every slot
+ENDLESS = 2**31  # more tokens than any text has
 
 
 def new_cache(config: PreTrainedConfig) -> DynamicCache:
@@ -47,7 +47,7 @@ def widen(cache: Cache) -> dict[int, int]:
                 "with them. Pass the whole text without them, or call `generate` once for each prompt."
             )
     for index in windows:
-        layers[index].sliding_window = _ENDLESS
+        layers[index].sliding_window = ENDLESS
     return windows
 
 

@@ -1,11 +1,12 @@
 """Checks a call of `generate` that has a drafter, and starts the decoding loop for it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from ..errors import GenerationError, OptionError
 from .adapters import row_adapters_gone_on_error
@@ -18,9 +19,6 @@ from .processors import check_memoryless, of_batches
 from .sequence_batch import SequenceBatch
 from .verifier import Verifier, verifier_of
 
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
-
 
 @torch.no_grad()
 def speculative_decoding(
@@ -31,7 +29,7 @@ def speculative_decoding(
     generation_config: GenerationConfig,
     *,
     drafter: Drafter,
-    streamer: "BaseStreamer | None" = None,
+    streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
     """Decode with a drafter, with the arguments of `_assisted_decoding` of Transformers, which this replaces."""

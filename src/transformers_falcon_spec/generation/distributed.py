@@ -193,9 +193,7 @@ def _holders(target: PreTrainedModel) -> list[int]:
     mesh: Any = getattr(target, "_device_mesh", None)
     if mesh is None and not any(isinstance(module, FSDPModule) for module in target.modules()):
         mesh = next((weight.device_mesh for weight in target.parameters() if isinstance(weight, DTensor)), None)
-    if mesh is None:
-        return []
-    if mesh.mesh_dim_names is not None:
+    if mesh is not None and mesh.mesh_dim_names is not None:
         names = tuple(name for name in mesh.mesh_dim_names if not name.startswith(DATA_PARALLEL))
         mesh = mesh[names] if names else None
     return [] if mesh is None else mesh.mesh.flatten().tolist()

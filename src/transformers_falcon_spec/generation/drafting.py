@@ -98,9 +98,7 @@ class Draft:
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
     search_seconds: float = 0.0  # spent on choosing among drafted tokens, without waiting for the device
-    node_probs: Tensor | None = (
-        None  # [rows, nodes] the drafter's probability of each node after its parent; if wanted
-    )
+    node_probs: Tensor | None = None  # [rows, nodes] the drafter's probability of each after its parent; if wanted
     expected_by_depth: Tensor | None = None  # [depths] expected tokens, the root's first; where there are prices
     # By pass after the first: the expected tokens of the nodes that it continues, and those that it added.
     marginal_gains: tuple[tuple[float, float], ...] = ()

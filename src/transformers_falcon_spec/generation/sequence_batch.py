@@ -1,21 +1,19 @@
 """The texts of all rows of a call, which grow at their own pace and are shown like a batch without a drafter."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, row_seeds
 from ..core.verification import AcceptedPath, TokenTree
 from . import processors as row_processors
 from .distributed import Decision
 from .sequence_state import NodeScores, SequenceState, TokenScores, answers, processed
-
-if TYPE_CHECKING:
-    from transformers.generation.streamers import BaseStreamer
 
 
 class SequenceBatch:
@@ -35,7 +33,7 @@ class SequenceBatch:
         config: GenerationConfig,
         *,
         is_coupled: bool = False,
-        streamer: "BaseStreamer | None" = None,
+        streamer: BaseStreamer | None = None,
     ) -> None:
         num_rows, self.is_drawn = len(input_ids), bool(config.do_sample)
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
@@ -82,14 +80,12 @@ class SequenceBatch:
 
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth. A guess that shares it meets the target's token more often."""
-        device, noises = self.prompt_ids.device, dict[int, Callable[[int], Tensor]]()
 
-        def noise(row: int, depth: int) -> Tensor:
-            if row not in noises:  # made when asked for: plain steps never ask
-                noises[row] = self.rows[row].draws.noise_ahead(vocab_size, device)
-            return noises[row](depth)
+        @cache  # made when asked for: plain steps never ask
+        def of_row(row: int) -> Callable[[int], Tensor]:
+            return self.rows[row].draws.noise_ahead(vocab_size, self.prompt_ids.device)
 
-        return noise
+        return lambda row, depth: of_row(row)(depth)
 
     def node_scores(self, trees: Sequence[TokenTree], logits: Tensor) -> list[NodeScores]:
         """The target's scores after the nodes of each row's tree, from its logits `[rows, nodes, vocab]`."""

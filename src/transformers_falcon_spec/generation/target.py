@@ -20,7 +20,7 @@ from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
 from .path_batch import PathBatch
-from .text_limits import ENDLESS, check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
+from .text_limits import check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
 from .tree_attention import tree_attention
 
 _NUM_DIMS = 3  # rows, tokens, width
@@ -95,9 +95,9 @@ class Target:
     @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
-        longest = getattr(self.config, "max_position_embeddings", None)
-        limits = [*self.switches, min(ENDLESS if longest is None else longest, longest_draftable(self.config))]
-        before_switch = num_before_limit(self._text_ids.shape[1], [*self.switches, ENDLESS])  # without padding
+        endless, context = cache_file.ENDLESS, getattr(self.config, "max_position_embeddings", None)
+        limits = [*self.switches, min(endless if context is None else context, longest_draftable(self.config))]
+        before_switch = num_before_limit(self._text_ids.shape[1], [*self.switches, endless])  # without padding
         return [min(num_before_limit(position, limits), before_switch) for position in self._farthest]
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:

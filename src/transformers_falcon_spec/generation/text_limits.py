@@ -8,10 +8,8 @@ from transformers import Cache, GenerationConfig, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
-from .cache import drop_last, new_cache
+from .cache import ENDLESS, drop_last, new_cache
 from .inputs import grown, text_length
-
-ENDLESS = 2**31
 
 
 def switch_lengths(config: PreTrainedConfig) -> list[int]:
