@@ -160,8 +160,8 @@ class Target:
         if self._text_ids.shape[1] in self.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
-        parents = tuple(tree.parents[0].tolist()) if form == "paths" else ()
-        self._paths = PathBatch.of(parents, tree.parents.device) if form == "paths" else None
+        is_by_path, parents = form == "paths", tree.parents
+        self._paths = PathBatch.of(tuple(parents[0].tolist()), parents.device) if is_by_path else None
         if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
         positions = self._next_position + tree.depths
