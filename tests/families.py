@@ -19,12 +19,12 @@ class Family:
     Args:
         config (`str`): Class in Transformers.
         fields (`dict`): What makes it tiny.
-        verdict (`str`): `"tree"`, `"paths"`, `"chain"` or `"refused"`: what the probe must say.
+        form (`str`): `"tree"`, `"paths"`, `"chain"` or `"refused"`: what the probe must say.
     """
 
     config: str
     fields: Fields
-    verdict: str = "tree"
+    form: str = "tree"
 
 
 _IDS: Fields = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

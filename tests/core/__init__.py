@@ -1,1 +1,1 @@
-"""Tests of `core/`: trees, masks, draws, the verdict and the counts."""
+"""Tests of `core/`: trees, masks, draws, accepted paths and counts."""

@@ -90,8 +90,8 @@ def texts(
 
     def run(draws: Draws) -> Context:
         tree = make_tree(parents, drafter, draws)
-        verdict = rule(tree, lambda node: target(context_of(tree.parents, tree.token_ids, node)), draws)
-        text = verdict.token_ids
+        path = rule(tree, lambda node: target(context_of(tree.parents, tree.token_ids, node)), draws)
+        text = path.token_ids
         while len(text) < length:
             text = (*text, int(draws.categorical(target(text)[None])))
         return text[:length]

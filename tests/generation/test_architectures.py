@@ -16,8 +16,8 @@ from transformers_falcon_spec.generation.probe import probe
 
 ATTENTIONS = ("eager", "sdpa")
 CASES = [(family, attention) for family in FAMILIES for attention in ATTENTIONS]
-VERIFYING = [case for case in CASES if FAMILIES[case[0]].verdict != "refused"]
-REFUSED = [case for case in CASES if FAMILIES[case[0]].verdict == "refused"]
+VERIFYING = [case for case in CASES if FAMILIES[case[0]].form != "refused"]
+REFUSED = [case for case in CASES if FAMILIES[case[0]].form == "refused"]
 # Sampling differs from greedy decoding in its draws, not in what the target reads: one implementation will do by default.
 TEXTS = [
     pytest.param(*case, mode, marks=[pytest.mark.slow] if (mode, case[1]) == ("sampling", "sdpa") else [])
@@ -44,7 +44,7 @@ def _target(family: str, attention: str) -> PreTrainedModel:
 def test_the_probe_distinguishes_trees_from_chains(family: str, attention: str) -> None:
     capability = probe(_target(family, attention))
 
-    assert capability.form == FAMILIES[family].verdict
+    assert capability.form == FAMILIES[family].form
     if capability.form == "tree":
         assert capability.tree_error <= 1e-4 * capability.control_error
 
@@ -71,5 +71,5 @@ def test_the_text_is_the_targets_own(family: str, attention: str, mode: str) -> 
     assert drafted.sequences.tolist() == plain.tolist()
     assert torch.get_rng_state().equal(state)
     assert drafted.speculation.num_accepted > 0
-    is_limited = FAMILIES[family].verdict != "tree" or family == "deepseek_v32_sparse"
+    is_limited = FAMILIES[family].form != "tree" or family == "deepseek_v32_sparse"
     assert bool(drafted.speculation.notes) == is_limited

@@ -23,7 +23,7 @@ from transformers_falcon_spec.errors import GenerationError
 pytestmark = pytest.mark.families
 
 GENERAL = sorted(TransformersKwargs.__optional_keys__)
-VERIFYING = [family for family, row in FAMILIES.items() if row.verdict != "refused"]
+VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"]
 WITH_GENERAL = {"llama", "gpt2", "gemma3", "mixtral", "lfm2", "bloom", "gpt_neo"}  # each form and kind of layer
 SLOW_VISION = [("qwen3_vl", "position_ids"), ("qwen3_vl", "mm_token_type_ids"), ("mistral3", "position_ids")]
 SLOW_VISION += [("llava", "position_ids"), ("mistral3", "image_sizes")]

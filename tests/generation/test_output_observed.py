@@ -92,7 +92,7 @@ def test_observers_see_every_step_and_change_nothing() -> None:
     drafter = make_drafter(target, block_size=2)
     tokens: list[int] = []
 
-    with observe_steps(lambda _, verdicts: tokens.extend(verdicts[0].token_ids)):
+    with observe_steps(lambda _, paths: tokens.extend(paths[0].token_ids)):
         pair = runs.both(target, drafter, **SAMPLING)
 
     pair.assert_equal()

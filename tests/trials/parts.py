@@ -19,7 +19,7 @@ from tests.tiny import make_drafter, make_target
 from tests.trials.call import Call
 from transformers_falcon_spec import DrafterPool, DraftTree, LookaheadDrafter, SpeculationConfig
 
-VERIFIED = tuple(name for name, family in FAMILIES.items() if family.verdict != "refused")
+VERIFIED = tuple(name for name, family in FAMILIES.items() if family.form != "refused")
 _BUSHY = DraftTree.from_lists(runs.BUSHY)
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "random": lambda _: RandomDrafter(num_nodes=12),
