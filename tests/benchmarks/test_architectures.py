@@ -57,7 +57,7 @@ def test_the_stored_matrix_holds_every_family_with_its_verdict_and_no_other_toke
 
     offered = [row for row in rows if row["verdict"] != "not offered"]
     assert {row["family"]: row["verdict"] for row in offered} == {
-        name: family.verdict for name, family in FAMILIES.items()
+        name: family.form for name, family in FAMILIES.items()
     }
     assert {(row["family"], row["attention"]) for row in rows} == {
         (name, attention) for name in FAMILIES for attention in ("eager", "sdpa")
