@@ -60,8 +60,8 @@ class AdaptiveLength(FixedLength):
 class ConfidenceStop(FixedLength):
     """Drafts end before the first position whose best candidate is less likely than `threshold`.
 
-    Where FailFast (arXiv 2512.20573) asks for another ten positions as long as all are confident, here one pass
-    denoises `max_length` positions and the target does not read those behind the first one below the threshold.
+    FailFast (arXiv 2512.20573) asks for another ten positions as long as all are confident; here one pass denoises
+    `max_length`.
     """
 
     def __init__(self, max_length: int, threshold: float) -> None:

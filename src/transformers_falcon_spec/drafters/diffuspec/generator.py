@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .modeling_diffuspec import DiffusionDrafter
     from .proxy import ContextProxy
 
-_HISTORY = 2  # newest tokens that a proxy reads
-
 
 class DiffusionCandidateGenerator(TreeCandidateGenerator):
     """Drafting with a [`DiffusionDrafter`] during one call; rows are denoised one after the other."""
@@ -110,7 +108,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         with self._searching():
             if config.search in ("argmax", "marginal"):
                 return LatticeTree.path(root, argmax_path(lattice))
-            mixed = PathScores(lattice, row.read_proxy(), row.text[-_HISTORY:].tolist(), config.model_weight)
+            mixed = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), config.model_weight)
             if self._draws_tree(budget):
                 return tree_over(mixed, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
             return LatticeTree.path(root, search_path(mixed, config.beam_width))
