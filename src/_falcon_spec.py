@@ -52,5 +52,5 @@ def _usage() -> str:
     lines = [f"  {name:15s}{summary}" for name, summary in COMMANDS.items()]
     return (
         "usage: falcon-spec COMMAND [OPTIONS]\n"
-        "       falcon-spec --version\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` tells more."
+        "       falcon-spec --version\n\n" + "\n".join(lines) + "\n\n`falcon-spec COMMAND --help` says more."
     )

@@ -99,14 +99,14 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
         if fits:
             return kind
     raise CheckpointError(
-        f"The format must be one of {[each.value for each in Format]}, but neither the config nor the weights tell "
+        f"The format must be one of {[each.value for each in Format]}, but neither config nor weights show "
         f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
         f"weights are called {shortened(keys)}. See `docs/convert.md`."
     )
 
 
 def _medusa(config: dict[str, Any], keys: Collection[str]) -> Format:
-    """Tell Medusa heads with LM heads of their own from v2 heads, which end in the target's."""
+    """Distinguish Medusa heads with LM heads of their own and v2 heads, which end in the target's."""
     has_heads = str(config.get("version")) != "2" and any(_MEDUSA_HEAD.fullmatch(key) for key in keys)
     return Format.MEDUSA if has_heads else Format.MEDUSA_V2
 
