@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
 from ..errors import OptionError
@@ -197,14 +191,11 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
 def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | None:
     """Return the checkpoint to resume from: for `true` the newest complete one, else the given one, or none."""
     choice = None if args.resume_from_checkpoint is None else str(args.resume_from_checkpoint)
-    if is_estimated:
-        if choice is not None:
-            raise OptionError(
-                "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it "
-                "out."
-            )
-        return None
-    newest = newest_complete_checkpoint(args.output_dir)
+    if is_estimated and choice is not None:
+        raise OptionError(
+            "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it out."
+        )
+    newest = None if is_estimated else newest_complete_checkpoint(args.output_dir)
     if choice is None and newest is not None:
         raise OptionError(
             f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "

@@ -1,7 +1,4 @@
-"""Finding the checkpoint to resume from, and explaining failed writes.
-
-Checkpoints that were cut short are passed over.
-"""
+"""Finding the checkpoint to resume from, which was written to its end, and explaining failed writes."""
 
 import json
 import logging
@@ -32,11 +29,7 @@ def newest_complete_checkpoint(folder: str | Path) -> str | None:
 
 @contextmanager
 def explain_write_errors(folder: str | Path) -> Iterator[None]:
-    """Turn a failed write inside this block into an error that explains how to resume.
-
-    Raises:
-        [`TrainingError`]: the disk is full, or writing failed for another reason.
-    """
+    """Turn a failed write inside this block, as on a full disk, into a [`TrainingError`] that says how to resume."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors raise errors of their own

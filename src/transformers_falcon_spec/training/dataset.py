@@ -76,11 +76,11 @@ class ConversationDataset(Dataset[Example]):
         """This data set; a [`FeatureCache`] and [`PackedConversations`] have the one that they were made from."""
         return self
 
-    def subset(self, indices: Iterable[int]) -> "ConversationDataset":
+    def subset(self, indices: list[int]) -> "ConversationDataset":
         """The examples at `indices`, in that order; `coverage` stays that of all examples."""
-        chosen, subset = list(indices), copy.copy(self)
-        subset.examples = [self.examples[index] for index in chosen]
-        subset.origins = [self.origins[index] for index in chosen]
+        subset = copy.copy(self)
+        subset.examples = [self.examples[index] for index in indices]
+        subset.origins = [self.origins[index] for index in indices]
         return subset
 
     @property

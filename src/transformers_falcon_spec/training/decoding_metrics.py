@@ -105,11 +105,7 @@ def _options_restored(drafter: PreTrainedModel) -> Iterator[None]:
 
 
 def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Check before the training whether the target can read the trees that evaluation will decode with.
-
-    Raises:
-        [`TrainingError`]: the target can read neither trees nor chains.
-    """
+    """Refuse, with a [`TrainingError`], a target with which evaluation cannot decode, for it cannot read drafts."""
     if isinstance(drafter, DrafterModel):
         try:
             probe(target)

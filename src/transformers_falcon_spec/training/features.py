@@ -92,11 +92,7 @@ class TargetFeatures:
 
 
 def move_target(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
-    """Move the target to the device of the training, unless it is spread over several devices by `device_map`.
-
-    Raises:
-        [`OptionError`]: the target is spread over devices, and there are several processes.
-    """
+    """Move the target to the device of the training, unless `device_map` spread it; that is for one process only."""
     if not is_spread(target):
         target.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
     elif args.world_size > 1:

@@ -81,11 +81,7 @@ class OverlapIndex:
 
 
 def refuse_overlaps(data: ConversationSet, index: OverlapIndex) -> None:
-    """Refuse training data that holds forbidden texts.
-
-    Raises:
-        [`ConversationError`]: there are overlaps; the message names the first of them, the log all.
-    """
+    """Refuse, with a [`ConversationError`], training data that holds forbidden texts; the log names all of them."""
     lines = []
     for row, row_origin in zip(data.rows, data.origins, strict=True):
         hit = next(filter(None, (index.find(message["content"]) for message in row)), None)

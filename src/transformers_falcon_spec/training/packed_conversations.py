@@ -1,7 +1,6 @@
 """A data set whose rows hold several conversations each, so that batches have little padding."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 from itertools import chain, count, islice
 
 import torch
@@ -40,12 +39,12 @@ class PackedConversations(Dataset[Example]):
         lengths = self.data.lengths
         return [sum(lengths[index] for index in row) for row in self.bins]
 
-    def subset(self, indices: Iterable[int]) -> "PackedConversations":
+    def subset(self, indices: list[int]) -> "PackedConversations":
         """The rows at `indices`, in that order and without features."""
         rows = [self.bins[index] for index in indices]
         numbers = count()
         bins = [list(islice(numbers, len(row))) for row in rows]
-        return PackedConversations(self.conversations.subset(chain(*rows)), bins)
+        return PackedConversations(self.conversations.subset(list(chain(*rows))), bins)
 
     def __len__(self) -> int:
         return len(self.bins)

@@ -203,19 +203,13 @@ class DrafterTrainer(Trainer):
         with self.throughput.timed("pause"), torch.random.fork_rng(devices=devices):
             return super().evaluate(*args, **kwargs)
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """The Trainer's metrics, and those of decoding."""
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
         if self._decodes and output.metrics is not None:
-            decoded = self._decode(dataloader.dataset, output.metrics, metric_key_prefix)
-            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in decoded.metrics().items()})
+            prefix = kwargs.get("metric_key_prefix", "eval")
+            decoded = self._decode(dataloader.dataset, output.metrics, prefix).metrics()
+            output.metrics.update({f"{prefix}_{name}": value for name, value in decoded.items()})
         return output
 
     def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> DecodingMetrics:
@@ -263,8 +257,7 @@ class DrafterTrainer(Trainer):
             )
         tree = self._best_tree(self.evaluate(), "eval")
         options = self.drafter.generation_config
-        # the object from which the drafter takes its tree
-        owner = self.drafter.config if options.draft_tree is None else options
+        owner = self.drafter.config if options.draft_tree is None else options  # from which the drafter takes its tree
         if self.args.draft_tree_nodes:
             owner.draft_tree = tree.to_json()
         return tree

@@ -103,10 +103,7 @@ def draw_anchors(
     """Draw up to `most` anchors in each conversation: tokens that an assistant token follows, in random order.
 
     The first token is never an anchor, for there is nothing before it. Rows with fewer anchors are filled up with
-    index 1.
-
-    Returns:
-        `tuple`: the indices of the anchors, and where they are drawn ones rather than filling.
+    index 1; the second result is False there.
     """
     numbers = text_numbers(positions, len(positions))
     can_start = unpack(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
