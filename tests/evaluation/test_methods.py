@@ -33,7 +33,7 @@ from transformers_falcon_spec.evaluation.methods import (
 )
 from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.generation import timed
-from transformers_falcon_spec.generation.timed import _counts, _Watch, timed_generate, watched_stats
+from transformers_falcon_spec.generation.timed import ForwardWatch, _counts, timed_generate, watched_stats
 
 LOOPING = torch.cat([make_prompt(6)] * 4, dim=1)  # something to look up
 GREEDY = decoding_options("greedy")
@@ -324,7 +324,7 @@ def test_watching_leaves_no_hooks(target: PreTrainedModel) -> None:
 
 
 def test_what_lies_below_the_end_of_a_text_is_not_counted_as_offered() -> None:
-    watch = _Watch()
+    watch = ForwardWatch()
     watch.num_read, watch.num_cached, watch.seconds = (
         [10, 4, 5],
         [0, 10, 12],

@@ -10,9 +10,6 @@ Example:
                             --output runs/groups.json --link_latency_us 10 --link_gb_per_second 100
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from statistics import median
@@ -31,7 +28,7 @@ from ..evaluation.decoding import decoding_options
 from ..evaluation.layer_groups import Groups, Link, StepModel, best_divisions, candidate_groups, with_group
 from ..evaluation.prompts import check_lengths
 from ..evaluation.records import Records
-from ..generation.timed import synchronize, timed_generate
+from ..generation.timed import ForwardWatch, timed_generate
 from .loading import load_drafter
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
@@ -150,36 +147,17 @@ def _model(command: TuneGroupsCommand, texts: _Texts, exact: GenerationStats) ->
     drafter, link, last = texts.drafter, None, len(texts.drafter.layered.layers) - 1
     if command.link_latency_us is not None and command.link_gb_per_second is not None:
         link = Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9)
-    with _timed_calls(drafter.layered, "attend") as attend_seconds:
+    watch = ForwardWatch()
+    with watch.on(drafter.layered.attention(1)):
         texts.write(texts.prompts[0], [[0], list(range(1, last)), [last]])
     elsewhere = exact.total_seconds - exact.prefill_seconds - exact.draft_seconds
     return StepModel(
         drafter_pass=exact.draft_seconds / max(exact.num_passes, 1),
-        attend=median(attend_seconds or [0.0]),
+        attend=median(watch.seconds),
         elsewhere=elsewhere / max(exact.num_steps, 1),
         state_bytes=drafter.generation_config.tree_top_k * drafter.model.config.hidden_size * drafter.dtype.itemsize,
         link=link,
     )
-
-
-@contextmanager
-def _timed_calls(owner: Any, name: str) -> Iterator[list[float]]:
-    """Yield a list that gets the seconds of each call of a method; each call is waited for."""
-    seconds, method = [], getattr(owner, name)
-
-    def timed(*args: Any) -> Any:
-        synchronize()
-        start = time.perf_counter()
-        result = method(*args)
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-        return result
-
-    setattr(owner, name, timed)
-    try:
-        yield seconds
-    finally:
-        delattr(owner, name)
 
 
 def _show(result: dict[str, Any], output: str) -> None:

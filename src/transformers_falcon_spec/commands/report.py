@@ -38,7 +38,7 @@ def run(command: ReportCommand) -> None:
     """Write the tables into the documents, and the pages beside their results."""
     if not command.pages and not (command.results and command.documents):
         raise OptionError("`report` needs something to render: `results` with `documents`, or `pages`.")
-    tables = _tables(command.results) if command.documents else []
+    tables = [text for name in command.results for text in _tables(Path(name))] if command.documents else []
     for document in command.documents:
         write_between_markers(Path(document), tables)
         print(f"{document} holds the figures of {', '.join(command.results)}")
@@ -46,16 +46,11 @@ def run(command: ReportCommand) -> None:
         _page(Path(name))
 
 
-def _tables(results: list[str]) -> list[str]:
-    found = []
-    for name in results:
-        path = Path(name)
-        rendered = [tables_of(file) for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-        shown = [text for text in rendered if text is not None]
-        if not shown:
-            raise OptionError(f"`{path}` must hold results of `bench`, `parity` or `calibrate`, but it holds none.")
-        found += shown
-    return found
+def _tables(path: Path) -> list[str]:
+    rendered = [tables_of(file) for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    if not any(rendered):
+        raise OptionError(f"`{path}` must hold results of `bench`, `parity` or `calibrate`, but it holds none.")
+    return [text for text in rendered if text is not None]
 
 
 def _page(path: Path) -> None:

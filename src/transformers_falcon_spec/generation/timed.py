@@ -64,7 +64,7 @@ def synchronize() -> None:
 
 
 @dataclass
-class _Watch:
+class ForwardWatch:
     """The forwards of one model inside a call: their start, seconds, tokens read and tokens in the cache before."""
 
     starts: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ def watched_stats(
     Stock assisted generation returns no statistics, so the same call is made once more with hooks that count and time
     forwards. The target's first one, and what was drafted for it, count as the prefill; each other one is a step.
     """
-    reads, drafts = _Watch(), _Watch()
+    reads, drafts = ForwardWatch(), ForwardWatch()
     assistant = arguments.get("assistant_model")
     with ExitStack() as hooks:
         hooks.enter_context(reads.on(unwrapped(target)))
@@ -121,7 +121,7 @@ def watched_stats(
     return stats
 
 
-def _counts(reads: _Watch, prompt_len: int, num_tokens: int) -> GenerationStats:
+def _counts(reads: ForwardWatch, prompt_len: int, num_tokens: int) -> GenerationStats:
     """The counts of each step, derived from how far the cache grew from one forward to the next."""
     stats = GenerationStats(num_tokens=num_tokens)
     committed = [prompt_len, *(cached + 1 for cached in reads.num_cached[1:]), prompt_len + num_tokens]
