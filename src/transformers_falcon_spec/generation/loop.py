@@ -24,7 +24,7 @@ from .sequence_state import NodeScores
 from .target import Form, Target, TargetOutput
 from .text_limits import longest_draftable
 from .tuning.tuner import Tuner, tuner_of
-from .verifier import AcceptedStep, accepted_path, trees_of, verifier_of
+from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, trees_of, verifier_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -171,7 +171,8 @@ class SpeculativeDecoding:
             with self._seconds("read"):
                 output = self.target.read(token_ids, DraftTree(parents, torch.zeros_like(parents)), form, is_open)
                 self.tuner.wait()
-            trees = trees_of(draft, self.verifier, is_open, self.batch.probs_device)
+            verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
+            trees = trees_of(draft, verifier, is_open, self.batch.probs_device)
         return trees, output
 
     def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:

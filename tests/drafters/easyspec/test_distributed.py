@@ -71,23 +71,34 @@ class ThreadProcesses(Processes):
         return found
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
-@pytest.mark.parametrize("name", ["greedy", "chain", "rows"])
-def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, num_processes: int) -> None:
+def reports_of_threads(name: str, num_processes: int) -> list[dict[str, Any]]:
+    """What each thread notes of the text of one of `spread.cases`."""
     trees, options = spread.cases()[name]
-    target = spread.make_divisible()
-    alone = spread.noted(target, spread.make(target, "sequential", **trees), **options)
     values: list[Any] = [None] * num_processes
     barrier, targets = Barrier(num_processes, timeout=600), [spread.make_divisible() for _ in range(num_processes)]
     drafters = [spread.make(own, **trees) for own in targets]  # made one after the other, for they draw their weights
 
     def report(number: int) -> dict[str, Any]:
         drafters[number]._processes = ThreadProcesses(number, values, barrier)
-        with torch.no_grad():
-            return spread.noted(targets[number], drafters[number], **options)
+        try:
+            with torch.no_grad():
+                return spread.noted(targets[number], drafters[number], **options)
+        except Exception:
+            barrier.abort()  # lest the others wait
+            raise
 
     with ThreadPoolExecutor(num_processes) as threads:
-        found = list(threads.map(report, range(num_processes)))
+        return list(threads.map(report, range(num_processes)))
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+@pytest.mark.parametrize("name", ["greedy", "chain", "rows"])
+def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, num_processes: int) -> None:
+    trees, options = spread.cases()[name]
+    target = spread.make_divisible()
+    alone = spread.noted(target, spread.make(target, "sequential", **trees), **options)
+
+    found = reports_of_threads(name, num_processes)
 
     for each in found:
         assert [each[key] for key in ("text", "num_passes", "accepted")] == [
@@ -95,6 +106,12 @@ def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, 
         ]
     assert len({each["num_bytes"] for each in found}) == 1
     assert found[0]["num_gathers"] > 0
+
+
+def test_threads_that_share_the_layers_write_one_text_where_drafts_are_drawn() -> None:
+    first, second = reports_of_threads("drawn", 2)  # threads share a random stream, so that it may be any text
+
+    assert first["text"] == second["text"]
 
 
 @contextmanager
