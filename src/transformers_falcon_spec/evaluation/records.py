@@ -1,7 +1,7 @@
 """Stores measurements in a JSON lines file, one line each, so that an interrupted run goes on where it stopped."""
 
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,6 @@ from tqdm.auto import tqdm
 from ..errors import OptionError
 from ..provenance import portable
 
-Key = TypeVar("Key", bound=Hashable)
 Text = TypeVar("Text")
 _OLD_NAMES = {"arm": "method", "chance": "probability"}  # keys that earlier versions wrote
 
@@ -47,9 +46,9 @@ class Records:
 
     def measured(
         self,
-        texts: Mapping[Key, Text],
+        texts: Mapping[Any, Text],
         measure: Callable[[Text], dict[str, Any]],
-        key_of: Callable[..., Key],
+        key_of: Callable[..., Any],
         title: str,
     ) -> list[dict[str, Any]]:
         """The entries of `texts`, whose key is `key_of(entry)`; those that the file lacks are measured and stored."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from ..core.sampling import multinomial_noise
+from ..core.sampling import GeneratorDraws, multinomial_noise
 from ..generation.timed import Options, Run, timed_generate
 
 
@@ -81,7 +81,7 @@ class _StepObserver(LogitsProcessor):
         if self._num_chosen == self.index:
             if self.given is not None:
                 outputs.logits = self.given[None, None]
-            self.state = _random_stream(outputs.logits.device).get_state()
+            self.state = GeneratorDraws().get_state(outputs.logits.device)
         return outputs
 
 
@@ -124,10 +124,3 @@ def _noise(scores: Tensor, state: Tensor, token_id: int) -> Tensor | None:
     probs = torch.softmax(scores[None], dim=-1)
     noise = multinomial_noise(probs, generator)
     return noise[0] if int((probs / noise).argmax()) == token_id else None
-
-
-def _random_stream(device: torch.device) -> torch.Generator:
-    """The global random stream of a device."""
-    if device.type == "cpu":
-        return torch.default_generator
-    return torch.get_device_module(device).default_generators[device.index or 0]

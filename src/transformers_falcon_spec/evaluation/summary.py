@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any
 
 from ..core.stats import GenerationStats
@@ -44,10 +44,10 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
     row = {
         "num_prompts": len({run["prompt"] for run in runs}),
         "num_tokens": num_tokens,
-        "repetition_rate": _mean([run["repetition_rate"] for run in runs]),
+        "repetition_rate": fmean(run["repetition_rate"] for run in runs),
         "acceptance_length_pooled": stats.acceptance_length,
         "acceptance_length_pooled_interval": bootstrap(runs, pooled_acceptance_length, seed),
-        "acceptance_length_per_request": _mean([pooled_stats(run).acceptance_length for run in runs]),
+        "acceptance_length_per_request": fmean(pooled_stats(run).acceptance_length for run in runs),
         "accepted_drafts_per_step": stats.num_accepted / steps,
         "tokens_per_forward": num_tokens / num_forwards,
         "alpha": 1 - num_forwards / num_tokens,
@@ -55,7 +55,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "joint_acceptance_by_depth": stats.joint_acceptance_by_depth,
         "acceptance_by_block_position": stats.acceptance_by_block_position(runs[0]["block_size"]),
         "acceptance_histogram": stats.acceptance_histogram,
-        "prefill_seconds": _mean([run["prefill_seconds"] for run in runs]),
+        "prefill_seconds": fmean(run["prefill_seconds"] for run in runs),
         "draft_seconds_per_step": stats.draft_seconds / steps,
         "search_seconds_per_step": stats.search_seconds / steps,
         "verify_seconds_per_step": stats.verify_seconds / steps,
@@ -82,7 +82,7 @@ def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats,
         "decode_speedup": decode_tokens_per_second(own) / plain_rate if plain_rate else None,
         "baseline_tokens_per_second": pooled_tokens_per_second(alone),
         "tokens_per_second": pooled_tokens_per_second(own),
-        "baseline_prefill_seconds": _mean([run["prefill_seconds"] for run in alone]),
+        "baseline_prefill_seconds": fmean(run["prefill_seconds"] for run in alone),
         "plain_seconds_per_step": 1 / plain_rate if plain_rate else None,
         "step_cost": step_cost,
         "gate": gate,
@@ -147,7 +147,3 @@ def decode_tokens_per_second(runs: list[Record]) -> float:
     longer = [run for run in runs if run["num_tokens"] > 1]
     seconds = sum(run["seconds"] - run["prefill_seconds"] for run in longer)
     return sum(run["num_tokens"] - 1 for run in longer) / seconds if longer else 0.0
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
