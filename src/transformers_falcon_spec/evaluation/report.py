@@ -111,19 +111,15 @@ def speed(result: Result, path: str) -> str:
 def _lead(result: Result) -> dict[str, str]:
     """The first columns: target, method, set and decoding; target or method is left out if there is one only."""
     methods = [method for method in result["methods"] if method["method"] != BASELINE]
-    columns = {"target": "target", "method": "method"}
-    varying = {head: f"{{{key}}}" for head, key in columns.items() if len({each[key] for each in methods}) > 1}
+    varying = {key: f"{{{key}}}" for key in ("target", "method") if len({each[key] for each in methods}) > 1}
     return {**varying, "set": "{set:set}", "decoding": "{decoding}"}
 
 
 def _shown(result: Result, row: Row) -> dict[str, Any]:
     """A row as the table shows it: one whose runs are missing says why instead of giving numbers."""
     if not is_complete(row):
-        why = failure_of(result, row)
-        return {key: row[key] for key in ("target", "method", "set", "decoding")} | {
-            "speed-up": why,
-            "plain step": why,
-        }
+        known = {key: row[key] for key in ("target", "method", "set", "decoding")}
+        return known | dict.fromkeys(("speed-up", "plain step"), failure_of(result, row))
     same = fill("{num_identical}/{num_compared}", row)
     return {
         **row,
