@@ -1,7 +1,7 @@
 """Rows that hold several texts: which tokens belong together, and values moved within a text or to rows of their own.
 
-Positions show where texts begin: the tokens of each text are counted from 0, so every 0 starts a new text. Padding is
-counted along with the last text of its row. Positions of shape `[1, tokens]` hold for all rows.
+Positions count the tokens of each text from 0, so every 0 starts a new text. Padding is counted along with the last
+text of its row. Positions of shape `[1, tokens]` hold for all rows.
 """
 
 import torch

@@ -18,8 +18,7 @@ class DraftTree:
     """The shape of a draft: for each node the index of its parent, and which of the parent's best tokens it takes.
 
     Node 0 is the root, the newest token of the text; its parent is -1. A parent comes before its child. Rows with
-    fewer nodes than others end in filler nodes, whose parent is -1 too. Nothing is checked; [`DraftTree.from_lists`]
-    checks what people write by hand.
+    fewer nodes than others end in filler nodes, whose parent is -1 too. [`DraftTree.from_lists`] checks its lists.
 
     Example:
 

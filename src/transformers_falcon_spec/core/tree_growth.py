@@ -182,5 +182,4 @@ class TreeGrowth:
 
 
 def _likeliest_first(log_node_probs: Float[Tensor, "rows nodes"]) -> Int[Tensor, "rows nodes"]:
-    """Indices by falling probability; of equals the first comes first."""
     return log_node_probs.sort(dim=1, descending=True, stable=True).indices

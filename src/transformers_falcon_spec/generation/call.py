@@ -78,7 +78,6 @@ def _check_call(
 def _check_lockstep(
     processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig, verifier: Verifier
 ) -> None:
-    """Raise an error if processors or criteria need all rows at one length, and this call cannot do that."""
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
     if not shown:
         return

@@ -64,7 +64,6 @@ class Processes:
 
 
 def _moved(draft: Draft, device: torch.device) -> Draft:
-    """What other processes need of a draft, on a device."""
     parts = {name: getattr(draft, name) for name in ("token_ids", "parents", "is_lookahead", "node_probs")}
     moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in parts.items()}
     return Draft(**moved, num_passes=draft.num_passes)

@@ -73,7 +73,6 @@ class FeatureHooks:
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
-    """The outputs that one hook kept, as one tensor, which must be of `num_tokens` tokens."""
     shapes = {tuple(part.shape) for part in caught if part.dim() != _NUM_DIMS}
     if shapes:
         raise TargetError(

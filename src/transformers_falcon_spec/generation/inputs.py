@@ -59,8 +59,6 @@ class _Step:
 
 
 class _LongerCache:
-    """A view of a cache that reports a few tokens more than it holds."""
-
     def __init__(self, cache: Any, num_more: int) -> None:
         self._cache, self._num_more = cache, num_more
 
@@ -176,7 +174,6 @@ def _is_one_value(name: str, value: Tensor, step: _Step, prompt_kwargs: dict[str
 
 
 def _check_rows(name: str, value: Tensor, num_rows: int) -> None:
-    """Raise an error for an input by token that several rows cannot index, as their texts have different lengths."""
     if num_rows > 1 and (value.dim() != _MATRIX or len(value) not in (1, num_rows)):
         raise GenerationError(
             f"`{name}` must be of shape [rows, tokens] in a batch, whose rows go on at their own pace, but it is "
@@ -221,7 +218,6 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
 
 
 def _next_logits(model: Any, cache: Any, inputs: dict[str, Any]) -> Tensor:
-    """The target's logits after one more token, which is dropped from the cache again."""
     num_slots = cache.get_seq_length()
     try:
         logits: Tensor = model(**inputs, return_dict=True).logits[:, -1]
@@ -231,7 +227,6 @@ def _next_logits(model: Any, cache: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 def _repeated(value: Tensor, num_rows: int) -> Tensor:
-    """An input of one row, repeated for each of several rows."""
     if num_rows > 1 and value.dim() >= _MATRIX and len(value) == 1:
         return value.expand(num_rows, *value.shape[1:])
     return value

@@ -66,7 +66,6 @@ def check_target_mode(model: PreTrainedModel) -> None:
 
 
 def _draws(model: PreTrainedModel) -> bool:
-    """Whether a forward over two tokens draws from the random stream, which is put back."""
     devices = cuda_devices(model)
     with torch.random.fork_rng(devices=devices):
         before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]

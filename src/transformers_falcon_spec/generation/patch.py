@@ -113,7 +113,6 @@ def _unwrapped(function: Any) -> Any:
 
 
 def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function as our wrapping, so that `_unwrapped` can take it off."""
     setattr(function, _IS_WRAPPED, True)
     return function
 
@@ -176,7 +175,6 @@ _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 
 def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
-    """Raise an error for modes in which Transformers would ignore the drafter, or fail without a helpful message."""
     if (config.num_beams or 1) > 1:
         raise GenerationError(
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "

@@ -51,20 +51,16 @@ def _is_foreign(processor: Any) -> bool:
 
 def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
     """The processors for one row, which treat the only row they see as row `row` of the batch."""
-    return LogitsProcessorList([_of_row(processor, row) for processor in processors])
-
-
-def _of_row(processor: Any, row: int) -> Any:
-    attributes = _ROW_ATTRIBUTES.get(type(processor))
-    if attributes is None:  # all others keep nothing and read each row by itself
-        return processor
-    mine = copy.copy(processor)
-    vars(mine).update(attributes(processor, row))
+    mine = LogitsProcessorList()
+    for processor in processors:
+        changes = _ROW_ATTRIBUTES.get(type(processor))  # all others keep nothing and read each row by itself
+        mine.append(processor if changes is None else copy.copy(processor))
+        if changes is not None:
+            vars(mine[-1]).update(changes(processor, row))
     return mine
 
 
 def _entry(value: Any, row: int) -> Any:
-    """The part of one row in a tensor with a part for each; anything else is for all rows."""
     if not isinstance(value, Tensor) or not value.dim() or len(value) == 1:
         return value
     return int(value[row]) if value.dim() == 1 else value[row : row + 1]

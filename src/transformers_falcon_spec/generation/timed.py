@@ -122,7 +122,6 @@ def watched_stats(
 
 
 def _counts(reads: ForwardWatch, prompt_len: int, num_tokens: int) -> GenerationStats:
-    """The counts of each step, derived from how far the cache grew from one forward to the next."""
     stats = GenerationStats(num_tokens=num_tokens)
     committed = [prompt_len, *(cached + 1 for cached in reads.num_cached[1:]), prompt_len + num_tokens]
     for step in range(1, len(reads.seconds)):
