@@ -11,9 +11,8 @@ from typing import Any
 class GenerationStats:
     """Counts and seconds of one or more generations; add two with `+`.
 
-    A step is one round of propose, read, accept, emit and trim of one row; the prefill is none. `num_accepted` counts
-    draft tokens that were kept, without root and bonus token. In a batch the rows' counts stand in `rows` as well;
-    passes and seconds are the batch's.
+    A step is one round of propose, read, accept, emit and trim of one row; the prefill is none. In a batch the rows'
+    counts stand in `rows` as well; passes and seconds are the batch's.
 
     Example:
 
@@ -29,7 +28,7 @@ class GenerationStats:
 
     num_steps: int = 0  # of all rows
     num_drafted: int = 0  # nodes sent to the target, roots excluded
-    num_accepted: int = 0  # draft tokens that were kept
+    num_accepted: int = 0  # draft tokens that were kept, without root and bonus token
     num_passes: int = 0  # drafter passes
     num_tokens: int = 0  # committed, those of the prefill included
     offered_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d - 1 and had a node at depth d

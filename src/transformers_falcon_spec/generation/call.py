@@ -43,9 +43,7 @@ def speculative_decoding(
         if len(input_ids) > 1:
             _check_lockstep(logits_processor, stopping_criteria, generation_config, verifier)
         mask, lists = model_kwargs.get("attention_mask"), (logits_processor, stopping_criteria)
-        batch = SequenceBatch(
-            input_ids, mask, *lists, generation_config, is_coupled=verifier.couples_draws, streamer=streamer
-        )
+        batch = SequenceBatch(input_ids, mask, *lists, generation_config, verifier=verifier, streamer=streamer)
         with in_eval_mode(drafter):
             return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 

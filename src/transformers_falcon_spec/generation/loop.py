@@ -24,7 +24,7 @@ from .sequence_state import NodeScores
 from .target import Form, Target, TargetOutput
 from .text_limits import longest_draftable
 from .tuning.tuner import Tuner, tuner_of
-from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, trees_of, verifier_of
+from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, trees_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -47,7 +47,7 @@ class SpeculativeDecoding:
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
         self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_draws())
         self.generator.clock = clock
-        self.verifier = verifier_of(drafter, config)
+        self.verifier = batch.verifier
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=self._notes(), rows=rows if len(rows) > 1 else [])
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
@@ -227,12 +227,9 @@ class SpeculativeDecoding:
             max_depth = max(tree.depths)
             if self.batch.is_closed(row):  # what lies below the last token was never asked for
                 max_depth = min(max_depth, path.num_accepted)
+            num, coverage = path.num_accepted, step.coverage(row) if num_drafted else ()
             self.stats.record(
-                row=row,
-                num_nodes=num_drafted + 1,
-                max_depth=max_depth,
-                num_accepted=path.num_accepted,
-                coverage=step.coverage(row) if num_drafted else (),
+                row=row, num_nodes=num_drafted + 1, max_depth=max_depth, num_accepted=num, coverage=coverage
             )
         num_kept = [path.num_accepted for path in step.paths if path.path]
         self.tuner.learn(draft, num_kept, self.stats.draft_seconds, self.stats.read_seconds)

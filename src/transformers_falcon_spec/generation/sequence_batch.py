@@ -14,14 +14,15 @@ from ..core.verification import AcceptedPath, TokenTree
 from . import processors as row_processors
 from .distributed import Decision
 from .sequence_state import NodeScores, SequenceState, TokenScores, answers, processed
+from .verifier import TOKEN_MATCHING, Verifier
 
 
 class SequenceBatch:
     """The [`SequenceState`] of each row of a call. Rows grow at their own pace, each with its own processors.
 
     Where the caller's processors or criteria may treat rows by their index, rows grow in lockstep: token by token,
-    with calls that show all rows together. `mask` is 0 at padding of the prompts. With `is_coupled`, draws come from a
-    stream that a drafter can foresee. The streamer gets a token of all rows once the last of them has it.
+    with calls that show all rows together. `mask` is 0 at padding of the prompts. The streamer gets a token of all
+    rows once the last of them has it.
     """
 
     def __init__(
@@ -32,15 +33,15 @@ class SequenceBatch:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         *,
-        is_coupled: bool = False,
+        verifier: Verifier = TOKEN_MATCHING,
         streamer: BaseStreamer | None = None,
     ) -> None:
-        num_rows, self.is_drawn = len(input_ids), bool(config.do_sample)
+        num_rows, self.is_drawn, self.verifier = len(input_ids), bool(config.do_sample), verifier
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
         self._processors, self._criteria = processors, criteria
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
         self.rows = []
-        for row, draws in enumerate(_draws(num_rows, input_ids.device, is_coupled, self.is_drawn)):
+        for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.is_drawn)):
             row_list = processors if num_rows == 1 else row_processors.of_row(processors, row)
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
         self.prompt_len = input_ids.shape[1]
