@@ -41,6 +41,9 @@ class GenerationStats:
     verify_seconds: float = 0.0  # reading drafts
     read_seconds: float = 0.0  # of `verify_seconds`, the target's forwards
     total_seconds: float = 0.0  # of the whole call
+    packed_bytes: int = (
+        0  # memory of weights that are packed for reads of several tokens; of several calls the largest
+    )
     notes: list[str] = field(default_factory=list)  # what differs from the usual: chain fallback, feature source
     rows: list["GenerationStats"] = field(default_factory=list)  # of each row, where there are several
     tuning: dict[str, Any] = field(default_factory=dict)  # what the tuner chose, and why; of one call alone
@@ -120,6 +123,7 @@ class GenerationStats:
                 setattr(total, name, [left + right for left, right in pairs])
         histogram = Counter(self.acceptance_histogram) + Counter(other.acceptance_histogram)
         total.acceptance_histogram = dict(sorted(histogram.items()))
+        total.packed_bytes = max(self.packed_bytes, other.packed_bytes)  # the same copies
         total.notes = list(dict.fromkeys(self.notes + other.notes))
         total.rows = self.rows + other.rows
         return total

@@ -18,6 +18,7 @@ from .distributed import Decision, named_options, processes_of
 from .drafting import Committed, Draft, DraftBudget, Drafter
 from .model_parts import sliding_windows
 from .output import LayerStates, SpeculativeOutput, is_observed, report, show
+from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
@@ -52,6 +53,8 @@ class SpeculativeDecoding:
         self.stats = GenerationStats(notes=self._notes(), rows=rows if len(rows) > 1 else [])
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.tuner = self._tuner(drafter)
+        self.packed = PackedReads((model, *drafter.members), drafter.generation_config.pack_weights)
+        self.stats.packed_bytes = self.packed.num_bytes
 
     def _draft_draws(self) -> torch.Generator:
         rng = private_generator()
@@ -96,7 +99,12 @@ class SpeculativeDecoding:
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
-        with self._seconds("total"), self.target.feature_hooks.active(), self.target.released():
+        with (
+            self._seconds("total"),
+            self.target.feature_hooks.active(),
+            self.target.released(),
+            self.packed.prepared(),
+        ):
             self.prefill()
             while not self.batch.is_complete:
                 draft = self.propose()
@@ -132,7 +140,7 @@ class SpeculativeDecoding:
             budget = self.processes.limited(self.tuner.limited(full), full)
         draft = None
         if budget is not None:
-            with self._seconds("draft"):
+            with self._seconds("draft"), self.packed.reading():
                 draft = self.processes.broadcast_draft(self.generator.propose(budget), self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
@@ -168,7 +176,7 @@ class SpeculativeDecoding:
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
             form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
-            with self._seconds("read"):
+            with self._seconds("read"), self.packed.reading(not is_alone):
                 output = self.target.read(token_ids, DraftTree(parents, torch.zeros_like(parents)), form, is_open)
                 self.tuner.wait()
             verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept

@@ -6,9 +6,20 @@ from transformers import GenerationConfig
 
 from ..core.tree import DraftTree
 from ..errors import OptionError
+from .packed_linear import AUTO
 from .verifier import TOKEN_MATCHING, verifier_named
 
-OWN = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k", "tune", "deterministic", "verifier")
+OWN = (
+    "draft_tree",
+    "dynamic_tree",
+    "num_tree_nodes",
+    "tree_depth",
+    "tree_top_k",
+    "tune",
+    "deterministic",
+    "verifier",
+    "pack_weights",
+)
 
 
 class SpeculationConfig(GenerationConfig):
@@ -35,6 +46,10 @@ class SpeculationConfig(GenerationConfig):
             same seed; `"recursive_rejection"` and `"traversal"` draw the draft and keep the target's distribution;
             `"gumbel"` gives one text for a seed whatever the drafter. Greedy decoding always matches tokens.
             `register_verifier` adds rules of your own.
+        pack_weights (`bool` or `str`, *optional*, defaults to `"auto"`):
+            On a CPU, read trees with weights packed once, which makes several tokens cost about as much as one and
+            takes a second copy of the weights. `"auto"` does so where the copies fit in half of the free memory and
+            the read was measured to be faster.
 
     Raises:
         [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or no longer.
@@ -58,6 +73,7 @@ class SpeculationConfig(GenerationConfig):
         tune: bool = True,
         deterministic: bool = True,
         verifier: str = TOKEN_MATCHING.name,
+        pack_weights: bool | str = AUTO,
         **kwargs: Any,
     ) -> None:
         if kwargs.pop("strict", False):  # False stands in files of older versions and asks for nothing
@@ -79,10 +95,12 @@ class SpeculationConfig(GenerationConfig):
         for name, (value, least) in limits.items():
             if value is not None and value < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
+        if pack_weights not in (True, False, AUTO):
+            raise OptionError(f'`pack_weights` must be True, False or "auto", but it is {pack_weights!r}.')
         self.draft_tree, self.verifier = draft_tree, verifier_named(verifier).name
         self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
         self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
-        self.tune, self.deterministic = tune, deterministic
+        self.tune, self.deterministic, self.pack_weights = tune, deterministic, pack_weights
         super().__init__(**kwargs)
 
 

@@ -1,0 +1,245 @@
+"""Packed weights: the numbers of the stock layer, the text of the target, memory within bounds, and never a copy that is out of date."""
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests import runs
+from tests.every_drafter import KINDS, every_drafter
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import SpeculationConfig
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.generation import packed_linear
+from transformers_falcon_spec.generation.packed_linear import PackedReads, release_packed_weights
+
+pytestmark = pytest.mark.skipif(
+    not packed_linear._can_pack(torch.zeros(4, 4)), reason="this build of torch has no packed kernels"
+)
+
+
+@pytest.fixture(autouse=True)
+def packs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the inputs that are read packed, in a process that has packed nothing before."""
+    release_packed_weights()
+    packed_linear._IS_FASTER.clear()
+    read, shapes = packed_linear.PackedLinear._read, []
+
+    def seen(self: Any, inputs: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(inputs.shape))
+        return read(self, inputs)
+
+    monkeypatch.setattr(packed_linear.PackedLinear, "_read", seen)
+    return shapes
+
+
+def forwards(*models: nn.Module) -> list[nn.Module]:
+    """Parts of models whose forward is not their class's."""
+    return [part for model in models for part in model.modules() if "forward" in part.__dict__]
+
+
+def packing(target: Any, pack_weights: Any = True, **options: Any) -> Any:
+    drafter = make_drafter(target, **options)
+    drafter.generation_config.pack_weights = pack_weights
+    return drafter
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 5), (2, 33), (8, 64), (130, 17)])
+def test_a_packed_read_is_that_of_the_stock_layer(shape: tuple[int, int], has_bias: bool, dtype: torch.dtype) -> None:
+    if not packed_linear._can_pack(torch.zeros(1, dtype=dtype)):
+        pytest.skip("this processor has no packed kernels for the type")
+    torch.manual_seed(0)
+    layer = nn.Linear(shape[1], shape[0], bias=has_bias, dtype=dtype).eval()
+    reads = PackedReads([layer], True)
+    for num_tokens in (1, 2, 7, 64):
+        inputs = torch.randn(3, num_tokens, shape[1], dtype=dtype)
+        with torch.no_grad(), reads.prepared():
+            with reads.reading():
+                packed = layer(inputs)
+            stock = layer(inputs)
+        twin = inputs.double() @ layer.weight.double().T + (layer.bias.double() if has_bias else 0.0)
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        assert torch.allclose(packed.double(), twin, rtol=tolerance, atol=10 * tolerance)
+        assert torch.allclose(stock.double(), twin, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 0.8}], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_writes_the_target_s_text_with_packed_weights(
+    kind: str, options: dict[str, Any], packs: Any
+) -> None:
+    target = make_target()
+    drafter = every_drafter(kind, target)
+    for each in (drafter, *drafter.members):
+        each.generation_config.pack_weights = True
+    pair = runs.told(target, drafter, **options)
+    pair.assert_equal()
+    assert packs
+    assert pair.stats.packed_bytes > 0
+    assert not forwards(target, *drafter.members)
+
+
+def test_only_reads_of_several_tokens_are_packed(packs: Any) -> None:
+    target = make_target()
+    drafter = packing(target, draft_tree={"parents": [-1, 0, 1], "ranks": [-1, 0, 0]}, block_size=2)
+    runs.drafted(target, drafter, make_prompt(9), max_new_tokens=12)
+    assert all(9 not in shape[:-1] or shape[-1] == drafter.config.hidden_size for shape in packs)
+    widths = {shape[-2] for shape in packs if shape[-1] == target.config.intermediate_size}
+    assert widths
+    assert 1 not in widths
+
+
+def test_plain_decoding_beside_a_call_reads_the_stock_layers() -> None:
+    target = make_target()
+    reads, prompt = PackedReads([target], True), make_prompt(7)
+    expected, found = target(prompt).logits, []
+
+    def read() -> None:
+        with torch.no_grad():
+            found.append(target(prompt).logits)
+
+    with reads.prepared(), reads.reading(), torch.no_grad():
+        other = threading.Thread(target=read)
+        other.start()
+        other.join()
+        assert forwards(target)
+    assert found[0].equal(expected)
+    assert target(prompt).logits.equal(expected)
+    assert not forwards(target)
+
+
+def test_calls_that_overlap_share_copies_and_leave_nothing() -> None:
+    target = make_target()
+    one, other = PackedReads([target], True), PackedReads([target], True)
+    with one.prepared():
+        with other.prepared():
+            copies = [packed_linear._KNOWN[layer] for layer in forwards(target)]
+            assert {copy.num_calls for copy in copies} == {2}
+        assert len(forwards(target)) == len(copies)
+    assert not forwards(target)
+
+
+def _optimised(layer: nn.Linear) -> None:
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+
+
+def _through_data(layer: nn.Linear) -> None:
+    layer.weight.data[0, 0] += 1.0
+
+
+def _replaced(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach() + 1.0)
+
+
+def _loaded(layer: nn.Linear) -> None:
+    layer.load_state_dict({name: value + 1.0 for name, value in layer.state_dict().items()})
+
+
+def _moved(layer: nn.Linear) -> None:
+    layer.double().float().weight.data += 1.0
+
+
+@pytest.mark.parametrize("change", [_optimised, _through_data, _replaced, _loaded, _moved])
+def test_weights_that_change_between_calls_are_packed_anew(change: Any) -> None:
+    layer, inputs = nn.Linear(32, 16), torch.randn(4, 32)
+    for _ in range(2):
+        reads = PackedReads([layer], True)
+        with torch.no_grad(), reads.prepared(), reads.reading():
+            assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
+        change(layer)
+
+
+def test_copies_are_kept_between_calls_and_go_with_the_model() -> None:
+    target = make_target()
+    with PackedReads([target], True).prepared():
+        copies = [packed_linear._KNOWN[layer] for layer in forwards(target)]
+    with PackedReads([target], True).prepared():
+        assert [packed_linear._KNOWN[layer] for layer in forwards(target)] == copies
+    del target, copies
+    gc.collect()
+    assert not packed_linear._KNOWN
+
+
+def test_released_copies_are_gone_and_those_in_use_stay() -> None:
+    one, other = make_target(), make_target(seed=1)
+    with PackedReads([other], True).prepared():
+        pass
+    with PackedReads([one], True).prepared():
+        num_used = len(forwards(one))
+        release_packed_weights()
+        assert len(packed_linear._KNOWN) == num_used
+
+
+def _large() -> nn.Linear:
+    return nn.Linear(256, 128)
+
+
+@pytest.mark.parametrize(("times", "is_packed"), [([1.0, 2.0], False), ([2.0, 1.0], True)])
+def test_the_faster_kernel_is_measured_once_for_each_size(
+    times: list[float], is_packed: bool, packs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, measured = _large(), list(times)
+    monkeypatch.setattr(packed_linear, "seconds", lambda _: measured.pop(0))
+    reads = PackedReads([layer], packed_linear.AUTO)
+    with torch.no_grad(), reads.prepared(), reads.reading():
+        for _ in range(3):
+            layer(torch.randn(4, 256))
+    assert measured == []
+    assert len(packs) == 3 * is_packed
+
+
+def test_copies_that_would_fill_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = _large()
+
+    class Memory:
+        available = 2 * layer.weight.nbytes
+
+    monkeypatch.setattr(packed_linear.psutil, "virtual_memory", Memory)
+    assert PackedReads([layer], packed_linear.AUTO).num_bytes == layer.weight.nbytes
+    Memory.available -= 1
+    assert PackedReads([layer], packed_linear.AUTO).num_bytes == 0
+    assert PackedReads([layer], True).num_bytes == layer.weight.nbytes
+
+
+def test_what_has_no_stock_forward_or_type_is_left_alone() -> None:
+    replaced, compiled = nn.Linear(8, 8), nn.Linear(8, 8)
+    replaced.forward = lambda inputs: inputs  # type: ignore[method-assign]
+    compiled.compile()
+    subclass = type("Own", (nn.Linear,), {})(8, 8)
+    with torch.inference_mode():
+        unnoticed = nn.Linear(8, 8)
+    for layer in (
+        replaced,
+        compiled,
+        subclass,
+        unnoticed,
+        nn.Linear(8, 8, dtype=torch.float64),
+        nn.Linear(8, 8, device="meta"),
+    ):
+        assert PackedReads([layer], True).num_bytes == 0
+    assert PackedReads([nn.Linear(8, 8)], False).num_bytes == 0
+
+
+def test_small_layers_are_left_alone_unless_asked_for() -> None:
+    target = make_target()
+    assert PackedReads([target], packed_linear.AUTO).num_bytes == 0
+    assert PackedReads([target], True).num_bytes > 0
+
+
+def test_under_autocast_the_stock_layer_reads(packs: Any) -> None:
+    layer = nn.Linear(8, 8)
+    reads = PackedReads([layer], True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), reads.prepared(), reads.reading():
+        assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
+    assert packs == []
+
+
+def test_another_value_of_the_option_is_refused() -> None:
+    with pytest.raises(OptionError, match='`pack_weights` must be True, False or "auto", but it is'):
+        SpeculationConfig(pack_weights="always")
