@@ -1,14 +1,16 @@
 """What reading a tree costs, in plain one-token steps, by its size: for the small target and for it inflated to larger shapes.
 
 Command: python -m benchmarks.tree_cost --shapes small 0.3b 1b
-Hardware and time: two CPU cores, about ten minutes for 0.3b in float32. Targets are built in memory. Each round reads one plain step and
-one tree of every size in random order after the same text, so that a change of the machine's speed meets all of them. A cost is the ratio of medians;
-its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain decoding makes them. A tree costs
-the target the same whoever drafted it, Falcon, Eagle or Medusa; what drafting costs is in `falcon-spec bench`. Writes
+Hardware and time: two CPU cores, about ten minutes for 0.3b in float32. Targets are built in memory. Each round reads one plain step, and
+one tree of every size with stock and with packed weights, in random order after the same text, so that a change of the machine's speed meets
+all of them. A cost is the ratio of medians; its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain
+decoding makes them. A tree costs the target the same whoever drafted it, Falcon, Eagle or Medusa; what drafting costs is in `falcon-spec bench`.
+`ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command measures what a processor without AVX-512 would do. Writes
 `benchmarks/results/tree_cost.json`, which `python -m benchmarks.report` renders into docs/scale.md.
 """
 
 import argparse
+import functools
 import json
 import random
 import statistics
@@ -19,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
@@ -31,14 +32,17 @@ from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.cache import drop_last
+from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
 NODES = (1, 2, 4, 8, 16, 32, 64)
 NUM_WARM_UP = 3  # rounds
-PLAIN = 0  # key of the plain step among the sizes
+STOCK, PACKED = "stock", "packed"  # weights with which a tree is read
+PLAIN = (STOCK, 0)  # the plain step
+READS = (PLAIN, *((weights, num) for weights in (STOCK, PACKED) for num in NODES))
 
-Round = dict[int, float]  # seconds by number of nodes
+Round = dict[tuple[str, int], float]  # seconds by weights and number of nodes
 
 
 def binary_tree(num_nodes: int, device: torch.device) -> DraftTree:
@@ -49,7 +53,7 @@ def binary_tree(num_nodes: int, device: torch.device) -> DraftTree:
 
 @torch.no_grad()
 def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0) -> list[Round]:
-    """Seconds of a plain step and of a tree of each size after `context` tokens, `repeats` times, each time in another order."""
+    """Seconds of every read after `context` tokens, `repeats` times, each time in another order."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 1000, (1, context + max(NODES)), generator=generator) % model.config.vocab_size
     ids = ids.to(model.device)
@@ -59,25 +63,28 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
         "position_ids": torch.full_like(ids[:, :1], context),
     }
 
-    def read(num_nodes: int) -> Callable[[], object]:
-        tokens: Tensor = ids[:, context : context + max(num_nodes, 1)]
-        if num_nodes == PLAIN:
-            return lambda: model(tokens, past_key_values=target.cache, use_cache=True, **step)
-        tree = binary_tree(num_nodes, ids.device)  # a new one: what follows from its parents is part of the cost
-        return lambda: target.read(tokens, tree)
+    packed = {STOCK: PackedReads([], False), PACKED: PackedReads([model], AUTO)}
 
-    order, draws = [PLAIN, *NODES], random.Random(seed)
+    def read(weights: str, num_nodes: int) -> object:
+        if (weights, num_nodes) == PLAIN:
+            return model(ids[:, context : context + 1], past_key_values=target.cache, use_cache=True, **step)
+        tree = binary_tree(num_nodes, ids.device)  # a new one: what follows from its parents is part of the cost
+        with packed[weights].reading(num_nodes > 1):
+            return target.read(ids[:, context : context + num_nodes], tree)
+
+    order, draws = list(READS), random.Random(seed)
     rounds: list[Round] = []
-    for _ in tqdm(range(NUM_WARM_UP + repeats), leave=False):
-        draws.shuffle(order)
-        found: Round = {}
-        for num_nodes in order:
-            found[num_nodes] = _seconds(read(num_nodes))
-            if num_nodes == PLAIN:
-                drop_last(target.cache, 1)
-            else:
-                target.slots.forget([num_nodes])
-        rounds.append(found)
+    with packed[PACKED].prepared():
+        for _ in tqdm(range(NUM_WARM_UP + repeats), leave=False):
+            draws.shuffle(order)
+            found: Round = {}
+            for weights, num_nodes in order:
+                found[weights, num_nodes] = _seconds(functools.partial(read, weights, num_nodes))
+                if num_nodes:
+                    target.slots.forget([num_nodes])
+                else:
+                    drop_last(target.cache, 1)
+            rounds.append(found)
     return rounds[NUM_WARM_UP:]
 
 
@@ -94,21 +101,19 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def summary_row(name: str, model: PreTrainedModel, rounds: list[Round], seed: int = 0) -> dict[str, Any]:
-    """Medians, and each size's cost in plain steps with its 95 % interval."""
-    costs = []
-    for num_nodes in NODES:
-        pairs = [(found[num_nodes], found[PLAIN]) for found in rounds]
-        interval = bootstrap(pairs, _ratio, seed)
-        costs.append({"num_nodes": num_nodes, "cost": _ratio(pairs), "interval": interval})
-    return {
-        "shape": name,
-        "sizes": asdict(Shape.of(model.config)),
-        "num_parameters": model.num_parameters(),
-        "plain_seconds": statistics.median(found[PLAIN] for found in rounds),
-        "costs": costs,
-        "seconds": {key: [found[key] for found in rounds] for key in (PLAIN, *NODES)},
-    }
+def summary_rows(name: str, model: PreTrainedModel, rounds: list[Round], seed: int = 0) -> list[dict[str, Any]]:
+    """A row for each kind of weights: medians, and each size's cost in plain steps with its 95 % interval."""
+    facts = {"shape": name, "sizes": asdict(Shape.of(model.config)), "num_parameters": model.num_parameters()}
+    plain_seconds = statistics.median(found[PLAIN] for found in rounds)
+    rows = []
+    for weights in (STOCK, PACKED):
+        costs = []
+        for num_nodes in NODES:
+            pairs = [(found[weights, num_nodes], found[PLAIN]) for found in rounds]
+            costs.append({"num_nodes": num_nodes, "cost": _ratio(pairs), "interval": bootstrap(pairs, _ratio, seed)})
+        seconds = {num: [found[weights, num] for found in rounds] for num in NODES}
+        rows.append({**facts, "weights": weights, "plain_seconds": plain_seconds, "costs": costs, "seconds": seconds})
+    return rows
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
@@ -137,9 +142,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.shapes:
         shape = Shape.of(small.config) if name == "small" else SHAPES[name]
         model = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
-        rows.append(summary_row(name, model, rounds_of(model, args.context, args.repeats)))
+        found = summary_rows(name, model, rounds_of(model, args.context, args.repeats))
         del model  # before the next one is built
-        print(name, *(f"{cost['num_nodes']}: {cost['cost']:.2f}x" for cost in rows[-1]["costs"]))
+        for row in found:
+            print(name, row["weights"], *(f"{cost['num_nodes']}: {cost['cost']:.2f}x" for cost in row["costs"]))
+        rows += found
     settings = {name: str(value) for name, value in vars(args).items()}
     result = {"provenance": provenance(seed=0, **settings), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -152,6 +159,7 @@ def tables(result: Result, path: str) -> list[str]:
         "target": "{shape}",
         "parameters": "{num_parameters:1e-6*.0f} M",
         "plain step": "{plain_seconds:1000*.1f} ms",
+        "weights": "{weights}",
         **{
             f"{size} node{'s' * (size > 1)}": f"{{costs/{index}/cost:.2f}} ({{costs/{index}/interval:~.2f}})"
             for index, size in sizes
@@ -165,7 +173,7 @@ def tables(result: Result, path: str) -> list[str]:
     return [lead, table(columns, result["rows"]), source_line(result, path)]
 
 
-REPORT = Report("docs/scale.md", ["tree_cost.json"], tables)
+REPORT = Report("docs/scale.md", ["tree_cost.json", "tree_cost_avx2.json"], tables)
 
 
 if __name__ == "__main__":

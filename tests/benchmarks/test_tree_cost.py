@@ -12,6 +12,8 @@ from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.target import Target
 
+SIZES = {script.STOCK: 64, script.PACKED: 128}  # nodes that cost one plain step
+
 
 def test_each_round_reads_every_size_after_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_target()
@@ -30,24 +32,27 @@ def test_each_round_reads_every_size_after_the_same_text(monkeypatch: pytest.Mon
     rounds = script.rounds_of(model, context=9, repeats=2)
 
     assert len(rounds) == 2
-    assert all(set(found) == {0, *script.NODES} and min(found.values()) > 0 for found in rounds)
+    assert all(set(found) == set(script.READS) and min(found.values()) > 0 for found in rounds)
     steps = [step for step in seen if step[0] != 9]
     assert {slots for _, slots in steps} == {9}
-    assert sorted(num for num, _ in steps) == sorted([1, *script.NODES] * 5)
-    assert sorted(reads) == sorted(script.NODES * 5)
+    assert sorted(num for num, _ in steps) == sorted([1, *script.NODES, *script.NODES] * 5)
+    assert sorted(reads) == sorted(script.NODES * 10)
 
 
 def test_costs_are_ratios_of_medians_with_an_interval_over_rounds() -> None:
-    rounds = [{num: plain * (1 + num / 64) for num in (0, *script.NODES)} for plain in (1.0, 2.0, 3.0)]
+    rounds = [
+        {(weights, num): plain * (1 + num / size) for weights, num in script.READS for size in [SIZES[weights]]}
+        for plain in (1.0, 2.0, 3.0)
+    ]
 
-    row = script.summary_row("small", make_target(), rounds)
+    stock, packed = script.summary_rows("small", make_target(), rounds)
 
-    assert row["plain_seconds"] == 2.0
-    assert [cost["num_nodes"] for cost in row["costs"]] == list(script.NODES)
-    assert row["costs"][-1]["cost"] == 2.0
-    assert row["costs"][-1]["interval"] == (2.0, 2.0)  # a machine that slows down for a whole round changes nothing
-    rounds[0][64] *= 2
-    low, high = script.summary_row("small", make_target(), rounds)["costs"][-1]["interval"]
+    assert stock["plain_seconds"] == 2.0
+    assert [cost["num_nodes"] for cost in stock["costs"]] == list(script.NODES)
+    assert (stock["costs"][-1]["cost"], packed["costs"][-1]["cost"]) == (2.0, 1.5)
+    assert stock["costs"][-1]["interval"] == (2.0, 2.0)  # a machine that slows down for a whole round changes nothing
+    rounds[0][script.STOCK, 64] *= 2
+    low, high = script.summary_rows("small", make_target(), rounds)[0]["costs"][-1]["interval"]
     assert low < high
 
 

@@ -94,7 +94,7 @@ class PackedReads:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Give the layers their copies for the time of a call; those of earlier calls serve if they are still right."""
+        """Give the layers their copies for the time of a call; those of earlier calls serve if they are right."""
         with _LOCK:
             held = [(layer, _packed(layer)) for layer in self._layers]
             for layer, packed in held:
@@ -143,8 +143,9 @@ def _layers_of(model: nn.Module) -> Iterator[nn.Linear]:
     if any(part._compiled_call_impl is not None for part in parts):
         return
     for layer in parts:
-        is_stock = type(layer) is nn.Linear and ("forward" not in layer.__dict__ or layer in _KNOWN)
-        if is_stock and type(layer.weight) in (Tensor, nn.Parameter) and _can_pack(layer.weight):
+        if not isinstance(layer, nn.Linear) or type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
+            continue
+        if ("forward" not in layer.__dict__ or layer in _KNOWN) and _can_pack(layer.weight):
             yield layer
 
 
