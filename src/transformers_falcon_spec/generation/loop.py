@@ -176,7 +176,7 @@ class SpeculativeDecoding:
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
             form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
-            with self._seconds("read"), self.packed.reading(not is_alone):
+            with self._seconds("read"), self.packed.reading(token_ids.numel() > 1):
                 output = self.target.read(token_ids, DraftTree(parents, torch.zeros_like(parents)), form, is_open)
                 self.tuner.wait()
             verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
