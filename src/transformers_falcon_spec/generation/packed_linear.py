@@ -43,12 +43,12 @@ class PackedLinear:
         is_same = layer.weight is self.weight and layer.bias is self.bias and _state(layer.weight) == self._state
         return is_same and torch.equal(_row_sums(layer.weight), self._row_sums)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as `nn.Linear` calls it
         """The layer's outputs `[..., out_features]` of `[..., in_features]`."""
         pack_weights = getattr(_ACTIVE, "pack_weights", False)
-        if pack_weights and self._can_read(inputs) and (pack_weights != AUTO or self._is_faster(inputs)):
-            return self._read(inputs)
-        return functional.linear(inputs, self.weight, self.bias)
+        if pack_weights and self._can_read(input) and (pack_weights != AUTO or self._is_faster(input)):
+            return self._read(input)
+        return functional.linear(input, self.weight, self.bias)
 
     def _read(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
