@@ -83,8 +83,21 @@ def project_folder() -> Path | None:
 def _machine(device: str) -> str:
     """The name of the hardware; a machine with a GPU may compute on its CPU."""
     if device == "cpu" or not torch.cuda.is_available():
-        return f"CPU, {os.cpu_count()} cores"
+        kinds = [_processor(), torch.backends.cpu.get_cpu_capability()]
+        kinds += ["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []
+        return f"CPU, {os.cpu_count()} cores ({', '.join(filter(None, kinds))})"
     return torch.cuda.get_device_name(None if device == "auto" else device)
+
+
+def _processor() -> str:
+    """The name of the processor, which Linux keeps in a file."""
+    path = Path("/proc/cpuinfo")
+    named = (
+        re.search(r"^model name\s*:\s*(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if path.exists()
+        else None
+    )
+    return platform.processor() if named is None else named[1]
 
 
 def weights_fingerprint(model: nn.Module) -> str:
