@@ -77,7 +77,7 @@ def test_every_drafter_writes_the_target_s_text_with_packed_weights(
     drafter = every_drafter(kind, target)
     for each in (drafter, *drafter.members):
         each.generation_config.pack_weights = True
-    pair = runs.told(target, drafter, **options)
+    pair = runs.informed(target, drafter, **options)
     pair.assert_equal()
     assert packs
     assert pair.stats.packed_bytes > 0
