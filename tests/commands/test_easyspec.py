@@ -1,6 +1,10 @@
 """`easyspec tune` through the command line."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +123,20 @@ def test_other_files_and_other_drafters_are_refused(
     assert "`output` must end in `.json`" in capsys.readouterr().err
     assert cli.main(arguments(models, tmp_path / "groups.json", drafter="shallow")) == 1
     assert "`drafter` must be an EasySpec drafter of at least 4 layers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_links_are_measured_under_torchrun(models: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    output = tmp_path / "groups.json"
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "transformers_falcon_spec", *arguments(models, output)]
+
+    processes = [subprocess.Popen(command, env={**os.environ, **where, "RANK": str(rank)}) for rank in range(2)]
+
+    assert [process.wait(300) for process in processes] == [0, 0]
+    result = json.loads(output.read_text(encoding="utf-8"))
+    assert result["model"]["link"]["bytes_per_second"] > 1e6
+    assert len(result["proposed"]) == 6

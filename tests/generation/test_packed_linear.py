@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,16 +196,40 @@ def test_the_faster_kernel_is_measured_once_for_each_size(
 
 
 def test_copies_that_would_fill_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = _large()
+    layer, free = _large(), [0]
+    monkeypatch.setattr(packed_linear, "free_bytes", lambda: free[0])
 
-    class Memory:
-        available = 2 * layer.weight.nbytes
-
-    monkeypatch.setattr(packed_linear.psutil, "virtual_memory", Memory)
+    free[0] = 2 * layer.weight.nbytes
     assert PackedReads([layer], packed_linear.AUTO).num_bytes == layer.weight.nbytes
-    Memory.available -= 1
+    free[0] -= 1
     assert PackedReads([layer], packed_linear.AUTO).num_bytes == 0
     assert PackedReads([layer], True).num_bytes == layer.weight.nbytes
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}, 7168),
+        ({"/proc/meminfo": "MemAvailable: 7 kB\n", "/sys/fs/cgroup/memory.max": "max\n"}, 7168),
+        (
+            {
+                "/proc/meminfo": "MemAvailable: 7 kB\n",
+                "/sys/fs/cgroup/memory.max": "900\n",
+                "/sys/fs/cgroup/memory.current": "400\n",
+            },
+            500,
+        ),
+        ({}, 0),
+    ],
+    ids=["a machine", "a container without a limit", "a container", "another system"],
+)
+def test_free_memory_is_what_machine_and_container_leave(
+    files: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: path.as_posix() in files)
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: files[path.as_posix()])
+
+    assert packed_linear.free_bytes() == expected
 
 
 def test_what_has_no_stock_forward_or_type_is_left_alone() -> None:

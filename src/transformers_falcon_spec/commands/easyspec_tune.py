@@ -2,19 +2,28 @@
 
 Texts are written with each possible group alone, then with the divisions of all layers that lose least acceptance. How
 fast drafting would be on 1 to 8 devices is calculated from what these texts took on this device and from the link
-between devices, which is given. Drafts are as the drafter's generation config says, one in every step. An interrupted
-run continues where it stopped.
+between devices, which is given, or measured under `torchrun`. Drafts are as the drafter's generation config says, one
+in every step. An interrupted run continues where it stopped.
 
 Example:
   falcon-spec easyspec tune --target BIG --drafter layer-parallel:4:SMALL --prompts benchmarks/prompts/held_out.jsonl
                             --output runs/groups.json --link_latency_us 10 --link_gb_per_second 100
 """
 
+<<<<<<< HEAD
+=======
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+>>>>>>> 442fdae (Links between devices are measured under torchrun again; free memory is what machine and container say)
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from statistics import median
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -25,15 +34,29 @@ from ..core.stats import GenerationStats
 from ..drafters.easyspec import LayerParallelDrafter
 from ..errors import OptionError
 from ..evaluation.decoding import decoding_options
-from ..evaluation.layer_groups import Groups, Link, StepModel, best_divisions, candidate_groups, with_group
+from ..evaluation.layer_groups import (
+    Groups,
+    Link,
+    StepModel,
+    best_divisions,
+    candidate_groups,
+    measure_link,
+    with_group,
+)
 from ..evaluation.prompts import check_lengths
 from ..evaluation.records import Records
+<<<<<<< HEAD
 from ..generation.timed import ForwardWatch, timed_generate
+=======
+from ..generation.distributed import ProcessGroup
+from ..generation.timed import synchronize, timed_generate
+>>>>>>> 442fdae (Links between devices are measured under torchrun again; free memory is what machine and container say)
 from .loading import load_drafter
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
 LEAST_LAYERS = 4  # with fewer there is nothing to group between the first and the last
 MAX_GROUP_SIZE = 5
+SECONDS_TO_MEET = 120.0
 COUNTS = ("num_tokens", "num_steps", "num_accepted", "num_passes")
 SECONDS = ("prefill_seconds", "draft_seconds", "total_seconds")
 
@@ -45,7 +68,9 @@ class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
     drafter: str = option("An EasySpec drafter, or `layer-parallel:N:FOLDER` of a language model.")
     max_new_tokens: int = option("Most tokens of a text.", 96)
     link_latency_us: float | None = option("Microseconds from device to device; with `link_gb_per_second`.", None)
-    link_gb_per_second: float | None = option("Gigabytes a second; without both one device is modelled.", None)
+    link_gb_per_second: float | None = option(
+        "Gigabytes a second; without both one device is modelled, or links are measured under torchrun.", None
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,11 +86,14 @@ class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
 def run(command: TuneGroupsCommand) -> None:
     """Measure the acceptance of each group and of the best divisions, and print what they would be worth."""
     logging.set_verbosity_error()
+    link = _link(command)
+    if int(os.environ.get("RANK", "0")):  # only the first process goes on
+        return
     target, tokenizer = command.load_target()
     texts = _Texts(command, target, tokenizer)
     alone = texts.written(None)
     rate = alone.num_tokens / alone.total_seconds
-    result = {"provenance": command.origin(target), "tokens_per_second_of_target": rate, **_result(command, texts)}
+    result = {"provenance": command.origin(target), "tokens_per_second_of_target": rate, **_result(texts, link)}
     command.write(result)
     _show(result, command.output)
 
@@ -116,7 +144,7 @@ class _Texts:
         return stats
 
 
-def _result(command: TuneGroupsCommand, texts: _Texts) -> dict[str, Any]:
+def _result(texts: _Texts, link: Link | None) -> dict[str, Any]:
     """Return the acceptance of single groups and of divisions, and the modelled speed on each number of devices."""
     num_layers = len(texts.drafter.layered.layers)
     exact = texts.written(with_group(num_layers))
@@ -125,7 +153,7 @@ def _result(command: TuneGroupsCommand, texts: _Texts) -> dict[str, Any]:
         for each in candidate_groups(num_layers, MAX_GROUP_SIZE)
     }
     losses = {each: exact.acceptance_length - length for each, length in lengths.items()}
-    model = _model(command, texts, exact)
+    model = _model(texts, exact, link)
     rows: list[dict[str, Any]] = []
     for groups in best_divisions(num_layers, losses):
         stats, lost = texts.written(groups), sum(losses.get((group[0], len(group)), 0.0) for group in groups)
@@ -142,13 +170,32 @@ def _result(command: TuneGroupsCommand, texts: _Texts) -> dict[str, Any]:
     }
 
 
-def _model(command: TuneGroupsCommand, texts: _Texts, exact: GenerationStats) -> StepModel:
-    """Return what parts of a step took with the model as it is; attention is timed in one more text."""
-    drafter, link, last = texts.drafter, None, len(texts.drafter.layered.layers) - 1
+def _link(command: TuneGroupsCommand) -> Link | None:
+    """Return the link between devices, given or measured by all processes together; None for one device."""
     if command.link_latency_us is not None and command.link_gb_per_second is not None:
+<<<<<<< HEAD
         link = Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9)
     watch = ForwardWatch()
     with watch.on(drafter.layered.attention(1)):
+=======
+        return Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    dist.init_process_group()
+    processes, device = ProcessGroup(SECONDS_TO_MEET), torch.device("cpu")
+    if command.device != "cpu":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    link = measure_link(processes, device)
+    dist.destroy_process_group()
+    return link
+
+
+def _model(texts: _Texts, exact: GenerationStats, link: Link | None) -> StepModel:
+    """Return what parts of a step took with the model as it is; attention is timed in one more text."""
+    drafter, last = texts.drafter, len(texts.drafter.layered.layers) - 1
+    with _timed_calls(drafter.layered, "attend") as attend_seconds:
+>>>>>>> 442fdae (Links between devices are measured under torchrun again; free memory is what machine and container say)
         texts.write(texts.prompts[0], [[0], list(range(1, last)), [last]])
     elsewhere = exact.total_seconds - exact.prefill_seconds - exact.draft_seconds
     return StepModel(

@@ -1,14 +1,21 @@
 """Divides an EasySpec drafter's layers into groups that attend at once, and models their speed on several devices."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..core.stats import GenerationStats
 from ..drafters.easyspec.distributed import layers_per_process
+from ..generation.distributed import Processes
+from ..generation.timed import synchronize
 
 Groups = list[list[int]]
 MAX_DEVICES = 8
+LINK_BYTES = (1 << 10, 1 << 24)  # of two messages, by which latency and bandwidth are told apart
+NUM_GATHERS = 20
 NUM_BROADCASTS = 4  # of a step: its draft and its accepted path, each after its length; too short for bandwidth
 
 
@@ -56,6 +63,21 @@ class Link:
     def gather_seconds(self, num_devices: int, num_bytes: float) -> float:
         """The time until all devices have all parts of `num_bytes`, which go round a ring."""
         return (num_devices - 1) * (self.latency_seconds + num_bytes / self.bytes_per_second)
+
+
+def measure_link(processes: Processes, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> Link:
+    """Measure the link by the fastest gathers of few and of many bytes; all processes must call together."""
+    fastest = []
+    for num_bytes in LINK_BYTES:
+        part, seconds = torch.zeros(num_bytes, dtype=torch.uint8, device=device), []
+        for _ in range(NUM_GATHERS + 1):
+            start = clock()
+            processes.all_gather(part)
+            synchronize()
+            seconds.append(clock() - start)
+        fastest.append(min(seconds[1:]) / (processes.num - 1))
+    rate = (LINK_BYTES[1] - LINK_BYTES[0]) / max(fastest[1] - fastest[0], 1e-9)
+    return Link(max(fastest[0] - LINK_BYTES[0] / rate, 0.0), rate)
 
 
 @dataclass(frozen=True)

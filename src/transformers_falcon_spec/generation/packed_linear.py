@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -84,7 +84,7 @@ class PackedReads:
         if pack_weights == AUTO:
             layers = [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS]
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)
-            layers = layers if num_new <= SHARE_OF_FREE * psutil.virtual_memory().available else []
+            layers = layers if num_new <= SHARE_OF_FREE * free_bytes() else []
         self._layers, self._pack_weights = layers, pack_weights
 
     @property
@@ -124,6 +124,16 @@ def release_packed_weights() -> None:
     with _LOCK:
         for layer in [layer for layer, packed in _KNOWN.items() if not packed.num_calls]:
             del _KNOWN[layer]
+
+
+def free_bytes() -> int:
+    """The memory that processes may still take, as Linux and the limits of a container say; 0 where nobody says."""
+    files = [Path("/proc/meminfo"), *(Path("/sys/fs/cgroup", f"memory.{name}") for name in ("max", "current"))]
+    machine, limit, used = (path.read_text(encoding="utf-8") if path.exists() else "" for path in files)
+    available = [1024 * int(line.split()[1]) for line in machine.splitlines() if line.startswith("MemAvailable")]
+    if limit.strip().isdecimal() and used.strip().isdecimal():
+        available.append(max(int(limit) - int(used), 0))
+    return min(available, default=0)
 
 
 def seconds(run: Callable[[], Tensor], clock: Callable[[], float] = time.perf_counter) -> float:
