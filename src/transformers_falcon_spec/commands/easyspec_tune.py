@@ -10,13 +10,7 @@ Example:
                             --output runs/groups.json --link_latency_us 10 --link_gb_per_second 100
 """
 
-<<<<<<< HEAD
-=======
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
->>>>>>> 442fdae (Links between devices are measured under torchrun again; free memory is what machine and container say)
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from statistics import median
@@ -45,12 +39,8 @@ from ..evaluation.layer_groups import (
 )
 from ..evaluation.prompts import check_lengths
 from ..evaluation.records import Records
-<<<<<<< HEAD
-from ..generation.timed import ForwardWatch, timed_generate
-=======
 from ..generation.distributed import ProcessGroup
-from ..generation.timed import synchronize, timed_generate
->>>>>>> 442fdae (Links between devices are measured under torchrun again; free memory is what machine and container say)
+from ..generation.timed import ForwardWatch, timed_generate
 from .loading import load_drafter
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
@@ -173,11 +163,6 @@ def _result(texts: _Texts, link: Link | None) -> dict[str, Any]:
 def _link(command: TuneGroupsCommand) -> Link | None:
     """Return the link between devices, given or measured by all processes together; None for one device."""
     if command.link_latency_us is not None and command.link_gb_per_second is not None:
-<<<<<<< HEAD
-        link = Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9)
-    watch = ForwardWatch()
-    with watch.on(drafter.layered.attention(1)):
-=======
         return Link(command.link_latency_us * 1e-6, command.link_gb_per_second * 1e9)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None
@@ -194,8 +179,8 @@ def _link(command: TuneGroupsCommand) -> Link | None:
 def _model(texts: _Texts, exact: GenerationStats, link: Link | None) -> StepModel:
     """Return what parts of a step took with the model as it is; attention is timed in one more text."""
     drafter, last = texts.drafter, len(texts.drafter.layered.layers) - 1
-    with _timed_calls(drafter.layered, "attend") as attend_seconds:
->>>>>>> 442fdae (Links between devices are measured under torchrun again; free memory is what machine and container say)
+    watch = ForwardWatch()
+    with watch.on(drafter.layered.attention(1)):
         texts.write(texts.prompts[0], [[0], list(range(1, last)), [last]])
     elsewhere = exact.total_seconds - exact.prefill_seconds - exact.draft_seconds
     return StepModel(
