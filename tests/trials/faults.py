@@ -91,7 +91,7 @@ FAULTS = {
     "train mode": Fault(_in_loop("run", lambda loop: loop.target.model.train()), "target's training flags changed"),
     "streamer": Fault(lambda: patch.object(SequenceBatch, "end", lambda _: None), "the streamer got"),
     "criteria": Fault(
-        lambda: patch("transformers_falcon_spec.generation.sequence_state.answers", _asked_twice), "the criterion saw"
+        lambda: patch("transformers_falcon_spec.generation.sequence_batch.answers", _asked_twice), "the criterion saw"
     ),
     "scores": Fault(_in_loop("_output", _louder), "`scores` of row"),
     "states": Fault(_in_loop("_output", _shorter), "`hidden_states`"),
