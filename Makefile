@@ -52,13 +52,13 @@ test-families: $(READY) ## Run the tests of every model family, drafter and opti
 test-training: $(READY) ## Run the tests that train.
 	$(call lane,training)
 
-test-commands: $(READY) ## Run the tests of the command line, conversion, the Hub and the examples.
+test-commands: $(READY) ## Run the tests of the command line, conversion and the Hub.
 	$(call lane,commands)
 
 test-benchmarks: $(READY) ## Run the tests of what measures and of what shows the figures.
 	$(call lane,benchmarks)
 
-test-docs: $(READY) ## Run what the pages show.
+test-docs: $(READY) ## Run what the pages show, and the examples.
 	$(call lane,docs)
 
 test-all: $(READY) ## Run the tests of all these lanes on the newest known-good versions.

@@ -20,6 +20,8 @@ from transformers_falcon_spec.errors import BenchmarkError, DrafterMismatchError
 from transformers_falcon_spec.evaluation.methods import Method
 from transformers_falcon_spec.provenance import portable
 
+pytestmark = pytest.mark.benchmarks
+
 ONE = {"t": "folder"}
 
 

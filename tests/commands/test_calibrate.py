@@ -14,6 +14,8 @@ from tests.tiny import make_drafter
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter, cli
 from transformers_falcon_spec.evaluation.report import BEGIN, END
 
+pytestmark = pytest.mark.benchmarks
+
 Pair = dict[str, str]
 
 

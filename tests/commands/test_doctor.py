@@ -26,6 +26,8 @@ from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_i
 from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
 from transformers_falcon_spec.evaluation.doctor.weight_files import add_unreadable, file_faults
 
+pytestmark = pytest.mark.benchmarks
+
 ROOT = Path(__file__).parents[2]
 PAIR = {"target": str(ROOT / "models" / "reference-target"), "drafter": str(ROOT / "models" / "falcon-reference")}
 RESULTS = ROOT / "benchmarks" / "results" / "speed.json"

@@ -13,6 +13,8 @@ import pytest
 from tests.chat import save_target
 from transformers_falcon_spec import cli
 
+pytestmark = pytest.mark.benchmarks
+
 LINK = ("--link_latency_us", "10", "--link_gb_per_second", "100")
 
 

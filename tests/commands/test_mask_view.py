@@ -12,6 +12,8 @@ from tests.chat import MARKED_TEMPLATE, make_rows, make_tokenizer
 from transformers_falcon_spec.commands.mask_view import show_masks
 from transformers_falcon_spec.training.dataset import ConversationDataset
 
+pytestmark = pytest.mark.benchmarks
+
 ROWS = [
     [
         {"role": "user", "content": "one plus one is"},

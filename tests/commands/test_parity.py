@@ -14,6 +14,8 @@ from transformers_falcon_spec.commands import parity
 from transformers_falcon_spec.evaluation.parity import ParityCheck
 from transformers_falcon_spec.generation import sequence_state
 
+pytestmark = pytest.mark.benchmarks
+
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

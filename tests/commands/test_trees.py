@@ -18,6 +18,8 @@ from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, PublishError
 from transformers_falcon_spec.hub.figures import read_figures
 
+pytestmark = pytest.mark.benchmarks
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
