@@ -51,7 +51,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
             min(depth, self._context - read - new) * (new > 0)
             for depth, read, new in zip(budget.depths, self.num_read, num_new, strict=True)
         ]
-        if all(depth < 0 for depth, new in zip(max_depths, num_new, strict=True) if new):  # so, too, if nothing is new
+        if all(depth < 0 for depth, new in zip(max_depths, num_new, strict=True) if new):  # nor where nothing is new
             return None
         ids, _, num_new = self.take_pending(padding_side="left")
         is_exact = self.drafter.config.calibrate or not len(self.slots)

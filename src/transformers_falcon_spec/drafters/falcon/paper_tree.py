@@ -1,7 +1,7 @@
 """The static tree that the Falcon paper draws for Llama targets and two tokens a pass (arXiv 2412.12639, figure 6).
 
 The figure draws how many children each node has, and the text says that m children are the m most likely tokens. The
-authors' list (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) differs in one place: the eight
+authors' list (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) differs in one point: the eight
 children of the second token after the first have the sibling ranks 0 and 3 to 9 there; here they are 0 to 7.
 """
 
