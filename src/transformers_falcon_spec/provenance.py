@@ -83,8 +83,9 @@ def project_folder() -> Path | None:
 def _machine(device: str) -> str:
     """The name of the hardware; a machine with a GPU may compute on its CPU."""
     if device == "cpu" or not torch.cuda.is_available():
+        has_bfloat16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         kinds = [_processor(), torch.backends.cpu.get_cpu_capability()]
-        kinds += ["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []
+        kinds += ["bfloat16"] if has_bfloat16 else []
         return f"CPU, {os.cpu_count()} cores ({', '.join(filter(None, kinds))})"
     return torch.cuda.get_device_name(None if device == "auto" else device)
 

@@ -1,5 +1,6 @@
 """Packed weights: the numbers of the stock layer, the text of the target, memory within bounds, and never a copy that is out of date."""
 
+import copy
 import gc
 import threading
 from pathlib import Path
@@ -27,19 +28,19 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the inputs that are read packed, in a process that has packed nothing before."""
     release_packed_weights()
     packed_linear._IS_FASTER.clear()
-    read, shapes = packed_linear.PackedLinear._read, []
+    read, shapes = packed_linear.PackedWeight.read, []
 
-    def seen(self: Any, inputs: torch.Tensor) -> torch.Tensor:
+    def seen(self: Any, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         shapes.append(tuple(inputs.shape))
-        return read(self, inputs)
+        return read(self, inputs, bias)
 
-    monkeypatch.setattr(packed_linear.PackedLinear, "_read", seen)
+    monkeypatch.setattr(packed_linear.PackedWeight, "read", seen)
     return shapes
 
 
-def forwards(*models: nn.Module) -> list[nn.Module]:
-    """Parts of models whose forward is not their class's."""
-    return [part for model in models for part in model.modules() if "forward" in part.__dict__]
+def held(*models: nn.Module) -> list[nn.Module]:
+    """Parts of models that are of another class for the time of a call."""
+    return [part for model in models for part in model.modules() if type(part) is packed_linear.PackedLinear]
 
 
 def packing(target: Any, pack_weights: Any = True, **options: Any) -> Any:
@@ -60,7 +61,7 @@ def test_a_packed_read_is_that_of_the_stock_layer(shape: tuple[int, int], has_bi
     for num_tokens in (1, 2, 7, 64):
         inputs = torch.randn(3, num_tokens, shape[1], dtype=dtype)
         with torch.no_grad(), reads.prepared():
-            with reads.reading():
+            with reads.reading("read"):
                 packed = layer(inputs)
             stock = layer(inputs)
         twin = inputs.double() @ layer.weight.double().T + (layer.bias.double() if has_bias else 0.0)
@@ -82,7 +83,7 @@ def test_every_drafter_writes_the_target_s_text_with_packed_weights(
     pair.assert_equal()
     assert packs
     assert pair.stats.packed_bytes > 0
-    assert not forwards(target, *drafter.members)
+    assert not held(target, *drafter.members)
 
 
 def test_only_reads_of_several_tokens_are_packed(packs: Any) -> None:
@@ -104,14 +105,14 @@ def test_plain_decoding_beside_a_call_reads_the_stock_layers() -> None:
         with torch.no_grad():
             found.append(target(prompt).logits)
 
-    with reads.prepared(), reads.reading(), torch.no_grad():
+    with reads.prepared(), reads.reading("read"), torch.no_grad():
         other = threading.Thread(target=read)
         other.start()
         other.join()
-        assert forwards(target)
+        assert held(target)
     assert found[0].equal(expected)
     assert target(prompt).logits.equal(expected)
-    assert not forwards(target)
+    assert not held(target)
 
 
 def test_calls_that_overlap_share_copies_and_leave_nothing() -> None:
@@ -119,10 +120,10 @@ def test_calls_that_overlap_share_copies_and_leave_nothing() -> None:
     one, other = PackedReads([target], True), PackedReads([target], True)
     with one.prepared():
         with other.prepared():
-            copies = [packed_linear._KNOWN[layer] for layer in forwards(target)]
+            copies = [packed_linear._KNOWN[layer] for layer in held(target)]
             assert {copy.num_calls for copy in copies} == {2}
-        assert len(forwards(target)) == len(copies)
-    assert not forwards(target)
+        assert len(held(target)) == len(copies)
+    assert not held(target)
 
 
 def _optimised(layer: nn.Linear) -> None:
@@ -142,16 +143,20 @@ def _loaded(layer: nn.Linear) -> None:
     layer.load_state_dict({name: value + 1.0 for name, value in layer.state_dict().items()})
 
 
+def _permuted(layer: nn.Linear) -> None:
+    layer.weight.data.copy_(layer.weight.data.roll(8, dims=1))
+
+
 def _moved(layer: nn.Linear) -> None:
     layer.double().float().weight.data += 1.0
 
 
-@pytest.mark.parametrize("change", [_optimised, _through_data, _replaced, _loaded, _moved])
+@pytest.mark.parametrize("change", [_optimised, _through_data, _replaced, _loaded, _permuted, _moved])
 def test_weights_that_change_between_calls_are_packed_anew(change: Any) -> None:
     layer, inputs = nn.Linear(32, 16), torch.randn(4, 32)
     for _ in range(2):
         reads = PackedReads([layer], True)
-        with torch.no_grad(), reads.prepared(), reads.reading():
+        with torch.no_grad(), reads.prepared(), reads.reading("read"):
             assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
         change(layer)
 
@@ -159,9 +164,9 @@ def test_weights_that_change_between_calls_are_packed_anew(change: Any) -> None:
 def test_copies_are_kept_between_calls_and_go_with_the_model() -> None:
     target = make_target()
     with PackedReads([target], True).prepared():
-        copies = [packed_linear._KNOWN[layer] for layer in forwards(target)]
+        copies = [packed_linear._KNOWN[layer] for layer in held(target)]
     with PackedReads([target], True).prepared():
-        assert [packed_linear._KNOWN[layer] for layer in forwards(target)] == copies
+        assert [packed_linear._KNOWN[layer] for layer in held(target)] == copies
     del target, copies
     gc.collect()
     assert not packed_linear._KNOWN
@@ -172,7 +177,7 @@ def test_released_copies_are_gone_and_those_in_use_stay() -> None:
     with PackedReads([other], True).prepared():
         pass
     with PackedReads([one], True).prepared():
-        num_used = len(forwards(one))
+        num_used = len(held(one))
         release_packed_weights()
         assert len(packed_linear._KNOWN) == num_used
 
@@ -188,7 +193,7 @@ def test_the_faster_kernel_is_measured_once_for_each_size(
     layer, measured = _large(), list(times)
     monkeypatch.setattr(packed_linear, "seconds", lambda _: measured.pop(0))
     reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), reads.prepared(), reads.reading():
+    with torch.no_grad(), reads.prepared(), reads.reading("read"):
         for _ in range(3):
             layer(torch.randn(4, 256))
     assert measured == []
@@ -260,7 +265,7 @@ def test_small_layers_are_left_alone_unless_asked_for() -> None:
 def test_under_autocast_the_stock_layer_reads(packs: Any) -> None:
     layer = nn.Linear(8, 8)
     reads = PackedReads([layer], True)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), reads.prepared(), reads.reading():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), reads.prepared(), reads.reading("read"):
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
     assert packs == []
 
@@ -268,3 +273,88 @@ def test_under_autocast_the_stock_layer_reads(packs: Any) -> None:
 def test_another_value_of_the_option_is_refused() -> None:
     with pytest.raises(OptionError, match='`pack_weights` must be True, False or "auto", but it is'):
         SpeculationConfig(pack_weights="always")
+
+
+def test_a_forward_that_is_put_on_a_packed_layer_is_never_passed_by() -> None:
+    layer, calls = nn.Linear(8, 8), []
+    with PackedReads([layer], True).prepared():
+        pass
+    own = layer.forward
+    layer.forward = lambda inputs: calls.append(1) or own(inputs)  # type: ignore[method-assign,func-returns-value]
+    reads = PackedReads([layer], True)
+
+    with torch.no_grad(), reads.prepared(), reads.reading("read"):
+        layer(torch.randn(2, 8))
+    layer(torch.randn(2, 8))
+
+    assert reads.num_bytes == 0
+    assert len(calls) == 2
+    assert layer not in packed_linear._KNOWN
+
+
+def test_a_weight_that_is_replaced_during_a_call_is_read_as_it_is() -> None:
+    layer, inputs = nn.Linear(8, 8), torch.randn(2, 8)
+    reads = PackedReads([layer], True)
+    with torch.no_grad(), reads.prepared(), reads.reading("read"):
+        layer.weight = nn.Parameter(layer.weight + 1.0)
+        assert torch.equal(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
+
+
+def test_a_model_that_is_copied_or_saved_during_a_call_works(tmp_path: Path) -> None:
+    layer, inputs = nn.Linear(8, 8), torch.randn(2, 8)
+    with PackedReads([layer], True).prepared():
+        copied = copy.deepcopy(layer)
+        torch.save(layer, tmp_path / "layer.pt")
+    loaded = torch.load(tmp_path / "layer.pt", weights_only=False)
+    assert torch.equal(copied(inputs), layer(inputs))
+    assert torch.equal(loaded(inputs), layer(inputs))
+    assert PackedReads([copied], True).num_bytes == layer.weight.nbytes
+
+
+def test_weights_at_odd_offsets_of_a_buffer_are_packed() -> None:
+    layer, buffer = nn.Linear(8, 8), torch.randn(8 * 8 + 1)
+    layer.weight = nn.Parameter(buffer[1:].view(8, 8))
+    inputs, reads = torch.randn(3, 8), PackedReads([layer], True)
+    with torch.no_grad(), reads.prepared(), reads.reading("read"):
+        assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
+
+
+def test_a_type_without_kernels_drops_the_copy() -> None:
+    layer = nn.Linear(8, 8)
+    with PackedReads([layer], True).prepared():
+        assert layer in packed_linear._KNOWN
+    assert PackedReads([layer.double()], True).num_bytes == 0
+    assert layer not in packed_linear._KNOWN
+
+
+def test_where_packing_fails_the_text_is_written_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(packed_linear, "PackedWeight", fail)
+    monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
+    target = make_target()
+
+    pair = runs.informed(target, packing(target, packed_linear.AUTO, block_size=2))
+
+    pair.assert_equal()
+    assert pair.stats.packed_bytes == 0
+    assert "Weights could not be packed, and were read as they are: no memory left." in pair.stats.notes
+    with pytest.raises(RuntimeError, match="no memory left"):
+        runs.drafted(target, packing(target, True, block_size=2))
+    assert not held(target)
+
+
+def test_the_tuner_does_not_take_measuring_for_reading() -> None:
+    layer = _large()
+    reads = PackedReads([layer], packed_linear.AUTO)
+    with torch.no_grad(), reads.prepared(), reads.reading("draft"):
+        layer(torch.randn(4, 256))
+    assert reads.measuring_seconds["draft"] > 0
+    assert reads.measuring_seconds["read"] == 0
+
+
+def test_an_option_that_is_set_later_is_checked_in_the_call() -> None:
+    target = make_target()
+    with pytest.raises(OptionError, match='`pack_weights` must be True, False or "auto", but it is'):
+        runs.drafted(target, packing(target, "sometimes", block_size=2))

@@ -46,7 +46,7 @@ class SpeculativeDecoding:
         self.processes = processes_of(drafter, model)
         self.capability = self.processes.broadcast(probe(model))
         self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
-        self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_draws())
+        self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_rng())
         self.generator.clock = clock
         self.verifier = batch.verifier
         rows = [GenerationStats() for _ in batch.rows]
@@ -54,9 +54,8 @@ class SpeculativeDecoding:
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.tuner = self._tuner(drafter)
         self.packed = PackedReads((model, *drafter.members), drafter.generation_config.pack_weights)
-        self.stats.packed_bytes = self.packed.num_bytes
 
-    def _draft_draws(self) -> torch.Generator:
+    def _draft_rng(self) -> torch.Generator:
         rng = private_generator()
         if self.processes.num > 1:
             self.processes.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
@@ -112,6 +111,9 @@ class SpeculativeDecoding:
                 step = self.accept_and_emit(trees, output.logits)
                 self.trim(step.paths, output)
                 self.record(draft, step)
+        self.stats.packed_bytes = self.packed.num_bytes
+        if self.packed.failure is not None:
+            self.stats.notes.append(f"Weights could not be packed, and were read as they are: {self.packed.failure}.")
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
         self.stats.tuning = self.tuner.to_json()
@@ -140,7 +142,7 @@ class SpeculativeDecoding:
             budget = self.processes.limited(self.tuner.limited(full), full)
         draft = None
         if budget is not None:
-            with self._seconds("draft"), self.packed.reading():
+            with self._seconds("draft"), self.packed.reading("draft"):
                 draft = self.processes.broadcast_draft(self.generator.propose(budget), self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
@@ -176,7 +178,7 @@ class SpeculativeDecoding:
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
             form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
             is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
-            with self._seconds("read"), self.packed.reading(token_ids.numel() > 1):
+            with self._seconds("read"), self.packed.reading("read", token_ids.numel() > 1):
                 output = self.target.read(token_ids, DraftTree(parents, torch.zeros_like(parents)), form, is_open)
                 self.tuner.wait()
             verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
@@ -185,10 +187,10 @@ class SpeculativeDecoding:
 
     def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
         """The path that each row accepts, given the node at which it stands. No text changes, only draws are taken."""
-        if self.batch.is_lockstep:
+        is_lockstep = self.batch.is_lockstep
+        if is_lockstep:
             self.batch.score_together(nodes, scores)
-        next_only = self.batch.is_lockstep
-        return {row: accepted_path(self.verifier, scores[row], node, next_only) for row, node in nodes.items()}
+        return {row: accepted_path(self.verifier, scores[row], node, is_lockstep) for row, node in nodes.items()}
 
     def accept_and_emit(self, trees: Sequence[TokenTree], logits: Tensor) -> AcceptedStep:
         """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen."""
@@ -240,7 +242,11 @@ class SpeculativeDecoding:
                 row=row, num_nodes=num_drafted + 1, max_depth=max_depth, num_accepted=num, coverage=coverage
             )
         num_kept = [path.num_accepted for path in step.paths if path.path]
-        self.tuner.learn(draft, num_kept, self.stats.draft_seconds, self.stats.read_seconds)
+        measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
+        draft_seconds, read_seconds = (
+            getattr(self.stats, f"{phase}_seconds") - spent for phase, spent in measuring.items()
+        )
+        self.tuner.learn(draft, num_kept, draft_seconds, read_seconds)
         self.stats.num_passes += draft.num_passes
         show(draft, step.paths)
 

@@ -6,7 +6,7 @@ from transformers import GenerationConfig
 
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from .packed_linear import AUTO
+from .packed_linear import AUTO, check_pack_weights
 from .verifier import TOKEN_MATCHING, verifier_named
 
 OWN = (
@@ -95,8 +95,7 @@ class SpeculationConfig(GenerationConfig):
         for name, (value, least) in limits.items():
             if value is not None and value < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
-        if pack_weights not in (True, False, AUTO):
-            raise OptionError(f'`pack_weights` must be True, False or "auto", but it is {pack_weights!r}.')
+        check_pack_weights(pack_weights)
         self.draft_tree, self.verifier = draft_tree, verifier_named(verifier).name
         self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
         self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
@@ -117,3 +116,4 @@ def check_options(drafter: Any) -> None:
                 f"`{type(each).__name__}` is a `{type(options).__name__}`. Set `drafter.generation_config = "
                 "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
             )
+        check_pack_weights(options.pack_weights)

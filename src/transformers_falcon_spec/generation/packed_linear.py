@@ -2,70 +2,79 @@
 
 PyTorch's linear layer reads one token at the speed of memory, and packs its weights anew for every read of two or
 more: the jump that makes trees dear. Here the weights are packed once by oneDNN, into a copy that lives as long as the
-layer. Plain reads, the prefill and other threads keep the stock layer, so that nothing else changes by a rounding.
+layer. The prefill, plain steps of a single row and other threads keep the stock layer, and its numbers.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..errors import OptionError
+
 AUTO = "auto"
 SHARE_OF_FREE = 0.5  # of the free memory, which copies may take where nobody asked for them
 LEAST_WEIGHTS = 1 << 14  # of a layer; packing smaller ones brings nothing
 MOST_TOKENS = 512  # of a read; for longer ones the packing of the stock layer costs little
 REPEATS = 3  # of a measurement, of which the fastest counts
+_CGROUP_FILES = [
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+]
 
-_ACTIVE = threading.local()  # its `pack_weights`: how this thread reads now
+_ACTIVE = threading.local()  # its `reads`: the reads of the call that reads packed in this thread now
 _LOCK = threading.Lock()
-_KNOWN: "WeakKeyDictionary[nn.Linear, PackedLinear]" = WeakKeyDictionary()
+_KNOWN: "WeakKeyDictionary[nn.Linear, PackedWeight]" = WeakKeyDictionary()
 _IS_FASTER: dict[tuple[object, ...], bool] = {}  # measured: by type, threads, shape and number of tokens
 
 
-class PackedLinear:
-    """A packed copy of the weights of one layer, of which the original is `weight` `[out_features, in_features]`."""
+class PackedLinear(nn.Linear):
+    """The class of a linear layer while a call may read it packed; outside of reads it is the stock layer.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
+    A copy that is made meanwhile has nothing packed, and a forward that is put on the layer itself goes before.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as the stock layer calls it
+        """Outputs `[..., out_features]` of `[..., in_features]`."""
+        reads: PackedReads | None = getattr(_ACTIVE, "reads", None)
+        packed = None if reads is None else _KNOWN.get(self)
+        if reads is None or packed is None or packed.weight is not self.weight or not packed.can_read(input):
+            return super().forward(input)
+        if reads.pack_weights == AUTO and not reads.is_faster(packed, input, self.bias):
+            return super().forward(input)
+        return packed.read(input, self.bias)
+
+
+class PackedWeight:
+    """A packed copy of a layer's weight `[out_features, in_features]`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.num_calls = weight, 0  # running calls that use it
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), MOST_TOKENS)
-        self._state, self._row_sums = _state(weight), _row_sums(weight)
-        self.num_calls = 0  # running calls of `generate` that use it
+        self._state, self._sums = _state(weight), _sums(weight)
 
-    def is_of(self, layer: nn.Linear) -> bool:
-        """Whether the copy is of the weights that the layer has now, bit for bit."""
-        is_same = layer.weight is self.weight and layer.bias is self.bias and _state(layer.weight) == self._state
-        return is_same and torch.equal(_row_sums(layer.weight), self._row_sums)
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether the copy is of what the weight is now, as far as its memory, version and sums of its bits show."""
+        is_same = weight is self.weight and _state(weight) == self._state
+        return is_same and all(map(torch.equal, _sums(weight), self._sums))
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as `nn.Linear` calls it
-        """The layer's outputs `[..., out_features]` of `[..., in_features]`."""
-        pack_weights = getattr(_ACTIVE, "pack_weights", False)
-        if pack_weights and self._can_read(input) and (pack_weights != AUTO or self._is_faster(input)):
-            return self._read(input)
-        return functional.linear(input, self.weight, self.bias)
-
-    def _read(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
-        return outputs
-
-    def _can_read(self, inputs: Tensor) -> bool:
+    def can_read(self, inputs: Tensor) -> bool:
+        """Whether there is a kernel for these inputs."""
         is_same_type = inputs.dtype == self.weight.dtype and not torch.is_autocast_enabled("cpu")
         return is_same_type and 0 < inputs.numel() <= MOST_TOKENS * inputs.shape[-1]
 
-    def _is_faster(self, inputs: Tensor) -> bool:
-        """Whether the packed read is faster, which is measured once for each shape and doubling of the tokens."""
-        doublings = (inputs.numel() // inputs.shape[-1]).bit_length()
-        key = (inputs.dtype, torch.get_num_threads(), self.weight.shape, doublings)
-        if key not in _IS_FASTER:
-            stock = seconds(lambda: functional.linear(inputs, self.weight, self.bias))
-            _IS_FASTER[key] = seconds(lambda: self._read(inputs)) < stock
-        return _IS_FASTER[key]
+    def read(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """The outputs of the layer."""
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
+        return outputs
 
 
 class PackedReads:
@@ -85,7 +94,10 @@ class PackedReads:
             layers = [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS]
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)
             layers = layers if num_new <= SHARE_OF_FREE * free_bytes() else []
-        self._layers, self._pack_weights = layers, pack_weights
+        self.pack_weights, self._layers = pack_weights, layers
+        self.measuring_seconds = {"draft": 0.0, "read": 0.0}  # spent on measuring kernels in each phase
+        self._phase = "read"
+        self.failure: Exception | None = None  # why nothing is packed, where packing was tried
 
     @property
     def num_bytes(self) -> int:
@@ -95,28 +107,57 @@ class PackedReads:
     @contextmanager
     def prepared(self) -> Iterator[None]:
         """Give the layers their copies for the time of a call; those of earlier calls serve if they are right."""
-        with _LOCK:
-            held = [(layer, _packed(layer)) for layer in self._layers]
-            for layer, packed in held:
-                packed.num_calls += 1
-                layer.__dict__["forward"] = packed.forward
+        held: list[tuple[Any, PackedWeight]] = []
         try:
+            self._hold(held)
             yield
         finally:
             with _LOCK:
                 for layer, packed in held:
                     packed.num_calls -= 1
-                    if not packed.num_calls and layer.__dict__.get("forward") == packed.forward:
-                        del layer.__dict__["forward"]
+                    if not packed.num_calls and type(layer) is PackedLinear:
+                        layer.__class__ = nn.Linear  # type: ignore[assignment]  # the check narrowed it
+
+    def _hold(self, held: list[tuple[Any, PackedWeight]]) -> None:
+        """Pack the layers, or none of them where nobody asked and it fails, as for want of memory."""
+        try:
+            for layer in self._layers:
+                packed = _packed(layer)
+                with _LOCK:
+                    packed.num_calls += 1
+                    held.append((layer, packed))
+                    layer.__class__ = PackedLinear
+        except (RuntimeError, MemoryError) as error:
+            if self.pack_weights != AUTO:
+                raise
+            self._layers, self.failure = [], error
 
     @contextmanager
-    def reading(self, is_packed: bool = True) -> Iterator[None]:
+    def reading(self, phase: Literal["draft", "read"], is_packed: bool = True) -> Iterator[None]:
         """Let this thread read packed for the time of the block, unless `is_packed` says no."""
-        _ACTIVE.pack_weights = is_packed and self._pack_weights
+        before, self._phase = getattr(_ACTIVE, "reads", None), phase
+        _ACTIVE.reads = self if is_packed and self._layers else None
         try:
             yield
         finally:
-            _ACTIVE.pack_weights = False
+            _ACTIVE.reads = before
+
+    def is_faster(self, packed: PackedWeight, inputs: Tensor, bias: Tensor | None) -> bool:
+        """Whether the packed read is faster, which is measured once for each shape and doubling of the tokens."""
+        doublings = (inputs.numel() // inputs.shape[-1]).bit_length()
+        key = (inputs.dtype, torch.get_num_threads(), packed.weight.shape, doublings)
+        if key not in _IS_FASTER:
+            start = time.perf_counter()
+            stock = seconds(lambda: functional.linear(inputs, packed.weight, bias))
+            _IS_FASTER[key] = seconds(lambda: packed.read(inputs, bias)) < stock
+            self.measuring_seconds[self._phase] += time.perf_counter() - start
+        return _IS_FASTER[key]
+
+
+def check_pack_weights(pack_weights: object) -> None:
+    """Raise an error for a value that the option does not have."""
+    if pack_weights is not True and pack_weights is not False and pack_weights != AUTO:
+        raise OptionError(f'`pack_weights` must be True, False or "auto", but it is {pack_weights!r}.')
 
 
 def release_packed_weights() -> None:
@@ -127,13 +168,17 @@ def release_packed_weights() -> None:
 
 
 def free_bytes() -> int:
-    """The memory that processes may still take, as Linux and the limits of a container say; 0 where nobody says."""
-    files = [Path("/proc/meminfo"), *(Path("/sys/fs/cgroup", f"memory.{name}") for name in ("max", "current"))]
-    machine, limit, used = (path.read_text(encoding="utf-8") if path.exists() else "" for path in files)
-    available = [1024 * int(line.split()[1]) for line in machine.splitlines() if line.startswith("MemAvailable")]
-    if limit.strip().isdecimal() and used.strip().isdecimal():
-        available.append(max(int(limit) - int(used), 0))
-    return min(available, default=0)
+    """The memory that this process may still take, as Linux and the limits of a container say; 0 where nobody says.
+
+    Processes that a launcher starts on one machine share what is free.
+    """
+    machine = _text(Path("/proc/meminfo")).splitlines()
+    available = [1024 * int(line.split()[1]) for line in machine if line.startswith("MemAvailable")]
+    for limit, used in _CGROUP_FILES:
+        both = [_text(limit).strip(), _text(used).strip()]
+        if all(text.isdecimal() for text in both):
+            available.append(max(int(both[0]) - int(both[1]), 0))
+    return min(available, default=0) // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def seconds(run: Callable[[], Tensor], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -147,16 +192,22 @@ def seconds(run: Callable[[], Tensor], clock: Callable[[], float] = time.perf_co
     return min(times)
 
 
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
 def _layers_of(model: nn.Module) -> Iterator[nn.Linear]:
     """The layers that can be packed: those with a stock forward and weights of their own, in models not compiled."""
     parts = list(model.modules())
     if any(part._compiled_call_impl is not None for part in parts):
         return
     for layer in parts:
-        if not isinstance(layer, nn.Linear) or type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
+        if not isinstance(layer, nn.Linear) or type(layer) not in {nn.Linear, PackedLinear}:
             continue
-        if ("forward" not in layer.__dict__ or layer in _KNOWN) and _can_pack(layer.weight):
+        if type(layer.weight) is nn.Parameter and "forward" not in layer.__dict__ and _can_pack(layer.weight):
             yield layer
+        else:
+            _KNOWN.pop(layer, None)  # of a type or device that the layer had before
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -167,18 +218,29 @@ def _can_pack(weight: Tensor) -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported() if is_half else weight.dtype == torch.float32
 
 
-def _packed(layer: nn.Linear) -> PackedLinear:
+def _packed(layer: nn.Linear) -> PackedWeight:
+    """The copy of what the layer's weight is now; it is made once, whoever asks."""
     packed = _KNOWN.get(layer)
-    if packed is None or not packed.is_of(layer):
-        packed = _KNOWN[layer] = PackedLinear(layer.weight, layer.bias)
-    return packed
+    if packed is not None and packed.is_of(layer.weight):
+        return packed
+    fresh = PackedWeight(layer.weight)
+    with _LOCK:
+        found = _KNOWN.get(layer)
+        if found is packed or found is None:  # nobody was faster
+            _KNOWN[layer] = found = fresh
+        return found
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
     return weight.data_ptr(), weight._version
 
 
-def _row_sums(weight: Tensor) -> Tensor:
-    """The sum of the bits of each row: changes through `weight.data` leave no other trace."""
+def _sums(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of a weight's bits, of every row and, over every eighth row, of the columns.
+
+    Changes through `weight.data` leave no other trace.
+    """
     bits = weight.detach().contiguous().view(torch.int16)
-    return (bits.view(torch.int64) if bits.shape[-1] % 4 == 0 else bits).sum(dim=-1)
+    if bits.shape[-1] % 4 == 0 and bits.storage_offset() % 4 == 0:
+        bits = bits.view(torch.int64)
+    return bits.sum(dim=-1), bits[::8].sum(dim=0)
