@@ -92,6 +92,7 @@ def tables(result: Result, path: str) -> list[str]:
         "processor": "{device}",
         "type": "{dtype}",
         "decoding": "{decoding}",
+        "prompts": "{beside_target/num_prompts}",
         "target alone": "{target_tokens_per_second:.1f} tokens/s",
         "layers": "{method}",
         "tokens a step": "{acceptance_length:.2f}",
@@ -104,8 +105,7 @@ def tables(result: Result, path: str) -> list[str]:
         for case in result["cases"]
         for row in case["rows"]
     ]
-    origin = result["provenance"]
-    lead = f"The embedded drafter, tuned, three prompt sets together, {origin['limit']} prompts each, {origin['max_new_tokens']} tokens (95 % interval)."
+    lead = f"The embedded drafter, tuned, three prompt sets together, {result['provenance']['max_new_tokens']} tokens each (95 % interval)."
     return [lead, table(columns, rows), source_line(result, path)]
 
 
