@@ -82,6 +82,15 @@ def test_the_package_is_a_program_with_the_same_commands() -> None:
     assert result.stdout.startswith("usage: falcon-spec COMMAND")
 
 
+@pytest.mark.commands
+def test_the_module_of_the_command_line_is_a_program_too() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "transformers_falcon_spec.cli", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert result.stdout == f"falcon-spec {version('transformers_falcon_spec')}\n"
+
+
 def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit):
         cli.main([*command.split(), "--help"])

@@ -98,3 +98,7 @@ class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: Action) -> str | None:
         return f"{action.help} (required)" if action.required else super()._get_help_string(action)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

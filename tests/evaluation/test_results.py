@@ -67,3 +67,11 @@ def test_a_row_of_an_earlier_version_gets_what_follows_from_its_counts(tmp_path:
     assert (found["acceptance_length_pooled"], found["alpha"], found["num_runs"]) == (2.5, 0.6, 2)
     assert found["acceptance_length_per_request"] is None
     assert (method["method"], method["num_nodes"], method["failure"]) == ("falcon", 8, None)
+
+
+def test_a_file_of_bench_in_which_no_method_finished_is_one_of_bench(tmp_path: Path) -> None:
+    result = {"provenance": {}, "methods": [{"method": "falcon", "failure": {"text": "killed"}}], "rows": []}
+
+    assert read_result(written(tmp_path / "speed.json", result)) == result
+    with pytest.raises(OptionError, match="must be a results file of `falcon-spec parity`"):
+        read_result(tmp_path / "speed.json", ["parity"])

@@ -111,7 +111,10 @@ def test_greedy_decoding_takes_of_broken_scores_what_plain_decoding_takes(kind: 
 def test_traversal_refuses_processors_with_a_memory(options: dict[str, Any], name: str) -> None:
     target = make_target()
 
-    with pytest.raises(OptionError, match=rf'`verifier="traversal"` asks for scores.*{name} its calls\. Set'):
+    with pytest.raises(
+        OptionError,
+        match=rf'`verifier="traversal"` is not registered with `asks_in_order=True`.*{name} its calls\. Set',
+    ):
         runs.drafted(target, drawing_drafter(target, "traversal"), do_sample=True, **options)
 
     runs.drafted(target, drawing_drafter(target, "traversal"), do_sample=False, **options)  # greedy decoding walks

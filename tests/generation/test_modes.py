@@ -143,6 +143,28 @@ def test_calls_that_overlap_share_a_drafter_that_gets_its_modes_back_after_the_l
     assert not all(before)
 
 
+def test_a_drafter_that_another_thread_trains_during_a_call_stays_in_train_mode() -> None:
+    drafter = make_drafter(make_target()).eval()
+
+    with in_eval_mode(drafter):
+        drafter.train()
+
+    assert all(modes(drafter))
+
+
+def test_a_part_that_a_running_call_holds_stays_in_eval_mode_until_the_last_call_ends() -> None:
+    drafter = make_drafter(make_target()).train()
+    first, second = in_eval_mode(drafter), in_eval_mode(drafter)
+
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+
+    assert not any(modes(drafter))
+    second.__exit__(None, None, None)
+    assert all(modes(drafter))
+
+
 def test_a_call_that_fails_gives_the_modes_back() -> None:
     target, drafter = make_target(), make_drafter(make_target()).train()
 

@@ -1,6 +1,7 @@
 """Verifiers through `generate`: the rule is the drafter's option, the text the target's, and a draft that does not suit is refused."""
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,8 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
 from transformers_falcon_spec.core.sampling import CoupledDraws, GeneratorDraws
-from transformers_falcon_spec.core.verification import match_tokens
-from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.core.verification import AcceptedPath, match_tokens
+from transformers_falcon_spec.errors import GenerationError, OptionError
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
 from transformers_falcon_spec.generation.sequence_state import NodeScores
 from transformers_falcon_spec.generation.target import Target
@@ -292,3 +293,40 @@ def test_texts_of_a_small_model_have_its_distribution(verifier: str) -> None:
     statistic = float(((found - expected) ** 2 / expected)[is_common].sum())
     degrees = int(is_common.sum())
     assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+
+
+WRONG_PATHS: dict[str, Any] = {  # of a chain; the rules get its tokens as the tree has them
+    "an `AcceptedPath`, but `wrong` returned None": lambda _: None,
+    "a path that begins at the root": lambda ids: AcceptedPath((1, 2), (ids[2], 5)),
+    "a path that begins at the root, node 0, but": lambda _: AcceptedPath(),
+    "one token more than accepted ones": lambda ids: AcceptedPath((0, 1), (ids[1],)),
+    "the last being the bonus token, but": lambda _: AcceptedPath((0,), (5, 6)),
+    "a bonus token of the target's vocabulary": lambda _: AcceptedPath((0,), (1_000_000,)),
+    "each node is a child of the last, and": lambda ids: AcceptedPath((0, 2), (ids[2], 5)),
+    "the token of `path[i + 1]`": lambda ids: AcceptedPath((0, 1), (ids[1] + 1, 5)),
+    "on which each node": lambda _: AcceptedPath((0, 99), (5, 5)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_PATHS)
+def test_what_a_rule_from_outside_returns_must_be_a_path_of_the_tree(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers_falcon_spec.generation.verifier.VERIFIERS", dict(VERIFIERS))
+    register_verifier(Verifier("wrong", lambda scores: WRONG_PATHS[message](scores.tree.token_ids)))
+    target = make_target()
+    drafter = make_drafter(target, block_size=2, draft_tree=DraftTree.chain(3).to_json())
+    drafter.generation_config = SpeculationConfig(verifier="wrong", tune=False)
+
+    with pytest.raises(GenerationError, match=re.escape(message)) as error:
+        written(target, drafter, 0)
+
+    assert "but `wrong` returned" in str(error.value)
+
+
+def test_greedy_calls_match_tokens_whatever_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers_falcon_spec.generation.verifier.VERIFIERS", dict(VERIFIERS))
+    register_verifier(Verifier("never_asked", lambda _: None))  # type: ignore[arg-type, return-value]  # no path
+    target = make_target().double()
+
+    runs.informed(target, drafter_with("never_asked", target).double(), make_prompt(6)).assert_equal()

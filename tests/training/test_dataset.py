@@ -115,3 +115,12 @@ def test_a_batch_is_padded_on_the_right_with_nothing_spoken(pad_token_id: int | 
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["assistant_mask"].tolist() == [[False, True, True], [True, False, False]]
     assert batch["input_ids"].dtype == torch.long
+
+
+def test_a_part_by_a_generator_of_indices_has_its_origins() -> None:
+    data = ConversationDataset(make_rows(4), make_tokenizer(), 64, origins=[f"line {number}" for number in range(4)])
+
+    part = data.subset(number for number in (3, 1))
+
+    assert part.origins == ["line 3", "line 1"]
+    assert part.examples == [data.examples[3], data.examples[1]]

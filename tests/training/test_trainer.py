@@ -327,3 +327,12 @@ def test_a_batch_without_anything_to_draft_is_refused_in_words(tmp_path: Path) -
 def test_an_option_out_of_range_is_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         DrafterTrainingArguments(str(tmp_path), **options)
+
+
+def test_metrics_of_decoding_have_the_prefix_that_was_given_by_position(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, eval_decode_prompts=1)
+
+    output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Test", None, None, "held_out")
+
+    assert "held_out_acceptance_length" in output.metrics
+    assert all(name.startswith("held_out_") for name in output.metrics)

@@ -72,7 +72,7 @@ REFUSALS = (
     ),
     Refusal(
         "guidance remembers what it read",
-        "asks for scores that may not become text",
+        "is not registered with `asks_in_order=True`",
         lambda call: "guidance_scale" in call.decoding and call.rule.needs_draft_probs,
     ),
 )

@@ -39,8 +39,10 @@ def attribute_set(owner: Any, name: str, value: Any) -> Iterator[None]:
 def in_eval_mode(drafter: Any) -> Iterator[None]:
     """Set every part of `drafter` to eval mode, as dropout would weaken drafts and draw from the global stream."""
     find = getattr(drafter, "modules", None)
+    with _LOCK:  # parts that are in eval mode by themselves are left alone, as another thread may train them meanwhile
+        parts = [part for part in (find() if find else ()) if part.training or (id(part), "training") in _BEFORE]
     with ExitStack() as changes:
-        for part in find() if find else ():  # not `eval()`: some modules do more in that, such as merging adapters
+        for part in parts:  # not `eval()`: some modules do more in that, such as merging adapters
             changes.enter_context(attribute_set(part, "training", False))
         yield
 

@@ -1,4 +1,4 @@
-"""Wraps two methods of `generate`, so that `target.generate(..., assistant_model=drafter)` runs the decoding loop.
+"""Wraps two methods of `GenerationMixin`, so that `target.generate(..., assistant_model=drafter)` runs the loop.
 
 `enable` wraps them for every model, with the function by which pipelines load assistants, `attach` for one model,
 `attached` for one call of it. Assistants that are not drafters of this package go to the original functions.

@@ -32,8 +32,8 @@ def check_memoryless(processors: LogitsProcessorList, option: str) -> None:
         kind = type(processor)
         if isinstance(processor, _WITH_MEMORY) or _is_foreign(processor):
             raise OptionError(
-                f"`{option}` asks for scores that may not become text, so every logits processor must be a function "
-                f"of the text alone, but `{kind.__module__}.{kind.__qualname__}` "
+                f"`{option}` is not registered with `asks_in_order=True`, so every logits processor must be a "
+                f"function of the text alone, but `{kind.__module__}.{kind.__qualname__}` "
                 f"{'remembers' if isinstance(processor, _WITH_MEMORY) else 'may remember'} its calls. "
                 'Set `drafter.generation_config.verifier = "token_matching"`.'
             )

@@ -36,12 +36,12 @@ class SequenceBatch:
         verifier: Verifier = TOKEN_MATCHING,
         streamer: BaseStreamer | None = None,
     ) -> None:
-        num_rows, self.is_drawn, self.verifier = len(input_ids), bool(config.do_sample), verifier
+        num_rows, self.do_sample, self.verifier = len(input_ids), bool(config.do_sample), verifier
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
         self._processors, self._criteria = processors, criteria
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
         self.rows = []
-        for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.is_drawn)):
+        for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.do_sample)):
             row_list = processors if num_rows == 1 else row_processors.of_row(processors, row)
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
         self.prompt_len = input_ids.shape[1]
@@ -98,7 +98,7 @@ class SequenceBatch:
         logits = {row: scores[row].logits[node : node + 1] for row, node in nodes.items()}
         zeros = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
         raw = torch.cat([logits.get(row, zeros).to(zeros) for row in range(len(self))])
-        together = processed(self._processors, ids, raw.clone(), self.is_drawn)
+        together = processed(self._processors, ids, raw.clone(), self.do_sample)
         for row, node in nodes.items():
             scores[row].by_node[node] = TokenScores(raw[row : row + 1], together[row : row + 1])
         self._shown_scores += () if self.rows[0].scores is None else (together,)
@@ -123,7 +123,7 @@ class SequenceBatch:
 
     def decision(self, paths: list[AcceptedPath]) -> Decision:
         """The decision that other processes follow, after a step in which these paths became text."""
-        draws = [row.draws.get_state(self.prompt_ids.device) for row in self.rows] if self.is_drawn else []
+        draws = [row.draws.get_state(self.prompt_ids.device) for row in self.rows] if self.do_sample else []
         return Decision(paths, [row.is_complete for row in self.rows], draws)
 
     def follow(self, decision: Decision, scores: Sequence[NodeScores]) -> list[AcceptedPath]:

@@ -237,7 +237,7 @@ class Target:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Leave the cache as plain decoding does after the block, however it ends."""
+        """Leave the cache as plain decoding does after the block; after an error holes stay, and windows come back."""
         try:
             yield
             self.slots.unroll()

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
 from ..core.verification import AcceptedPath, TokenTree, match_tokens
-from ..errors import OptionError
+from ..errors import GenerationError, OptionError
 from .drafting import Draft
 from .sequence_state import NodeScores
 
@@ -23,6 +23,9 @@ class Verifier:
     `scores.tree`, the draft; `scores.token_after(node)`, the target's own next token; `scores.probs_after(node)`, the
     target's distribution; and `scores.draws`, the only source of randomness. When sampling, each call of `token_after`
     draws: make it once for a node, the root first, and for accepted nodes only. Change nothing else.
+
+    Not every step asks the rule: greedy calls match tokens whatever the rule, and steps in which nothing was drafted
+    take the target's token. A path that is not one of the tree, or lacks the bonus token, is a [`GenerationError`].
 
     Args:
         name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
@@ -130,6 +133,7 @@ TOKEN_MATCHING = register_verifier(Verifier("token_matching", _match, asks_in_or
 register_verifier(Verifier("recursive_rejection", _verifying_draws(recursive_rejection), asks_in_order=True, **_DRAWN))
 register_verifier(Verifier("traversal", _verifying_draws(traversal_verification), **_DRAWN))
 register_verifier(Verifier("gumbel", _match, asks_in_order=True, couples_draws=True))
+_BUILT_IN = tuple(VERIFIERS.values())
 
 
 def verifier_of(drafter: Any, config: GenerationConfig) -> Verifier:
@@ -167,10 +171,35 @@ def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep
     """The path that a row accepts from a node on; the next token alone where it must be text before another is."""
     if not verifier.is_token_matching and not scores.tree.is_root_alone:  # after a root alone all rules take its token
         scores.keeps_draw_states = verifier.keeps_seeded_text and scores.sequence.do_sample
-        return verifier.accept(scores)
+        accepted = verifier.accept(scores)
+        if verifier not in _BUILT_IN:
+            _check_accepted(verifier, accepted, scores)
+        return accepted
     can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep
     if can_choose_ahead and scores.is_on_accelerator:
         scores.choose_all()
     elif not can_choose_ahead or scores.sequence.do_sample:
         return match_tokens(scores.tree, scores.token_after, node, max_tokens=1)
     return match_tokens(scores.tree, scores.token_after)
+
+
+def _check_accepted(verifier: Verifier, accepted: Any, scores: NodeScores) -> None:
+    """Raise an error unless a rule returned a path of the tree, with its tokens and a bonus token."""
+    must = None
+    if not isinstance(accepted, AcceptedPath):
+        must = "an `AcceptedPath`"
+    elif tuple(accepted.path[:1]) != (0,):
+        must = "a path that begins at the root, node 0"
+    elif len(accepted.token_ids) != len(accepted.path):
+        must = "one token more than accepted ones: that after each node of `path`, the last being the bonus token"
+    elif accepted.token_ids[-1] not in range(scores.logits.shape[-1]):
+        must = "a bonus token of the target's vocabulary"
+    else:
+        steps = zip(accepted.path, accepted.token_ids, accepted.path[1:], strict=False)  # the last node has no child
+        if any(scores.tree.child(node, token) != child for node, token, child in steps):
+            must = "a path on which each node is a child of the last, and `token_ids[i]` the token of `path[i + 1]`"
+    if must is not None:
+        raise GenerationError(
+            f"A verifier must return {must}, but `{verifier.name}` returned {accepted!r}. Mend the rule, or set "
+            f'`drafter.generation_config.verifier = "{TOKEN_MATCHING.name}"`.'
+        )

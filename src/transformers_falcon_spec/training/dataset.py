@@ -76,9 +76,9 @@ class ConversationDataset(Dataset[Example]):
         """This data set; a [`FeatureCache`] and [`PackedConversations`] have the one that they were made from."""
         return self
 
-    def subset(self, indices: list[int]) -> "ConversationDataset":
+    def subset(self, indices: Iterable[int]) -> "ConversationDataset":
         """The examples at `indices`, in that order; `coverage` stays that of all examples."""
-        subset = copy.copy(self)
+        subset, indices = copy.copy(self), list(indices)
         subset.examples = [self.examples[index] for index in indices]
         subset.origins = [self.origins[index] for index in indices]
         return subset

@@ -46,8 +46,8 @@ class DrafterTrainer(Trainer):
             The target. It is not trained, and is moved to the device of the training unless `device_map` spread it
             over several.
         model ([`~transformers.PreTrainedModel`] or `peft.PeftModel`):
-            The drafter, for which there must be an objective in `training/objectives`; of a `PeftModel` only the
-            adapter is trained.
+            The drafter, for which there must be an objective in `training/objectives`, or in what `register_drafter`
+            was given; of a `PeftModel` only the adapter is trained.
         args ([`DrafterTrainingArguments`]): Options of the training.
         kwargs:
             The other arguments of `transformers.Trainer`, with data from `ConversationDataset` and
@@ -203,11 +203,18 @@ class DrafterTrainer(Trainer):
         with self.throughput.timed("pause"), torch.random.fork_rng(devices=devices):
             return super().evaluate(*args, **kwargs)
 
-    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
         """The Trainer's metrics, and those of decoding."""
-        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        prefix = metric_key_prefix
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, prefix)
         if self._decodes and output.metrics is not None:
-            prefix = kwargs.get("metric_key_prefix", "eval")
             decoded = self._decode(dataloader.dataset, output.metrics, prefix).metrics()
             output.metrics.update({f"{prefix}_{name}": value for name, value in decoded.items()})
         return output

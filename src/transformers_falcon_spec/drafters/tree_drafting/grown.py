@@ -161,5 +161,5 @@ class GrownTreeGenerator(StaticTreeGenerator):
         rows, _blocks, size, _tokens = logits.shape
         noises = [budget.noise(row, depth + offset + 1) for row in range(rows) for offset in range(size)]
         noise = torch.stack(noises).to(logits)
-        noise = noise if self.draft_token_ids is None else noise[:, self.draft_token_ids]
+        noise = noise if self.draft_token_ids is None else noise[:, self.draft_token_ids.to(noise.device)]
         return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)

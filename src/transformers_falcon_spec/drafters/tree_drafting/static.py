@@ -47,14 +47,14 @@ class StaticTreeGenerator(PairGenerator):
 
     def target_ids(self, token_ids: Tensor) -> Tensor:
         """The target's ids of the drafter's."""
-        return token_ids if self.draft_token_ids is None else self.draft_token_ids[token_ids]
+        return token_ids if self.draft_token_ids is None else self.draft_token_ids.to(token_ids.device)[token_ids]
 
     def over_target_ids(self, probs: Tensor) -> Tensor:
         """Probabilities over the target's tokens; what cannot be drafted has none."""
         if self.draft_token_ids is None:
             return probs
         spread = probs.new_zeros(*probs.shape[:-1], self.target.vocab_size)
-        return spread.index_copy(-1, self.draft_token_ids, probs)
+        return spread.index_copy(-1, self.draft_token_ids.to(probs.device), probs)
 
     def draft_static(self, tree: DraftTree, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """`tree` cut to the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
