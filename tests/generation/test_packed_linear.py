@@ -183,7 +183,7 @@ def test_released_copies_are_gone_and_those_in_use_stay() -> None:
 
 
 def _large() -> nn.Linear:
-    return nn.Linear(256, 128)
+    return nn.Linear(512, 512)
 
 
 @pytest.mark.parametrize(("times", "is_packed"), [([1.0, 2.0], False), ([2.0, 1.0], True)])
@@ -195,7 +195,7 @@ def test_the_faster_kernel_is_measured_once_for_each_size(
     reads = PackedReads([layer], packed_linear.AUTO)
     with torch.no_grad(), reads.prepared(), reads.reading("read"):
         for _ in range(3):
-            layer(torch.randn(4, 256))
+            layer(torch.randn(4, 512))
     assert measured == []
     assert len(packs) == 3 * is_packed
 
@@ -349,7 +349,7 @@ def test_the_tuner_does_not_take_measuring_for_reading() -> None:
     layer = _large()
     reads = PackedReads([layer], packed_linear.AUTO)
     with torch.no_grad(), reads.prepared(), reads.reading("draft"):
-        layer(torch.randn(4, 256))
+        layer(torch.randn(4, 512))
     assert reads.measuring_seconds["draft"] > 0
     assert reads.measuring_seconds["read"] == 0
 

@@ -22,7 +22,7 @@ from ..errors import OptionError
 
 AUTO = "auto"
 SHARE_OF_FREE = 0.5  # of the free memory, which copies may take where nobody asked for them
-LEAST_WEIGHTS = 1 << 14  # of a layer; packing smaller ones brings nothing
+LEAST_WEIGHTS = 1 << 18  # of a layer; smaller ones are read in less time than the choice takes
 MOST_TOKENS = 512  # of a read; for longer ones the packing of the stock layer costs little
 REPEATS = 3  # of a measurement, of which the fastest counts
 _CGROUP_FILES = [
