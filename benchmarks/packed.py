@@ -105,7 +105,7 @@ def tables(result: Result, path: str) -> list[str]:
         for case in result["cases"]
         for row in case["rows"]
     ]
-    lead = f"The embedded drafter, tuned, three prompt sets together, {result['provenance']['max_new_tokens']} tokens each (95 % interval)."
+    lead = f"The embedded drafter, tuned, three prompt sets together, {result['provenance']['max_new_tokens']} tokens each (95 % interval); the file names the commit of each case."
     return [lead, table(columns, rows), source_line(result, path)]
 
 
