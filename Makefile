@@ -65,9 +65,11 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 # What does not depend on the version of Transformers is left to the newest one: the algorithms on tensors (`core`, on the same torch),
-# the shape checks, pages, and what renders figures.
+# the shape checks, pages, what measures and renders figures, the layout of the house; and the random trials, which run once.
+NEWEST_ALONE := tests/core tests/trials $(addprefix tests/test_,$(addsuffix .py,layering layout map measure_house provenance))
+
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
-	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) --ignore tests/core \
+	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
 		-m "unit or families or training or commands" $(ARGS)
 
 test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
