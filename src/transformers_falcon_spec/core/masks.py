@@ -51,3 +51,34 @@ def additive(mask: Bool[Tensor, "rows queries keys"], dtype: torch.dtype) -> Flo
     """The form in which attention adds a mask to its scores: 0 where true, the type's lowest number elsewhere."""
     bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return bias.masked_fill_(~mask, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def slot_mask(
+    ancestor_mask: Bool[Tensor, "rows nodes nodes"],
+    depths: Int[Tensor, "rows nodes"],
+    lengths: Int[Tensor, "rows 1"],
+    num_slots: int,
+    sliding_window: int | None = None,
+    chunk_size: int | None = None,
+) -> Bool[Tensor, "rows nodes {num_slots}"]:
+    """[`tree_mask`] over slots of fixed number: a row's text stands in its first `lengths` slots, its nodes behind it.
+
+    Shapes do not depend on how long the text is, and nothing is asked of the host.
+    """
+    nodes = depths.shape[1]
+    slots = torch.arange(num_slots, device=lengths.device)
+    behind = slots - lengths  # [rows, slots] the node that stands in a slot
+    node = behind.clamp(0, nodes - 1)
+    is_node = (behind >= 0) & (behind < nodes)
+    ancestors = ancestor_mask.expand(len(lengths), -1, -1).gather(2, node[:, None].expand(-1, nodes, -1))
+    allowed = (behind < 0)[:, None] | (ancestors & is_node[:, None])
+    if sliding_window is None and chunk_size is None:
+        return allowed
+    query = lengths + depths
+    key = torch.where(is_node, query.gather(1, node), slots.expand_as(behind))
+    query, key = query[:, :, None], key[:, None]
+    if sliding_window is not None:
+        allowed = allowed & (key > query - sliding_window)
+    if chunk_size is not None:
+        allowed = allowed & (key // chunk_size == query // chunk_size)
+    return allowed

@@ -120,6 +120,16 @@ class Committed:
     node_choices: Tensor | None = None  # [rows, nodes] best raw logit after each node read last; None unless wanted
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The newest tokens of a step in fixed shapes, as they lie on the device; each row's stand at its beginning."""
+
+    token_ids: Tensor  # [rows, most] int64, the bonus token included
+    features: Tensor | None  # [rows, most, feature_dim]: f[p] of each new t[p+1]
+    num: Tensor  # [rows, 1] int64, how many of them count
+    num_new: tuple[int, ...]  # [rows] the same, as the host knows it
+
+
 class TreeCandidateGenerator(CandidateGenerator):
     """Base of all drafters' generators: subclasses write `commit` and `propose`, and Transformers' loop can use them.
 

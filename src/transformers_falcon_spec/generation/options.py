@@ -19,7 +19,10 @@ OWN = (
     "deterministic",
     "verifier",
     "pack_weights",
+    "step",
+    "compile",
 )
+STEPS = ("auto", "dynamic", "static")
 
 
 class SpeculationConfig(GenerationConfig):
@@ -50,6 +53,13 @@ class SpeculationConfig(GenerationConfig):
             On a CPU, read trees with weights packed once, which makes several tokens cost about as much as one and
             takes a second copy of the weights. `"auto"` does so where the copies fit in half of the free memory and
             the read was measured to be faster.
+        step (`str`, *optional*, defaults to `"auto"`):
+            `"static"` decodes in tensors of fixed shape, which a GPU captures once and replays, so that the host no
+            longer decides how long a step takes; a call that cannot be served so is a [`GenerationError`] that says
+            why. `"dynamic"` decodes in tensors that grow. `"auto"` is static on CUDA where the call allows it.
+        compile (`bool`, *optional*, defaults to `False`):
+            Pass the target's decoder and the drafter through `torch.compile` inside the static step. It takes about
+            half a minute once, and may decide near ties of 16-bit targets otherwise.
 
     Raises:
         [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or no longer.
@@ -74,6 +84,8 @@ class SpeculationConfig(GenerationConfig):
         deterministic: bool = True,
         verifier: str = TOKEN_MATCHING.name,
         pack_weights: bool | str = AUTO,
+        step: str = "auto",
+        compile: bool = False,  # noqa: A002  the field's word
         **kwargs: Any,
     ) -> None:
         if kwargs.pop("strict", False):  # False stands in files of older versions and asks for nothing
@@ -96,14 +108,29 @@ class SpeculationConfig(GenerationConfig):
             if value is not None and value < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
         check_pack_weights(pack_weights)
+        check_step(step, compile)
         self.draft_tree, self.verifier = draft_tree, verifier_named(verifier).name
         self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
         self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
         self.tune, self.deterministic, self.pack_weights = tune, deterministic, pack_weights
+        self.step, self.compile = step, compile
         super().__init__(**kwargs)
 
 
 _KNOWN = GenerationConfig()
+
+
+def check_step(step: Any, is_compiled: Any) -> None:
+    """Raise an error unless the options of the static step can be meant."""
+    if step not in STEPS:
+        raise OptionError(f"`step` must be one of {STEPS}, but it is {step!r}.")
+    if not isinstance(is_compiled, bool):
+        raise OptionError(f"`compile` must be True or False, but it is {is_compiled!r}.")
+    if is_compiled and step == "dynamic":
+        raise OptionError(
+            '`compile` needs fixed shapes, so `step` must be "auto" or "static", but it is "dynamic". Leave `compile` '
+            "out, or let the step be static."
+        )
 
 
 def check_options(drafter: Any) -> None:
@@ -117,3 +144,4 @@ def check_options(drafter: Any) -> None:
                 "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
             )
         check_pack_weights(options.pack_weights)
+        check_step(options.step, options.compile)

@@ -1,0 +1,52 @@
+"""Work of fixed shape that is repeated: on CUDA it is captured once and replayed, elsewhere it simply runs."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NUM_WARM_UPS = 2  # eager runs before a capture, in which libraries choose kernels and allocate what they keep
+_CAPTURING = threading.Lock()  # of the process: two captures at once disturb each other
+
+
+class RepeatedWork:
+    """One piece of work on buffers that stay where they are; a captured graph repeats it without Python.
+
+    The work may read and write the tensors that it knows, and must not ask the host for a value. `state` are those
+    tensors that it changes by what they hold, such as lengths: warming up leaves them as they were.
+    """
+
+    def __init__(self, device: torch.device, state: Sequence[Tensor] = (), pool: Any = None) -> None:
+        self._device, self._state, self._pool = device, tuple(state), pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.capture_seconds = 0.0
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do the work; every call must be given the same one."""
+        if self._device.type != "cuda":
+            work()
+            return
+        if self._graph is None:
+            self._capture(work)
+        assert self._graph is not None  # just captured
+        self._graph.replay()
+
+    def _capture(self, work: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        with _CAPTURING, torch.cuda.device(self._device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            saved = [tensor.clone() for tensor in self._state]
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARM_UPS):
+                    work()
+                for tensor, before in zip(self._state, saved, strict=True):
+                    tensor.copy_(before)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                work()
+        self._graph, self.capture_seconds = graph, time.perf_counter() - start

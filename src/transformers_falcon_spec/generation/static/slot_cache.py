@@ -1,0 +1,83 @@
+"""A cache of fixed size whose rows grow at their own pace: keys and values are written to slots that a tensor names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import StaticLayer
+
+
+class SlotLayer(StaticLayer):
+    """One layer's keys and values `[rows, heads, capacity, size]`, of which attention sees the first slots."""
+
+    is_sliding = False  # masks say what a window hides
+
+    def __init__(self, view: "SlotCache", capacity: int) -> None:
+        super().__init__(capacity)
+        self._view = view
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write new states `[rows, heads, nodes, size]` to the slots of the nodes; returns those of all shown slots."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        for states, new in ((self.keys, key_states), (self.values, value_states)):
+            states.scatter_(2, _spread(self._view.slots, new), new)
+        return self.keys[:, :, : self._view.num_shown], self.values[:, :, : self._view.num_shown]
+
+    def get_seq_length(self) -> int:
+        """Nothing: positions and masks are given with every forward, and nobody asks the device for a length."""
+        return 0
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy the states in slots `sources` `[rows, num]` to `targets`, all at once."""
+        for states in (self.keys, self.values):
+            shape = states[:, :, : sources.shape[1]]
+            states.scatter_(2, _spread(targets, shape), states.gather(2, _spread(sources, shape)))
+
+
+class SlotCache(Cache):
+    """The layers of a target, and the slots that its next forward writes.
+
+    Row `r` holds its text in slots `0 .. lengths[r] - 1`, without padding. A forward writes its nodes behind it.
+    """
+
+    def __init__(self, num_layers: int, num_rows: int, capacity: int, device: torch.device) -> None:
+        super().__init__(layers=[SlotLayer(self, capacity) for _ in range(num_layers)])
+        self.capacity = self.num_shown = capacity
+        self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+        self.slots = torch.zeros(num_rows, 1, dtype=torch.long, device=device)  # [rows, nodes] of the next forward
+
+    def show(self, num_nodes: int, num_shown: int) -> None:
+        """Prepare a forward of `num_nodes` nodes behind each row's text, which sees the first `num_shown` slots."""
+        self.num_shown = min(num_shown, self.capacity)
+        steps = torch.arange(num_nodes, device=self.lengths.device)
+        self.slots = (self.lengths + steps).clamp(max=self.num_shown - 1)
+
+    def fill(self, layers: Sequence[Any], slots: Tensor) -> None:
+        """Take over the states of a dynamic cache, whose column `c` goes to slot `slots[row, c]`; none where it is -1."""
+        for mine, layer in zip(self.layers, layers, strict=True):
+            held = layer.keys.shape[-2]
+            targets = slots[:, slots.shape[1] - held :]
+            order, sources = targets.sort(dim=-1)  # what goes nowhere comes first, and slot 0 is written last
+            mine.lazy_initialization(layer.keys, layer.values)
+            for states, old in ((mine.keys, layer.keys), (mine.values, layer.values)):
+                moved = old.gather(2, _spread(sources, old))
+                for row, start in enumerate((order < 0).sum(-1).tolist()):
+                    states[row].index_copy_(1, order[row, start:], moved[row, :, start:])
+        self.lengths.copy_((slots >= 0).sum(-1, keepdim=True))
+
+    def keep(self, paths: Tensor, num_kept: Tensor) -> None:
+        """Keep the nodes `paths` `[rows, depths]` of the last forward, of each row the first `num_kept` `[rows, 1]`."""
+        steps = torch.arange(paths.shape[1], device=paths.device)
+        sources = (self.lengths + paths).clamp(max=self.capacity - 1)
+        targets = (self.lengths + steps).clamp(max=self.capacity - 1)
+        for layer in self.layers:
+            layer.move(sources, targets)
+        self.lengths.add_(num_kept)
+
+
+def _spread(slots: Tensor, states: Tensor) -> Tensor:
+    """`[rows, num]` for every head and entry of states `[rows, heads, num, size]`."""
+    return slots[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
