@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,13 @@ _CAPTURING = threading.Lock()  # of the process: two captures at once disturb ea
 class RepeatedWork:
     """One piece of work on buffers that stay where they are; a captured graph repeats it without Python.
 
-    The work may read and write the tensors that it knows, and must not ask the host for a value. `state` are those
-    tensors that it changes by what they hold, such as lengths: warming up leaves them as they were.
+    The work may read and write the tensors that it knows, and must not ask the host for a value. `state` are tensors
+    that it changes, such as lengths: warming up leaves them as they were. While it warms up, `is_open` is False for
+    every row, so that work that moves something moves nothing.
     """
 
-    def __init__(self, device: torch.device, state: Sequence[Tensor] = (), pool: Any = None) -> None:
-        self._device, self._state, self._pool = device, tuple(state), pool
+    def __init__(self, device: torch.device, state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> None:
+        self._device, self._state, self._is_open = device, tuple(state), is_open
         self._graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds = 0.0
 
@@ -36,17 +36,20 @@ class RepeatedWork:
 
     def _capture(self, work: Callable[[], None]) -> None:
         start = time.perf_counter()
+        changed = self._state if self._is_open is None else (*self._state, self._is_open)
         with _CAPTURING, torch.cuda.device(self._device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
-            saved = [tensor.clone() for tensor in self._state]
+            saved = [tensor.clone() for tensor in changed]
             with torch.cuda.stream(stream):
+                if self._is_open is not None:
+                    self._is_open.zero_()
                 for _ in range(NUM_WARM_UPS):
                     work()
-                for tensor, before in zip(self._state, saved, strict=True):
+                for tensor, before in zip(changed, saved, strict=True):
                     tensor.copy_(before)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 work()
         self._graph, self.capture_seconds = graph, time.perf_counter() - start

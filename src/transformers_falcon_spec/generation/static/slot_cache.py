@@ -18,6 +18,19 @@ class SlotLayer(StaticLayer):
         super().__init__(capacity)
         self._view = view
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        """Allocate the buffers, so that calls inside and outside of inference mode can write to them."""
+        assert value_states is not None  # every version that calls with keys alone has its own layer
+        self.dtype, self.device = key_states.dtype, key_states.device
+        with torch.inference_mode(False):
+            self.keys, self.values = (
+                torch.zeros(
+                    *states.shape[:2], self.max_cache_len, states.shape[-1], dtype=states.dtype, device=states.device
+                )
+                for states in (key_states, value_states)
+            )
+        self.is_initialized = True
+
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write new states `[rows, heads, nodes, size]` to the slots of the nodes; returns those of all shown slots."""
         if not self.is_initialized:
@@ -38,7 +51,7 @@ class SlotLayer(StaticLayer):
 
 
 class SlotCache(Cache):
-    """The layers of a target, and the slots that its next forward writes.
+    """The layers of a model, and the slots that its next forward writes.
 
     Row `r` holds its text in slots `0 .. lengths[r] - 1`, without padding. A forward writes its nodes behind it.
     """
@@ -46,8 +59,9 @@ class SlotCache(Cache):
     def __init__(self, num_layers: int, num_rows: int, capacity: int, device: torch.device) -> None:
         super().__init__(layers=[SlotLayer(self, capacity) for _ in range(num_layers)])
         self.capacity = self.num_shown = capacity
-        self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
-        self.slots = torch.zeros(num_rows, 1, dtype=torch.long, device=device)  # [rows, nodes] of the next forward
+        with torch.inference_mode(False):
+            self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+            self.slots = torch.zeros(num_rows, 1, dtype=torch.long, device=device)  # [rows, nodes] of the next forward
 
     def show(self, num_nodes: int, num_shown: int) -> None:
         """Prepare a forward of `num_nodes` nodes behind each row's text, which sees the first `num_shown` slots."""
@@ -60,21 +74,24 @@ class SlotCache(Cache):
         for mine, layer in zip(self.layers, layers, strict=True):
             held = layer.keys.shape[-2]
             targets = slots[:, slots.shape[1] - held :]
-            order, sources = targets.sort(dim=-1)  # what goes nowhere comes first, and slot 0 is written last
-            mine.lazy_initialization(layer.keys, layer.values)
+            order, sources = targets.sort(dim=-1)  # what goes nowhere comes first
+            if not mine.is_initialized:
+                mine.lazy_initialization(layer.keys, layer.values)
             for states, old in ((mine.keys, layer.keys), (mine.values, layer.values)):
                 moved = old.gather(2, _spread(sources, old))
                 for row, start in enumerate((order < 0).sum(-1).tolist()):
                     states[row].index_copy_(1, order[row, start:], moved[row, :, start:])
         self.lengths.copy_((slots >= 0).sum(-1, keepdim=True))
 
-    def keep(self, paths: Tensor, num_kept: Tensor) -> None:
-        """Keep the nodes `paths` `[rows, depths]` of the last forward, of each row the first `num_kept` `[rows, 1]`."""
-        steps = torch.arange(paths.shape[1], device=paths.device)
-        sources = (self.lengths + paths).clamp(max=self.capacity - 1)
-        targets = (self.lengths + steps).clamp(max=self.capacity - 1)
-        for layer in self.layers:
-            layer.move(sources, targets)
+    def keep(self, path: Tensor, num_kept: Tensor) -> None:
+        """Keep the nodes `path` `[rows, depths]` of the last forward, of each row the first `num_kept` `[rows, 1]`."""
+        steps = torch.arange(path.shape[1], device=path.device)
+        if path.shape[1] > 1:
+            targets = (self.lengths + steps).clamp(max=self.capacity - 1)
+            kept = (self.lengths + path).clamp(max=self.capacity - 1)
+            sources = torch.where(steps < num_kept, kept, targets)  # what is not kept stays where it is
+            for layer in self.layers:
+                layer.move(sources, targets)
         self.lengths.add_(num_kept)
 
 
