@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from tests import reference
-from transformers_falcon_spec.core.sampling import GeneratorDraws, choose, multinomial_noise, private_generator
+from tests.tape import taped
+from transformers_falcon_spec.core.sampling import (
+    CoupledDraws,
+    ForeseeableDraws,
+    GeneratorDraws,
+    choose,
+    choose_by_noise,
+    multinomial_noise,
+    private_generator,
+)
+
+CPU = torch.device("cpu")
 
 
 def _scores(rows: int = 1, vocab_size: int = 11) -> torch.Tensor:
@@ -43,6 +54,71 @@ def test_the_noise_behind_a_draw_gives_the_drawn_token() -> None:
     ]
 
     assert rebuilt == drawn
+
+
+def _draws(kind: str) -> ForeseeableDraws:
+    if kind == "coupled":
+        return CoupledDraws(3)
+    torch.manual_seed(3)
+    return GeneratorDraws(torch.Generator().manual_seed(5) if kind == "generator" else None)
+
+
+@pytest.mark.parametrize("kind", ["global stream", "generator", "coupled"])
+@pytest.mark.parametrize("num_kept", [1, 3])
+def test_noise_of_rows_ahead_draws_what_is_drawn_one_by_one(kind: str, num_kept: int) -> None:
+    scores = [_scores(vocab_size=50) * scale for scale in range(1, 7)]
+    draws = _draws(kind)
+    draws.categorical(scores[0].softmax(-1))  # they need not be fresh
+    before = draws.get_state(CPU)
+
+    noise, states = draws.rows_ahead(4, 50, CPU)
+    unmoved = draws.get_state(CPU)
+    ahead = [int(choose_by_noise(each, row[None])[0]) for each, row in zip(scores, noise, strict=False)]
+    draws.set_state(states[num_kept - 1], CPU)
+    after = [int(choose(each, True, draws)) for each in scores[num_kept:]]
+
+    plain = _draws(kind)
+    plain.categorical(scores[0].softmax(-1))
+    drawn = [int(choose(each, True, plain)) for each in scores]
+    assert torch.equal(torch.as_tensor(before), torch.as_tensor(unmoved))
+    assert ahead == drawn[:4]
+    assert after == drawn[num_kept:]
+
+
+def test_choosing_by_noise_is_work_that_a_capture_repeats() -> None:
+    scores, noise = _scores(3), torch.ones(3, 11).exponential_()
+    chosen, is_valid = torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, 1, dtype=torch.bool)
+
+    def work() -> None:
+        for buffer, found in zip((chosen, is_valid), choose_by_noise(scores, noise), strict=True):
+            buffer.copy_(found)
+
+    replay = taped(work)
+    scores.neg_()[1].fill_(float("-inf"))
+    replay()
+
+    assert chosen[::2].equal((scores.softmax(-1) / noise).argmax(-1, keepdim=True)[::2])
+    assert is_valid.tolist() == [[True], [False], [True]]
+    assert choose_by_noise(scores.to("meta"), noise.to("meta"))[0].shape == (3, 1)
+
+
+@pytest.mark.parametrize("best", [float("inf"), float("nan"), float("-inf")])
+def test_a_token_may_be_drawn_where_plain_sampling_can_draw_it(best: float) -> None:
+    scores = torch.full((1, 5), float("-inf")).index_fill(1, torch.tensor([2]), best)
+
+    assert not choose_by_noise(scores, torch.ones(1, 5))[1]
+    with pytest.raises(RuntimeError, match="probability tensor contains"):
+        choose(scores, True, GeneratorDraws())
+
+
+def test_without_noise_the_best_token_is_chosen_and_always_valid() -> None:
+    scores = _scores(rows=3)
+    scores[1] = float("-inf")
+
+    tokens, is_valid = choose_by_noise(scores, None)
+
+    assert tokens.equal(scores.argmax(-1, keepdim=True))
+    assert is_valid.all()
 
 
 def test_greedy_takes_the_best_and_draws_nothing() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -30,8 +30,7 @@ class GeneratorDraws:
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Exponential noise by depth in the next draft, 1 for the next token, drawn from a copy of the stream."""
-        copy = torch.Generator(device)
-        copy.set_state(self._stream(device).get_state())
+        copy = self._copied_stream(device)
         noises: list[Tensor] = []
 
         def noise(depth: int) -> Tensor:
@@ -40,6 +39,19 @@ class GeneratorDraws:
             return noises[depth - 1]
 
         return noise
+
+    def rows_ahead(
+        self, num: int, vocab_size: int, device: torch.device
+    ) -> tuple[Float[Tensor, "{num} {vocab_size}"], list[Tensor]]:
+        """The noise of the next `num` draws, and the stream's state after each of them; the stream stays where it is.
+
+        Each row is a draw of its own, as one draw of all rows is another stream on CUDA.
+        """
+        copy, rows, states = self._copied_stream(device), [], []
+        for _ in range(num):
+            rows.append(multinomial_noise(torch.empty(1, vocab_size, dtype=torch.float, device=device), copy))
+            states.append(copy.get_state())
+        return torch.cat(rows), states
 
     def categorical_by_depth(
         self, probs: Float[Tensor, "nodes vocab"], depths: Int[Tensor, " nodes"]
@@ -60,8 +72,13 @@ class GeneratorDraws:
         return self._stream(device).get_state()
 
     def set_state(self, state: Tensor, device: torch.device) -> None:
-        """Go on from a state that `get_state` or `categorical_by_depth` gave."""
+        """Go on from a state that `get_state`, `rows_ahead` or `categorical_by_depth` gave."""
         self._stream(device).set_state(state)
+
+    def _copied_stream(self, device: torch.device) -> torch.Generator:
+        copy = torch.Generator(device)
+        copy.set_state(self._stream(device).get_state())
+        return copy
 
     def _stream(self, device: torch.device) -> torch.Generator:
         if self.generator is not None:
@@ -92,6 +109,14 @@ class CoupledDraws:
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Noise by depth in the next draft; 1 is the next token."""
         return lambda depth: self.noise(self.num_drawn + depth - 1, vocab_size).to(device)
+
+    def rows_ahead(
+        self, num: int, vocab_size: int, device: torch.device
+    ) -> tuple[Float[Tensor, "{num} {vocab_size}"], list[tuple[int, int]]]:
+        """The noise of the next `num` draws, and the state after each of them; nothing is drawn."""
+        numbers = range(self.num_drawn, self.num_drawn + num)
+        rows = torch.stack([self.noise(number, vocab_size) for number in numbers])
+        return rows.to(device), [(self.seed, number + 1) for number in numbers]
 
     def get_state(self, device: torch.device) -> tuple[int, int]:  # noqa: ARG002  others draw there
         """The seed, and how many tokens were drawn."""
@@ -131,6 +156,20 @@ def multinomial_noise(probs: Float[Tensor, "*rows vocab"], generator: torch.Gene
 def choose(scores: Float[Tensor, "rows vocab"], do_sample: bool, draws: Draws) -> Int[Tensor, " rows"]:
     """The next token of each row: drawn from the softmax of processed `scores`, or the best one."""
     return draws.categorical(torch.softmax(scores, dim=-1)) if do_sample else scores.argmax(dim=-1)
+
+
+def choose_by_noise(
+    scores: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows vocab"] | None
+) -> tuple[Int[Tensor, "rows 1"], Bool[Tensor, "rows 1"]]:
+    """The next token of each row, and whether it may be drawn; the host is asked for nothing.
+
+    The token is what [`choose`] draws with the `noise` of `rows_ahead`, or the best one without it. It may be drawn
+    if the best score is finite: where it is not, `choose` fails.
+    """
+    if noise is None:
+        return scores.argmax(dim=-1, keepdim=True), torch.ones_like(scores[:, :1], dtype=torch.bool)
+    probs = torch.softmax(scores, dim=-1)
+    return (probs / noise).argmax(dim=-1, keepdim=True), scores.amax(dim=-1, keepdim=True).isfinite()
 
 
 def row_seeds(num_rows: int) -> list[int]:

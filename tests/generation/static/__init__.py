@@ -1,0 +1,1 @@
+"""Tests of `generation/static/`: decoding in tensors of fixed shape."""
