@@ -77,6 +77,11 @@ class RowAdapters:
         self._hooks = [hook for part in model.modules() for _, hook in _row_hooks(part)]
         self.count_tokens = any(_ROW_OFFSETS in hook.keywords for hook in self._hooks)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether rows take different adapters."""
+        return bool(self._hooks)
+
     def of_nodes(self, num_rows: int, num_nodes: int) -> AbstractContextManager[None]:
         """New tokens that are read inside take their row's adapter; paths of one row share that of the row."""
 

@@ -79,6 +79,19 @@ def drop_last(cache: Cache, num_slots: int) -> None:
         layer.crop(0)
 
 
+def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor) -> None:
+    """Let a dynamic cache hold the states that stand in the `slots` `[rows, columns]` of other `layers`."""
+    chosen = slots.clamp(min=0)
+    for mine, layer in zip(cache.layers, layers, strict=True):
+        recorded: Any = mine
+        recorded.keys, recorded.values = (
+            states.gather(-2, _spread(chosen, states)) for states in (layer.keys, layer.values)
+        )
+        if _is_sliding(recorded):
+            recorded.cumulative_length = slots.shape[1]
+            recorded.crop(0)
+
+
 class RowSlots:
     """The tokens in the slots of a cache, where rows accept different numbers of the tokens that they read together.
 
@@ -98,6 +111,11 @@ class RowSlots:
     def __len__(self) -> int:
         """Slots, holes included."""
         return self.positions.shape[1]
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether padding stands behind a token."""
+        return any(self._num_gaps)
 
     @property
     def has_holes(self) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ..core.tree import DraftTree
 from ..errors import OptionError
 from .modes import in_eval_mode
 
@@ -102,6 +103,14 @@ class Draft:
     expected_by_depth: Tensor | None = None  # [depths] expected tokens, the root's first; where there are prices
     # By pass after the first: the expected tokens of the nodes that it continues, and those that it added.
     marginal_gains: tuple[tuple[float, float], ...] = ()
+    max_depth: int | None = None  # of all rows, where it is known without asking the device
+
+    @property
+    def depth(self) -> int:
+        """The depth of the deepest node."""
+        if self.max_depth is not None:
+            return self.max_depth
+        return int(DraftTree(self.parents, self.parents).depths.max())
 
     @property
     def is_guest(self) -> Tensor | None:

@@ -110,7 +110,7 @@ def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[st
             found.by_token[name] = value
         else:
             found.constant[name] = value
-            doubtful += [name] if any(tensor.shape[-1:] not in ((), (1,)) for tensor in _tensors_in(value)) else []
+            doubtful += [name] if any(tensor.shape[-1:] not in ((), (1,)) for tensor in tensors_in(value)) else []
     _drop_unread(model, cache, first, found.constant, doubtful)
     return found
 
@@ -207,7 +207,7 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError):
             is_read = True  # it is needed
         if is_read:
-            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in _tensors_in(constant[name]))
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors_in(constant[name]))
             raise GenerationError(
                 f"`{name}` must be one value, or have in its last dimension an entry for each new token or for each "
                 "token of the growing text, so that it can be extended to the nodes of a draft, but every step reads "
@@ -251,8 +251,9 @@ def _copied(value: Any) -> Any:
     )
 
 
-def _tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in inner for tensor in _tensors_in(part)]
+    return [tensor for part in inner for tensor in tensors_in(part)]

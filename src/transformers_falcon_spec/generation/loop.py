@@ -14,6 +14,7 @@ from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import AcceptedPath, TokenTree
+from ..errors import GenerationError
 from .distributed import Decision, named_options, processes_of
 from .drafting import Committed, Draft, DraftBudget, Drafter
 from .model_parts import sliding_windows
@@ -22,10 +23,13 @@ from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
+from .static.acceptance import RowStep
+from .static.eligibility import BUSY, why_not_static
+from .static.target import StaticTarget
 from .target import Form, Target, TargetOutput
 from .text_limits import longest_draftable
 from .tuning.tuner import Tuner, tuner_of
-from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, trees_of
+from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, counts_of, trees_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -45,12 +49,13 @@ class SpeculativeDecoding:
         self.batch, self.config, self.model_kwargs, self.clock = batch, config, model_kwargs, clock
         self.processes = processes_of(drafter, model)
         self.capability = self.processes.broadcast(probe(model))
-        self.target = Target(model, drafter.feature_layers, self.capability.has_hooks)
+        self.step, notes = drafter.generation_config.step, self._notes(model)
+        self.target = self._target(model, drafter.feature_layers, notes)
         self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_rng())
         self.generator.clock = clock
         self.verifier = batch.verifier
         rows = [GenerationStats() for _ in batch.rows]
-        self.stats = GenerationStats(notes=self._notes(), rows=rows if len(rows) > 1 else [])
+        self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.tuner = self._tuner(drafter)
         self.packed = PackedReads((model, *drafter.members), drafter.generation_config.pack_weights)
@@ -70,14 +75,31 @@ class SpeculativeDecoding:
             return "chain"  # paths are read as rows, and their attention weights stand in other slots
         return form
 
-    def _notes(self) -> list[str]:
+    def _target(self, model: PreTrainedModel, feature_layers: Sequence[int], notes: list[str]) -> Target:
+        """The target that decodes as the options ask; where a GPU could repeat steps but not these, a note says why."""
+        kind: type[Target] = Target
+        if self.step == "static" or (self.step == "auto" and model.device.type == "cuda"):
+            reason = why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
+            kind = StaticTarget if reason is None else Target
+            self._note_dynamic(reason, notes)
+        return kind(model, feature_layers, self.capability.has_hooks)
+
+    def _note_dynamic(self, reason: str | None, notes: list[str]) -> None:
+        if self.step == "static" and reason not in {None, BUSY}:
+            raise GenerationError(
+                f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
+                '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'
+            )
+        notes += [] if reason is None else [f"The step is dynamic: {reason}."]
+
+    def _notes(self, model: PreTrainedModel) -> list[str]:
         notes, num = [], self.processes.num
         if num > 1:
             notes.append(f"{num} processes write this text together: the first one decides for all of them.")
         if self.form != "tree":
             what = "chains only" if self.form == "chain" else "one row for each path of a draft"
             notes.append(f"The target verifies {what}: {self.capability.reason}.")
-        limit = longest_draftable(self.target.config)
+        limit = longest_draftable(model.config.get_text_config(decoder=True))
         if self.config.max_length > limit:
             notes.append(
                 f"The target's attention keeps {limit} tokens of a text by an index, so drafting ends where a text is "
@@ -107,8 +129,8 @@ class SpeculativeDecoding:
             self.prefill()
             while not self.batch.is_complete:
                 draft = self.propose()
-                trees, output = self.read(draft)
-                step = self.accept_and_emit(trees, output.logits)
+                output = self.read(draft)
+                step = self.accept_and_emit(draft, output.logits)
                 self.trim(step.paths, output)
                 self.record(draft, step)
         self.stats.packed_bytes = self.packed.num_bytes
@@ -125,9 +147,10 @@ class SpeculativeDecoding:
         prompt_len = self.batch.prompt_len
         with self._seconds("prefill"):
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
-            roots = [TokenTree([-1], [int(root)]) for root in self.batch.roots]
-            self.accept_and_emit(roots, output.logits[:, -1:])
+            self.accept_and_emit(self._draft_of_roots(), output.logits[:, -1:])
             self.states.add_prompt(output.outputs)
+            reason = self.target.enter(self.batch, self.config.max_length, output.logits.shape[-1])
+            self._note_dynamic(reason, self.stats.notes)
         num_read = prompt_len if output.features is None else output.features.shape[1]
         first = prompt_len - num_read
         columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
@@ -146,8 +169,11 @@ class SpeculativeDecoding:
                 draft = self.processes.broadcast_draft(self.generator.propose(budget), self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
-        roots = self.batch.roots
-        return Draft(roots, torch.full_like(roots, -1), num_passes=0) if draft is None else draft
+        return self._draft_of_roots() if draft is None else draft
+
+    def _draft_of_roots(self) -> Draft:
+        roots = self.target.roots_of(self.batch)
+        return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
     def _max_draft_depths(self) -> tuple[int, ...]:
         batch, depths = self.batch, []
@@ -164,26 +190,29 @@ class SpeculativeDecoding:
             MAX_NODES,
             is_chain=self.form == "chain",
             temperature=temperature,
-            noise=self.batch.noise_ahead(self.target.vocab_size) if sees_noise else None,
+            noise=self.target.noise_ahead(self.batch) if sees_noise else None,
             allows_grown_trees=self.verifier.allows_grown_trees,
             wants_node_probs=is_observed(),
         )
 
-    def read(self, draft: Draft) -> tuple[list[TokenTree], TargetOutput]:
-        """Let the target read all nodes of a draft in one forward; returns each row's tree for the verifier, too."""
+    def read(self, draft: Draft) -> TargetOutput:
+        """Let the target read all nodes of a draft in one forward."""
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
         with self._seconds("verify"):
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
             form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
-            is_open = [not self.batch.is_closed(row) for row in range(len(self.batch))]
             with self._seconds("read"), self.packed.reading("read", token_ids.numel() > 1):
-                output = self.target.read(token_ids, DraftTree(parents, torch.zeros_like(parents)), form, is_open)
+                output = self.target.read(
+                    token_ids, DraftTree(parents, torch.zeros_like(parents)), form, self._is_open
+                )
                 self.tuner.wait()
-            verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
-            trees = trees_of(draft, verifier, is_open, self.batch.probs_device)
-        return trees, output
+        return output
+
+    @property
+    def _is_open(self) -> list[bool]:
+        return [not self.batch.is_closed(row) for row in range(len(self.batch))]
 
     def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
         """The path that each row accepts, given the node at which it stands. No text changes, only draws are taken."""
@@ -192,23 +221,37 @@ class SpeculativeDecoding:
             self.batch.score_together(nodes, scores)
         return {row: accepted_path(self.verifier, scores[row], node, is_lockstep) for row, node in nodes.items()}
 
-    def accept_and_emit(self, trees: Sequence[TokenTree], logits: Tensor) -> AcceptedStep:
+    def accept_and_emit(self, draft: Draft, logits: Tensor) -> AcceptedStep:
         """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen."""
         batch, paths = self.batch, [AcceptedPath()] * len(self.batch)
-        scores = batch.node_scores(trees, logits)
-        if not self.processes.is_first:
-            return AcceptedStep(trees, batch.follow(self.processes.broadcast(Decision()), scores), scores)
         # settled before any row grows: a row that had ended when the trees were read was not read for
-        rows = [row for row in range(len(batch)) if not batch.is_closed(row)]
-        for together in [rows] if batch.is_lockstep else [[row] for row in rows]:
-            nodes = dict.fromkeys(together, 0)
-            while nodes:
-                for row, path in batch.emit(self.accept(nodes, scores), scores).items():
-                    paths[row] += path
-                nodes = self._next_nodes(nodes, trees, paths)
-        if self.processes.num > 1:
-            self.processes.broadcast(batch.decision(paths))
-        return AcceptedStep(trees, paths, scores)
+        is_open = self._is_open
+        rows = [row for row in range(len(batch)) if is_open[row]]
+        if self.target.acceptance is not None:
+            return self._emit_accepted(self.target.acceptance.accept(draft), rows)
+        verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
+        trees = trees_of(draft, verifier, is_open, batch.probs_device)
+        scores = batch.node_scores(trees, logits)
+        if self.processes.is_first:
+            for together in [rows] if batch.is_lockstep else [[row] for row in rows]:
+                nodes = dict.fromkeys(together, 0)
+                while nodes:
+                    for row, path in batch.emit(self.accept(nodes, scores), scores).items():
+                        paths[row] += path
+                    nodes = self._next_nodes(nodes, trees, paths)
+            if self.processes.num > 1:
+                self.processes.broadcast(batch.decision(paths))
+        else:
+            paths = batch.follow(self.processes.broadcast(Decision()), scores)
+        all_parents = draft.parents.expand_as(draft.token_ids).tolist()
+        num_nodes = [1 + len(parents) - parents.count(-1) for parents in all_parents]  # lookahead nodes included
+        return AcceptedStep(paths, list(map(counts_of, scores, paths, num_nodes)))
+
+    def _emit_accepted(self, steps: Sequence[RowStep], rows: Sequence[int]) -> AcceptedStep:
+        """Emit what the device has accepted."""
+        emitted = self.batch.emit({row: steps[row].path for row in rows}, steps)
+        paths = [emitted.get(row, AcceptedPath()) for row in range(len(steps))]
+        return AcceptedStep(paths, [step.counts for step in steps])
 
     def _next_nodes(
         self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]
@@ -229,17 +272,15 @@ class SpeculativeDecoding:
 
     def record(self, draft: Draft, step: AcceptedStep) -> None:
         """Count the step of every row that took one."""
-        all_parents = draft.parents.expand_as(draft.token_ids).tolist()
-        for row, (tree, path) in enumerate(zip(step.trees, step.paths, strict=True)):
-            if not path.path:
+        for row, (path, counts) in enumerate(zip(step.paths, step.counts, strict=True)):
+            if not path.path or counts is None:
                 continue
-            num_drafted = len(tree.parents) - all_parents[row].count(-1)  # lookahead nodes included
-            max_depth = max(tree.depths)
+            max_depth = counts.max_depth
             if self.batch.is_closed(row):  # what lies below the last token was never asked for
                 max_depth = min(max_depth, path.num_accepted)
-            num, coverage = path.num_accepted, step.coverage(row) if num_drafted else ()
+            num, size = path.num_accepted, counts.num_nodes
             self.stats.record(
-                row=row, num_nodes=num_drafted + 1, max_depth=max_depth, num_accepted=num, coverage=coverage
+                row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage
             )
         num_kept = [path.num_accepted for path in step.paths if path.path]
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs

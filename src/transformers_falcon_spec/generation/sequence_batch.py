@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ class SequenceBatch:
     ) -> None:
         num_rows, self.do_sample, self.verifier = len(input_ids), bool(config.do_sample), verifier
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
-        self._processors, self._criteria = processors, criteria
+        self.processors, self._criteria = processors, criteria
+        self._has_row_criteria = all(type(each) in row_processors.ROW_CRITERIA for each in criteria)
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
         self.rows = []
         for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.do_sample)):
@@ -98,12 +100,12 @@ class SequenceBatch:
         logits = {row: scores[row].logits[node : node + 1] for row, node in nodes.items()}
         zeros = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
         raw = torch.cat([logits.get(row, zeros).to(zeros) for row in range(len(self))])
-        together = processed(self._processors, ids, raw.clone(), self.do_sample)
+        together = processed(self.processors, ids, raw.clone(), self.do_sample)
         for row, node in nodes.items():
             scores[row].by_node[node] = TokenScores(raw[row : row + 1], together[row : row + 1])
         self._shown_scores += () if self.rows[0].scores is None else (together,)
 
-    def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
+    def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[Any]) -> dict[int, AcceptedPath]:
         """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow.
 
         Where rows grow in lockstep, each has accepted one token. Returns the part of each path that became text.
@@ -146,14 +148,16 @@ class SequenceBatch:
     def _emit_tokens(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence[NodeScores]) -> None:
         """Append a token to some rows, each given with its node before; then ask criteria and call the streamer."""
         for row, (node, token_id) in tokens.items():
-            self.rows[row].append(token_id, scores[row].after(node))
+            sequence = self.rows[row]
+            sequence.append(token_id, scores[row].after(node) if sequence.keeps_scores else None)
         if self.is_lockstep:
             is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
             for sequence, is_complete in zip(self.rows, is_done.tolist(), strict=True):
                 sequence.is_complete |= is_complete
         else:
             for sequence in (self.rows[row] for row in tokens):
-                sequence.is_complete |= bool(answers(self._criteria, sequence.input_ids, sequence.scores))
+                shown = sequence.host_ids if self._has_row_criteria else sequence.input_ids
+                sequence.is_complete |= bool(answers(self._criteria, shown, sequence.scores))
         self._stream()
 
     @property

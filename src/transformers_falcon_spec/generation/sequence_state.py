@@ -29,7 +29,8 @@ class SequenceState:
         config: GenerationConfig,
         draws: ForeseeableDraws,
     ) -> None:
-        self.input_ids = input_ids  # [1, tokens], padding of the prompt included
+        self._input_ids = input_ids  # [1, tokens], padding of the prompt included
+        self.host_ids = input_ids.cpu()  # the same, where a stopping criterion reads it without asking the device
         self.prompt_len = input_ids.shape[1]
         self.is_complete = False
         is_dict = config.return_dict_in_generate
@@ -41,7 +42,18 @@ class SequenceState:
 
     def __len__(self) -> int:
         """The number of tokens, those of the prompt included."""
-        return self.input_ids.shape[1]
+        return self.host_ids.shape[1]
+
+    @property
+    def input_ids(self) -> Tensor:
+        """The text `[1, tokens]` on the device of the prompt, padding of the prompt included."""
+        if self._input_ids.device.type == "cpu":
+            return self.host_ids
+        num_held = self._input_ids.shape[1]
+        if num_held < len(self):  # new tokens are moved there when somebody asks for them
+            new = self.host_ids[:, num_held:].to(self._input_ids.device)
+            self._input_ids = torch.cat([self._input_ids, new], dim=-1)
+        return self._input_ids
 
     @property
     def can_choose_ahead(self) -> bool:
@@ -55,11 +67,17 @@ class SequenceState:
         kept = raw if self.logits is None else raw.clone()  # processors may write in place
         return TokenScores(kept, processed(self._processors, ids, raw, self.do_sample))
 
-    def append(self, token_id: int, scores: TokenScores) -> None:
-        """Add a token to the text, and the scores that it was chosen by to the outputs."""
-        self.logits = None if self.logits is None else (*self.logits, scores.raw)
-        self.scores = None if self.scores is None else (*self.scores, scores.processed)
-        self.input_ids = torch.cat([self.input_ids, self.input_ids.new_tensor([[token_id]])], dim=-1)
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the call returns the scores or logits that tokens were chosen by."""
+        return self.logits is not None or self.scores is not None
+
+    def append(self, token_id: int, scores: TokenScores | None) -> None:
+        """Add a token to the text, and the scores that it was chosen by to the outputs, where those are kept."""
+        if scores is not None:
+            self.logits = None if self.logits is None else (*self.logits, scores.raw)
+            self.scores = None if self.scores is None else (*self.scores, scores.processed)
+        self.host_ids = torch.cat([self.host_ids, self.host_ids.new_tensor([[token_id]])], dim=-1)
 
 
 class NodeScores:

@@ -1,11 +1,11 @@
 """The target as the decoding loop uses it: it reads prompts and trees, and keeps accepted paths in its cache."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from .inputs import StepInputs, step_inputs
 from .path_batch import PathBatch
 from .text_limits import check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
 from .tree_attention import tree_attention
+
+if TYPE_CHECKING:
+    from .sequence_batch import SequenceBatch
+    from .static.acceptance import DeviceAcceptance
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "chain", "paths"]  # how a draft is read
@@ -42,6 +46,8 @@ class Target:
     Counts of a row after a prompt of 5 columns, 2 of them padding: slots in the cache (5, holes included), the next
     token's position (5, as if nothing had been dropped) and position id (3, for the model), tokens of the text (3).
     """
+
+    acceptance: "DeviceAcceptance | None" = None  # chooses tokens where the logits lie; None: the verifier does
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
@@ -218,6 +224,18 @@ class Target:
         if not self._output_layers:
             return self.feature_hooks.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._output_layers], dim=-1)
+
+    def enter(self, batch: "SequenceBatch", max_length: int, num_logits: int) -> str | None:  # noqa: ARG002  others do
+        """Prepare for the steps after the prefill; a reason in words where shapes were to be fixed and cannot be."""
+        return None
+
+    def noise_ahead(self, batch: "SequenceBatch") -> Callable[[int, int], Tensor]:
+        """The noise of coming draws by row and depth."""
+        return batch.noise_ahead(self.vocab_size)
+
+    def roots_of(self, batch: "SequenceBatch") -> Tensor:
+        """The newest token of each row, `[rows, 1]`."""
+        return batch.roots
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""

@@ -71,21 +71,37 @@ class Verifier:
 
 
 @dataclass(frozen=True)
+class StepCounts:
+    """What the statistics need to know of a row's step."""
+
+    num_nodes: int  # of the draft, root and lookahead nodes included
+    max_depth: int  # of nodes that may become text
+    coverage: Sequence[float]  # share of the target's distribution after each accepted node that its children hold
+
+
+@dataclass(frozen=True)
 class AcceptedStep:
     """The outcome of a step; every list has one entry for each row."""
 
-    trees: Sequence[TokenTree]
     paths: Sequence[AcceptedPath]  # that became text
-    scores: Sequence[NodeScores]
+    counts: Sequence[StepCounts | None]  # None for a row that took no step
 
-    def coverage(self, row: int) -> list[float]:
-        """The share of the target's distribution after each accepted node that the drafted children hold."""
-        tree, path = self.trees[row], self.paths[row].path
-        probs = torch.softmax(torch.cat([self.scores[row].after(node).processed for node in path]), dim=-1)
-        nodes = list(zip(tree.parents, tree.token_ids, strict=True))
-        children = [[token for parent, token in nodes if parent == node] for node in path]
-        shares = [after[offered].sum() for after, offered in zip(probs, children, strict=True)]
-        return torch.stack(shares).tolist()  # waits for the device once
+
+def counts_of(scores: NodeScores, path: AcceptedPath, num_nodes: int) -> StepCounts | None:
+    """The counts of a row whose verifier accepted `path` by these scores."""
+    if not path.path:
+        return None
+    tree = scores.tree
+    return StepCounts(num_nodes, max(tree.depths), _coverage(scores, path.path) if num_nodes > 1 else ())
+
+
+def _coverage(scores: NodeScores, path: Sequence[int]) -> list[float]:
+    tree = scores.tree
+    probs = torch.softmax(torch.cat([scores.after(node).processed for node in path]), dim=-1)
+    nodes = list(zip(tree.parents, tree.token_ids, strict=True))
+    children = [[token for parent, token in nodes if parent == node] for node in path]
+    shares = [after[offered].sum() for after, offered in zip(probs, children, strict=True)]
+    return torch.stack(shares).tolist()  # waits for the device once
 
 
 VERIFIERS: dict[str, Verifier] = {}

@@ -78,6 +78,7 @@ class SlotCache(Cache):
             if not mine.is_initialized:
                 mine.lazy_initialization(layer.keys, layer.values)
             for states, old in ((mine.keys, layer.keys), (mine.values, layer.values)):
+                states.zero_()  # masked slots must hold finite numbers, and an earlier text may have overflowed
                 moved = old.gather(2, _spread(sources, old))
                 for row, start in enumerate((order < 0).sum(-1).tolist()):
                     states[row].index_copy_(1, order[row, start:], moved[row, :, start:])

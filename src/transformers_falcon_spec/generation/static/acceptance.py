@@ -1,0 +1,170 @@
+"""Token matching where the logits lie: tokens are chosen, trees walked and paths kept without asking the host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.sampling import ForeseeableDraws, choose_by_noise
+from ...core.verification import AcceptedPath
+from ...errors import GenerationError
+from ..drafting import Draft, Kept
+from ..sequence_batch import SequenceBatch
+from ..verifier import StepCounts
+from .scoring import DeviceScoring
+from .state import DEPTH_BUCKETS, StaticState, TreeBuffers, bucket
+
+_NUM_COUNTS = 4  # columns of a report before its path: tokens kept, whether all were valid, nodes, depth
+
+
+@dataclass(frozen=True)
+class RowStep:
+    """What a row accepted in a step, as the host reads it."""
+
+    path: AcceptedPath
+    counts: StepCounts
+    draws: ForeseeableDraws
+    draw_states: Sequence[Any]  # of the draws, after each token of the path; empty for greedy decoding
+    device: torch.device
+
+    def settle_draws(self, node: int) -> None:
+        """Put the draws where plain decoding has them once the token after a node of the path is drawn."""
+        if self.draw_states:
+            self.draws.set_state(self.draw_states[self.path.path.index(node)], self.device)
+
+
+class _PathBuffers:
+    """Accepted paths of a fixed depth, with their tokens and features."""
+
+    def __init__(self, num_rows: int, depth: int, device: torch.device, features: Tensor | None) -> None:
+        with torch.inference_mode(False):
+            self.report = torch.zeros(num_rows, _NUM_COUNTS + 3 * (depth + 1), dtype=torch.float, device=device)
+            self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
+            self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+            self.features = None
+            if features is not None:
+                shape = (num_rows, depth + 1, features.shape[-1])
+                self.features = torch.zeros(shape, dtype=features.dtype, device=device)
+
+
+class DeviceAcceptance:
+    """Accepts drafts during one call; the text on the device is that of the host after every step."""
+
+    def __init__(self, state: StaticState, scoring: DeviceScoring, batch: SequenceBatch, vocab_size: int) -> None:
+        self._state, self._scoring, self._batch, self._vocab_size = state, scoring, batch, vocab_size
+        self._num_drawn = [0] * len(batch)  # noises of the coming draws that are in the buffers
+        self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
+        self._paths: _PathBuffers | None = None  # of the newest step
+        self.num_kept: list[int] = []  # in the newest step, by row
+        self.reset()
+
+    def reset(self) -> None:
+        """Take over the text from the host, as at the beginning and where a text ends within a path."""
+        self._scoring.reset([row.input_ids for row in self._batch.rows])
+        self._state.roots.copy_(self._batch.roots)
+
+    @property
+    def roots(self) -> Tensor:
+        """The newest token of each row, `[rows, 1]`."""
+        return self._state.roots
+
+    def noise_ahead(self, row: int, depth: int) -> Tensor:
+        """The noise `[vocab]` of a row's draw at a depth of the next draft, 1 being the next token."""
+        self._draw(row, depth)
+        return self._state.noise[depth - 1][row]
+
+    def _draw(self, row: int, num: int) -> None:
+        if self._num_drawn[row] >= num:
+            return
+        noise, rows = self._state.noise, self._batch.rows
+        while len(noise) < num:
+            with torch.inference_mode(False):
+                noise.append(torch.ones(len(rows), self._vocab_size, dtype=torch.float, device=self._state.device))
+        drawn, states = rows[row].draws.rows_ahead(num, self._vocab_size, self._state.device)
+        for depth in range(self._num_drawn[row], num):
+            noise[depth][row].copy_(drawn[depth])
+        self._num_drawn[row], self._draw_states[row] = num, states
+
+    def accept(self, draft: Draft) -> list[RowStep]:
+        """Accept a draft that was just read, and keep its path in the cache."""
+        state, batch, num_nodes = self._state, self._batch, draft.token_ids.shape[1]
+        buffers = state.tree(num_nodes)
+        if draft.is_lookahead is not None:
+            buffers.text_parents[:, :num_nodes].masked_fill_(draft.is_lookahead.to(state.device), -1)
+        depth = bucket(draft.depth, DEPTH_BUCKETS)
+        if batch.do_sample:
+            for row in range(len(batch)):
+                self._draw(row, depth + 1)
+        key = (depth, None if buffers.features is None else buffers.features.shape[-1])
+        if key not in state.paths:
+            state.paths[key] = _PathBuffers(len(batch), depth, state.device, buffers.features)
+        self._paths = paths = state.paths[key]
+        work_key = ("accept", buffers.token_ids.shape[1], key, batch.do_sample, id(self._scoring))
+        changed = (state.roots, *self._scoring.state)
+        state.work(work_key, changed, state.is_open).run(lambda: self._run(buffers, paths, depth))
+        return self._read(paths, depth)
+
+    def _run(self, buffers: TreeBuffers, paths: _PathBuffers, depth: int) -> None:
+        """Choose, walk and keep; the work that is captured."""
+        state, scoring = self._state, self._scoring
+        node, is_on = torch.zeros_like(state.roots), state.is_open
+        num_kept, is_valid = torch.zeros_like(node), torch.ones_like(is_on)
+        nodes, tokens, shares = [], [], []
+        scoring.begin()
+        for number in range(depth + 1):
+            index = node[:, :, None].expand(-1, -1, buffers.logits.shape[-1])
+            scores = scoring.score(buffers.logits.gather(1, index)[:, 0].float())
+            token, is_finite = choose_by_noise(scores, state.noise[number] if self._batch.do_sample else None)
+            is_child = buffers.text_parents == node
+            probs = torch.softmax(scores, dim=-1).gather(1, buffers.token_ids.clamp(max=scores.shape[-1] - 1))
+            shares.append((probs * is_child).sum(-1, keepdim=True))
+            nodes.append(node)
+            tokens.append(token)
+            num_kept = num_kept + is_on
+            is_valid = is_valid & (is_finite | ~is_on)
+            scoring.add(token, is_on)
+            is_next = is_child & (buffers.token_ids == token)
+            is_on = is_on & is_next.any(-1, keepdim=True)
+            node = torch.where(is_on, is_next.int().argmax(-1, keepdim=True), node)
+        scoring.end()
+        path, token_ids = torch.cat(nodes, dim=-1), torch.cat(tokens, dim=-1)
+        state.cache.keep(path, num_kept)
+        newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
+        state.roots.copy_(torch.where(state.is_open, newest, state.roots))
+        paths.token_ids.copy_(token_ids)
+        paths.num.copy_(num_kept)
+        if buffers.features is not None:
+            assert paths.features is not None  # both or neither
+            paths.features.copy_(buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1])))
+        num_nodes = 1 + (buffers.parents >= 0).sum(-1, keepdim=True)
+        max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
+        parts = (num_kept, is_valid, num_nodes, max_depth, path, token_ids, torch.cat(shares, dim=-1))
+        paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
+
+    def _read(self, paths: _PathBuffers, depth: int) -> list[RowStep]:
+        """Each row's part of the report: the one thing that the host waits for."""
+        steps, length = [], depth + 1
+        for row, entries in enumerate(paths.report.tolist()):
+            num_kept, is_valid, num_nodes, max_depth, *rest = entries
+            if self._batch.do_sample and not is_valid:
+                raise GenerationError(
+                    "Sampling needs a finite best score, but after the logits processors there is none. Look for a "
+                    "processor that divides by zero or forbids every token, or a target whose own logits overflow."
+                )
+            path, token_ids = (tuple(map(int, rest[start : start + int(num_kept)])) for start in (0, length))
+            counts = StepCounts(int(num_nodes), int(max_depth), rest[2 * length : 2 * length + int(num_kept)])
+            draws = self._batch.rows[row].draws
+            accepted = AcceptedPath(path, token_ids)
+            steps.append(RowStep(accepted, counts, draws, self._draw_states[row], self._state.device))
+        self._num_drawn = [0] * len(steps)  # the rest is drawn anew: a criterion may draw, too
+        self._draw_states = [[] for _ in steps]
+        self.num_kept = [len(step.path.path) for step in steps]
+        return steps
+
+    def kept(self, paths: Sequence[AcceptedPath]) -> Kept:
+        """What the newest step kept, for drafters that take it as it lies on the device."""
+        buffers, num_new = self._paths, tuple(len(path.path) for path in paths)
+        assert buffers is not None  # a step was accepted
+        return Kept(buffers.token_ids, buffers.features, buffers.num, num_new)

@@ -1,0 +1,85 @@
+"""Which calls can be decoded in fixed shapes, in words where they cannot, and what makes captured work stale."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..model_parts import is_spread
+from ..sequence_batch import SequenceBatch
+
+BUSY = "another call decodes with the target in fixed shapes"
+_BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
+
+
+def why_not_static(model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> str | None:
+    """Why no call of this kind can be decoded in fixed shapes, in words; None if nothing is in the way."""
+    device_type = model.device.type
+    reasons = {
+        "several processes write the text together": num_processes > 1,
+        "the target cannot read trees": form != "tree",
+        "hooks may not fire in the target": not has_hooks,
+        "parts of the target are spread over several devices": is_spread(model),
+        "the target's weights are quantised": getattr(model, "hf_quantizer", None) is not None,
+        "the target is in train mode": model.training,
+        "autocast is on": torch.is_autocast_enabled(device_type) if device_type != "meta" else False,
+        "the target's rotary frequencies depend on the length of the text": _has_dynamic_rope(model),
+        "the target is split over several devices (tensor parallel)": (getattr(model, "_tp_size", None) or 1) > 1,
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), None)
+    return found or _foreign_hook(model)
+
+
+def _has_dynamic_rope(model: PreTrainedModel) -> bool:
+    config: Any = model.config.get_text_config(decoder=True)
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return any((each.get("rope_type") or each.get("type")) == "dynamic" for each in (parameters, *nested))
+
+
+def _foreign_hook(model: PreTrainedModel) -> str | None:
+    """Hooks of others run Python at every forward, which a replay leaves out."""
+    for name, part in model.named_modules():
+        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        modules = [str(getattr(hook, "__module__", "")) for hook in hooks]
+        if hasattr(part, "_hf_hook") or not all(module.startswith(_BENIGN_HOOKS) for module in modules):
+            return f"`{name or type(part).__name__}` of the target has a hook, which a replay would leave out"
+    return None
+
+
+def why_host_chooses(batch: SequenceBatch) -> str | None:
+    """Why tokens of a call must be chosen by the host, between two pieces of work; None if the device may."""
+    if not batch.verifier.is_token_matching:
+        return f'`verifier="{batch.verifier.name}"` accepts drafts'
+    if batch.is_lockstep:
+        return "processors or stopping criteria are shown all rows together"
+    if batch.rows[0].keeps_scores:
+        return "the call returns scores or logits"
+    return None
+
+
+def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: dict[str, Any]) -> tuple[Any, ...]:
+    """What captured work depends on besides its buffers: where it differs, the work is made anew."""
+    config = model.config.get_text_config(decoder=True)
+    weights = (*model.parameters(), *model.buffers())
+    adapters = [
+        (part._active_adapter, tuple(part.merged_adapters), part._disable_adapters, tuple(part.scaling.items()))
+        for part in model.modules()
+        if hasattr(part, "_active_adapter") and hasattr(part, "merged_adapters")
+    ]
+    kernels = (
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+    return (
+        hash(tuple((weight.data_ptr(), weight.dtype, weight.device) for weight in weights)),
+        config._attn_implementation,
+        getattr(config, "_experts_implementation", None),
+        repr(adapters),
+        kernels,
+        tuple(feature_layers),
+        repr(constant),
+    )

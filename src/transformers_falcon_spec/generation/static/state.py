@@ -1,0 +1,168 @@
+"""The buffers of texts that are decoded in fixed shapes, and the work repeated on them; kept from call to call."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .graph import RepeatedWork
+from .slot_cache import SlotCache
+
+NODE_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)  # sizes to which trees are filled up
+DEPTH_BUCKETS = (0, 4, 8, 16, 32, 64, 128, 256, 512)  # depths to which they are walked
+LEAST_SLOTS = 256  # seen by attention; longer texts see twice as many
+MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
+MOST_STATES = 2  # of a model, for calls of different numbers of rows
+
+
+def bucket(size: int, buckets: Sequence[int] = NODE_BUCKETS) -> int:
+    """The least of the buckets that holds so many."""
+    return next(each for each in buckets if each >= size)
+
+
+def shown_slots(num_slots: int) -> int:
+    """The number of slots that attention sees of a text that needs so many."""
+    shown = LEAST_SLOTS
+    while shown < num_slots:
+        shown *= 2
+    return shown
+
+
+class TreeBuffers:
+    """What trees of a fixed number of nodes are read from, and what reading them gives."""
+
+    def __init__(self, num_rows: int, num_nodes: int, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.token_ids = torch.zeros(num_rows, num_nodes, dtype=torch.long, device=device)
+            self.parents = torch.full_like(self.token_ids, -1)  # -1 at the root and at nodes that fill the tree up
+            self.text_parents = torch.full_like(self.token_ids, -1)  # -1 at nodes that must not become text, too
+            self.depths = torch.zeros_like(self.token_ids)
+        self.logits: Any = None  # [rows, nodes, vocab]
+        self.features: Tensor | None = None  # [rows, nodes, feature_dim]
+
+    def give(self, token_ids: Tensor, parents: Tensor) -> None:
+        """Copy a tree into the buffers, and fill it up with nodes that see the text and themselves."""
+        num = token_ids.shape[1]
+        self.token_ids[:, :num].copy_(token_ids)
+        self.parents.fill_(-1)
+        self.parents[:, :num].copy_(parents)
+        self.text_parents.copy_(self.parents)
+
+    def take(self, logits: Tensor, features: Tensor | None) -> None:
+        """Copy what a forward gave."""
+        with torch.inference_mode(False):
+            if self.logits is None or self.logits.dtype != logits.dtype:
+                self.logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+            if features is not None and (self.features is None or self.features.shape != features.shape):
+                self.features = torch.empty(features.shape, dtype=features.dtype, device=features.device)
+        self.logits.copy_(logits)
+        if features is not None:
+            assert self.features is not None  # just made
+            self.features.copy_(features)
+
+
+class StaticState:
+    """All that outlives a call: the cache, the trees' buffers and the work on them, for a fixed number of rows."""
+
+    def __init__(self, num_layers: int, offsets: Tensor, capacity: int) -> None:
+        self.num_layers, self.num_rows, self.device = num_layers, offsets.shape[-2], offsets.device
+        with torch.inference_mode(False):
+            self.offsets = offsets.clone()  # [rows, 1] or [axes, rows, 1]: position id of a row's slot 0
+            self.is_open = torch.ones(self.num_rows, 1, dtype=torch.bool, device=self.device)
+            self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
+        self.cache = SlotCache(num_layers, self.num_rows, capacity, self.device)
+        self.trees: dict[int, TreeBuffers] = {}
+        self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
+        self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
+        self.kept: dict[Any, Any] = {}  # what drafters and processors keep, by what they are
+        self._work: dict[Any, RepeatedWork] = {}
+
+    def work(self, key: Any, state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> RepeatedWork:
+        """The work of this key."""
+        if key not in self._work:
+            self._work[key] = RepeatedWork(self.device, state, is_open)
+        return self._work[key]
+
+    def tree(self, num_nodes: int) -> TreeBuffers:
+        """The buffers of the least bucket that holds so many nodes."""
+        size = bucket(num_nodes)
+        if size not in self.trees:
+            self.trees[size] = TreeBuffers(self.num_rows, size, self.device)
+        return self.trees[size]
+
+    def grow(self, capacity: int) -> None:
+        """Move the text to a larger cache; what was captured is captured anew."""
+        old, self.cache = self.cache, SlotCache(self.num_layers, self.num_rows, capacity, self.device)
+        self._work = {}
+        for mine, layer in zip(self.cache.layers, old.layers, strict=True):
+            mine.lazy_initialization(layer.keys, layer.values)
+            mine.keys[:, :, : old.capacity].copy_(layer.keys)
+            mine.values[:, :, : old.capacity].copy_(layer.values)
+        self.cache.lengths.copy_(old.lengths)
+
+    @property
+    def num_graphs(self) -> int:
+        """Pieces of work that are held."""
+        return len(self._work)
+
+    @property
+    def capture_seconds(self) -> float:
+        """Seconds that all captures took."""
+        return sum(work.capture_seconds for work in self._work.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the cache and of the trees' buffers."""
+        tensors = [states for layer in self.cache.layers if layer.is_initialized for states in (layer.keys, layer.values)]
+        for tree in self.trees.values():
+            tensors += [each for each in (tree.token_ids, tree.logits, tree.features) if each is not None]
+        return sum(tensor.nbytes for tensor in (*tensors, *self.noise))
+
+
+_STATES: WeakKeyDictionary[PreTrainedModel, dict[Any, StaticState]] = WeakKeyDictionary()
+_IN_USE: set[int] = set()  # ids of the models that decode in fixed shapes right now
+_LOCK = threading.Lock()
+
+
+def occupy(model: PreTrainedModel) -> bool:
+    """Take a model for one call that decodes in fixed shapes; False while another call has it. `vacate` ends that."""
+    with _LOCK:
+        is_free = id(model) not in _IN_USE
+        _IN_USE.add(id(model))
+    return is_free
+
+
+def vacate(model: PreTrainedModel) -> None:
+    """Let other calls decode with the model in fixed shapes."""
+    with _LOCK:
+        _IN_USE.discard(id(model))
+
+
+def state_of(model: PreTrainedModel, key: Any, capacity: int, make: Callable[[], StaticState]) -> StaticState:
+    """The state of earlier calls with this key if it has the capacity, else a new one; the oldest are dropped."""
+    with _LOCK:
+        states = _STATES.setdefault(model, {})
+        found = states.pop(key, None)
+    if found is None or found.cache.capacity < capacity:
+        found = make()
+    with _LOCK:
+        states[key] = found
+        while len(states) > MOST_STATES:
+            del states[next(iter(states))]
+    return found
+
+
+def states_of(model: PreTrainedModel) -> list[StaticState]:
+    """The states that are held of a model."""
+    with _LOCK:
+        return list(_STATES.get(model, {}).values())
+
+
+def release(model: PreTrainedModel) -> None:
+    """Free the buffers and graphs that the static step keeps of a model for later calls."""
+    with _LOCK:
+        _STATES.pop(model, None)

@@ -1,0 +1,190 @@
+"""The target that reads trees in shapes of a few fixed sizes, so that a forward can be captured and repeated."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.masks import additive, slot_mask
+from ...core.tree import DraftTree
+from .. import cache as cache_file
+from ..inputs import tensors_in
+from ..model_parts import masks_by_kind
+from ..sequence_batch import SequenceBatch
+from ..target import Form, Target, TargetOutput
+from ..tree_attention import tree_attention
+from .acceptance import DeviceAcceptance
+from .eligibility import BUSY, state_key, why_host_chooses
+from .scoring import device_scoring
+from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, shown_slots, state_of, vacate
+
+
+class StaticTarget(Target):
+    """A [`Target`] whose trees are read behind the text of each row in a cache of fixed size.
+
+    The prompt is read as ever, into the dynamic cache of the call; its states move to the slots of a static one with
+    `enter`, and back when the block of `released` ends.
+    """
+
+    state: StaticState | None = None
+    choice_reason: str | None = None  # why the host chooses tokens, if it does
+    _num_tokens: list[int]  # of each row's text in the cache, as the host knows it
+    _num_prompt: list[int]
+    _columns: Tensor  # slot of each column of the dynamic cache
+
+    def enter(self, batch: SequenceBatch, max_length: int, num_logits: int) -> str | None:
+        """Let the text go on in fixed shapes; the reason in words if it cannot."""
+        reason = self._why_not()
+        if reason is None and not occupy(self.model):
+            reason = BUSY
+        if reason is not None:
+            return reason
+        self._move_in(max_length)
+        assert self.state is not None  # just moved in
+        self.choice_reason = why_host_chooses(batch)
+        scoring = device_scoring(batch.processors, len(batch), num_logits, self.state.device)
+        if self.choice_reason is None and isinstance(scoring, str):
+            self.choice_reason = scoring
+        elif self.choice_reason is None:
+            self.acceptance = DeviceAcceptance(self.state, scoring, batch, num_logits)
+        return None
+
+    def _why_not(self) -> str | None:
+        """Why the text that was prefilled cannot go on in fixed shapes, in words; None if it can."""
+        layers: list[Any] = self.cache.layers
+        odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
+        asked = " and ".join(f"`{name}`" for name in self._asked)
+        inputs = self._inputs
+        reasons = {
+            f"layers of the target keep their states in a `{', '.join(odd)}`": bool(odd),
+            "a layer of the target keeps no states of its own": not all(
+                cache_file.num_held(self.cache, index) for index in range(len(layers))
+            ),
+            "layers of the target share keys and values": bool(getattr(self.config, "num_kv_shared_layers", 0)),
+            "the target takes no `position_ids`": not self._takes_position_ids,
+            "the target's rotary frequencies switch with the length of the text": bool(self.switches),
+            f"the call asks for {asked}": bool(asked),
+            "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
+            "the target takes more than its text": bool(tensors_in(inputs.constant)),
+            "`attention_mask` leaves out tokens in the middle of the text": self.slots.has_gaps,
+            "rows take different adapters": self.row_adapters.is_needed,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _move_in(self, max_length: int) -> None:
+        """Move the prompt's states to the slots of a static cache."""
+        is_held = self.slots.positions != cache_file.HOLE
+        self._columns = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
+        self._num_tokens = list(self.slots.num_tokens)
+        self._num_prompt = list(self._num_tokens)
+        longest = max(self._num_tokens)
+        capacity = shown_slots(min(max_length, longest + MOST_AHEAD) + LEAST_SLOTS // 2)
+        lengths = torch.tensor([[num] for num in self._num_tokens], device=is_held.device)
+        offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
+        num_layers = len(self.cache.layers)
+        changes = state_key(self.model, self.feature_hooks.feature_layers, self._inputs.constant)
+        key = (len(lengths), offsets.shape, *changes)
+        self.state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
+        self.state.offsets.copy_(offsets)
+        self.state.is_open.fill_(True)
+        self._is_open = [True] * len(lengths)
+        self.state.cache.fill(self.cache.layers, self._columns)
+
+    def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
+        """The noise of coming draws by row and depth, in buffers that stay where they are."""
+        return super().noise_ahead(batch) if self.acceptance is None else self.acceptance.noise_ahead
+
+    def roots_of(self, batch: SequenceBatch) -> Tensor:
+        """The newest token of each row, `[rows, 1]`."""
+        return batch.roots if self.acceptance is None else self.acceptance.roots
+
+    def read(
+        self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
+    ) -> TargetOutput:
+        """Read a tree behind each row's text; the next read of its size overwrites what it returns."""
+        if self.state is None:
+            return super().read(token_ids, tree, form, is_open)
+        self.feature_hooks.discard()
+        num_nodes = token_ids.shape[1]
+        state, buffers = self.state, self.state.tree(num_nodes)
+        size = buffers.token_ids.shape[1]
+        num_shown = shown_slots(max(self._num_tokens) + size)
+        if num_shown > state.cache.capacity:
+            state.grow(num_shown)
+        if list(is_open) != self._is_open:
+            self._is_open = list(is_open)
+            state.is_open.copy_(torch.tensor(self._is_open)[:, None])
+        buffers.give(token_ids, tree.parents)
+        state.work(("read", size, num_shown)).run(lambda: self._read_static(state, buffers, num_shown))
+        features = buffers.features
+        return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
+
+    def _read_static(self, state: StaticState, buffers: TreeBuffers, num_shown: int) -> None:
+        """Read the tree in the buffers; the work that is captured."""
+        tree = DraftTree(buffers.parents, buffers.parents)
+        num_rows, num_nodes = buffers.parents.shape
+        cache = state.cache
+        cache.show(num_nodes, num_shown)
+        buffers.depths.copy_(tree.depths)
+        masks = {}
+        for kind in self._kinds:
+            limits = (kind.sliding_window, kind.chunk_size)
+            allowed = slot_mask(tree.ancestor_mask, tree.depths, cache.lengths, num_shown, *limits)
+            masks[kind.name] = additive(allowed, self.model.dtype)
+        inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
+        inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
+        inputs["attention_mask"] = masks_by_kind(self.config, masks)
+        with tree_attention(self.model):
+            outputs = self.model(
+                **inputs,
+                **self._not_asked,
+                input_ids=buffers.token_ids,
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+            )
+        buffers.take(outputs.logits, self.features(outputs, num_nodes))
+
+    def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
+        """Keep each row's path of the nodes read last; where the device has kept it, note how long it was."""
+        if self.state is None:
+            super().keep(num_nodes, paths)
+            return
+        num_kept = list(map(len, paths))
+        self._farthest = [farthest + num for farthest, num in zip(self._farthest, num_kept, strict=True)]
+        self._num_tokens = [before + num for before, num in zip(self._num_tokens, num_kept, strict=True)]
+        device = self.state.device
+        if self.acceptance is None:
+            longest = max(num_kept)
+            path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=device)
+            self.state.cache.keep(path, torch.tensor(num_kept, device=device)[:, None])
+        elif self.acceptance.num_kept != num_kept:  # a text ended within its path
+            self.state.cache.lengths.copy_(torch.tensor(self._num_tokens)[:, None])
+            self.acceptance.reset()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Leave the dynamic cache as plain decoding does after the block, however it ends."""
+        with super().released():
+            try:
+                yield
+            finally:
+                self.leave()
+
+    def leave(self) -> None:
+        """Write the states of all texts back to the dynamic cache, each row's padding in front of it."""
+        if self.state is None:
+            return
+        vacate(self.model)
+        static, self.state, self.acceptance = self.state.cache, None, None
+        num_columns = self._columns.shape[1]
+        num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
+        device = self._columns.device
+        steps = torch.arange(max(num_new), device=device)
+        first, news = (torch.tensor(values, device=device)[:, None] for values in (self._num_prompt, num_new))
+        added = steps < news
+        sources = torch.cat([self._columns, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
+        cache_file.take_over(self.cache, static.layers, sources)
+        self.slots.append(torch.where(added, num_columns + steps, cache_file.HOLE), num_new)
