@@ -23,8 +23,8 @@ from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
+from .static import eligibility
 from .static.acceptance import RowStep
-from .static.eligibility import BUSY, why_not_static
 from .static.target import StaticTarget
 from .target import Form, Target, TargetOutput
 from .text_limits import longest_draftable
@@ -78,14 +78,14 @@ class SpeculativeDecoding:
     def _target(self, model: PreTrainedModel, feature_layers: Sequence[int], notes: list[str]) -> Target:
         """The target that decodes as the options ask; where a GPU could repeat steps but not these, a note says why."""
         kind: type[Target] = Target
-        if self.step == "static" or (self.step == "auto" and model.device.type == "cuda"):
-            reason = why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
+        if eligibility.is_wanted(self.step, model.device):
+            reason = eligibility.why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
             kind = StaticTarget if reason is None else Target
             self._note_dynamic(reason, notes)
         return kind(model, feature_layers, self.capability.has_hooks)
 
     def _note_dynamic(self, reason: str | None, notes: list[str]) -> None:
-        if self.step == "static" and reason not in {None, BUSY}:
+        if self.step == "static" and reason not in {None, eligibility.BUSY}:
             raise GenerationError(
                 f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
                 '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'

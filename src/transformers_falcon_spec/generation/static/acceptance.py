@@ -13,7 +13,6 @@ from ...errors import GenerationError
 from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
 from ..verifier import StepCounts
-from .scoring import DeviceScoring
 from .state import DEPTH_BUCKETS, StaticState, TreeBuffers, bucket
 
 _NUM_COUNTS = 4  # columns of a report before its path: tokens kept, whether all were valid, nodes, depth
@@ -52,8 +51,9 @@ class _PathBuffers:
 class DeviceAcceptance:
     """Accepts drafts during one call; the text on the device is that of the host after every step."""
 
-    def __init__(self, state: StaticState, scoring: DeviceScoring, batch: SequenceBatch, vocab_size: int) -> None:
-        self._state, self._scoring, self._batch, self._vocab_size = state, scoring, batch, vocab_size
+    def __init__(self, state: StaticState, batch: SequenceBatch, vocab_size: int) -> None:
+        self._state, self._batch, self._vocab_size = state, batch, vocab_size
+        self._scoring = state.scoring(batch.processors, vocab_size)
         self._num_drawn = [0] * len(batch)  # noises of the coming draws that are in the buffers
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
         self._paths: _PathBuffers | None = None  # of the newest step
@@ -62,7 +62,7 @@ class DeviceAcceptance:
 
     def reset(self) -> None:
         """Take over the text from the host, as at the beginning and where a text ends within a path."""
-        self._scoring.reset([row.input_ids for row in self._batch.rows])
+        self._scoring.reset(self._batch.processors, [row.input_ids for row in self._batch.rows])
         self._state.roots.copy_(self._batch.roots)
 
     @property
@@ -101,7 +101,7 @@ class DeviceAcceptance:
         if key not in state.paths:
             state.paths[key] = _PathBuffers(len(batch), depth, state.device, buffers.features)
         self._paths = paths = state.paths[key]
-        work_key = ("accept", buffers.token_ids.shape[1], key, batch.do_sample, id(self._scoring))
+        work_key = ("accept", buffers.token_ids.shape[1], key, batch.do_sample, self._scoring)
         changed = (state.roots, *self._scoring.state)
         state.work(work_key, changed, state.is_open).run(lambda: self._run(buffers, paths, depth))
         return self._read(paths, depth)

@@ -8,9 +8,15 @@ from transformers import PreTrainedModel
 
 from ..model_parts import is_spread
 from ..sequence_batch import SequenceBatch
+from .scoring import obstacle_to
 
 BUSY = "another call decodes with the target in fixed shapes"
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
+
+
+def is_wanted(step: str, device: torch.device) -> bool:
+    """Whether the option `step` asks for fixed shapes on this device: by itself where work can be captured."""
+    return step == "static" or (step == "auto" and device.type == "cuda")
 
 
 def why_not_static(model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> str | None:
@@ -56,7 +62,7 @@ def why_host_chooses(batch: SequenceBatch) -> str | None:
         return "processors or stopping criteria are shown all rows together"
     if batch.rows[0].keeps_scores:
         return "the call returns scores or logits"
-    return None
+    return obstacle_to(batch.processors, len(batch))
 
 
 def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: dict[str, Any]) -> tuple[Any, ...]:

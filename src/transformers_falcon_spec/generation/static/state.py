@@ -7,9 +7,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
 from .graph import RepeatedWork
+from .scoring import DeviceScoring
 from .slot_cache import SlotCache
 
 NODE_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)  # sizes to which trees are filled up
@@ -17,6 +18,7 @@ DEPTH_BUCKETS = (0, 4, 8, 16, 32, 64, 128, 256, 512)  # depths to which they are
 LEAST_SLOTS = 256  # seen by attention; longer texts see twice as many
 MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
 MOST_STATES = 2  # of a model, for calls of different numbers of rows
+MOST_SCORINGS = 4  # of a state, for calls with different processors
 
 
 def bucket(size: int, buckets: Sequence[int] = NODE_BUCKETS) -> int:
@@ -78,14 +80,25 @@ class StaticState:
         self.trees: dict[int, TreeBuffers] = {}
         self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
-        self.kept: dict[Any, Any] = {}  # what drafters and processors keep, by what they are
-        self._work: dict[Any, RepeatedWork] = {}
+        self.scorings: list[DeviceScoring] = []  # of the processors of earlier calls, the newest last
+        self._work: dict[tuple[Any, ...], RepeatedWork] = {}
 
-    def work(self, key: Any, state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> RepeatedWork:
+    def work(self, key: tuple[Any, ...], state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> RepeatedWork:
         """The work of this key."""
         if key not in self._work:
             self._work[key] = RepeatedWork(self.device, state, is_open)
         return self._work[key]
+
+    def scoring(self, processors: LogitsProcessorList, vocab_size: int) -> DeviceScoring:
+        """The processors as work of fixed shape, from an earlier call with such processors where there was one."""
+        found = next((each for each in self.scorings if each.fits(processors)), None)
+        if found is None:
+            found = DeviceScoring(processors, self.num_rows, vocab_size, self.device)
+        self.scorings = [*(each for each in self.scorings if each is not found), found]
+        for dropped in self.scorings[:-MOST_SCORINGS]:
+            self._work = {key: work for key, work in self._work.items() if dropped not in key}
+        self.scorings = self.scorings[-MOST_SCORINGS:]
+        return found
 
     def tree(self, num_nodes: int) -> TreeBuffers:
         """The buffers of the least bucket that holds so many nodes."""

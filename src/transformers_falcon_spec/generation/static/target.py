@@ -17,7 +17,6 @@ from ..target import Form, Target, TargetOutput
 from ..tree_attention import tree_attention
 from .acceptance import DeviceAcceptance
 from .eligibility import BUSY, state_key, why_host_chooses
-from .scoring import device_scoring
 from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, shown_slots, state_of, vacate
 
 
@@ -44,11 +43,8 @@ class StaticTarget(Target):
         self._move_in(max_length)
         assert self.state is not None  # just moved in
         self.choice_reason = why_host_chooses(batch)
-        scoring = device_scoring(batch.processors, len(batch), num_logits, self.state.device)
-        if self.choice_reason is None and isinstance(scoring, str):
-            self.choice_reason = scoring
-        elif self.choice_reason is None:
-            self.acceptance = DeviceAcceptance(self.state, scoring, batch, num_logits)
+        if self.choice_reason is None:
+            self.acceptance = DeviceAcceptance(self.state, batch, num_logits)
         return None
 
     def _why_not(self) -> str | None:
