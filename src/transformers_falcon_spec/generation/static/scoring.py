@@ -20,25 +20,32 @@ class DeviceScoring:
 
     def __init__(self, processors: LogitsProcessorList, num_rows: int, vocab_size: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # a later call may write to the buffers outside of it
-            zeros = torch.zeros(num_rows, vocab_size, device=device)
+            zeros = torch.zeros(1, vocab_size, device=device)
             self._lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
             self._stages = [_STAGES[type(each)](each, zeros, self._lengths) for each in processors]
             self._penalties = [stage for stage in self._stages if isinstance(stage, _Penalty)]
             self._working = (self._lengths, *(penalty.seen for penalty in self._penalties))
             #: What the work changes by what it holds: lengths `[rows, 1]` and tokens seen `[rows, vocab]`.
             self.state = tuple(tensor.clone() for tensor in self._working)
+        self._num_rows = num_rows
+        self._take(processors)
 
-    def fits(self, processors: LogitsProcessorList) -> bool:
-        """Whether this work, captured or not, does what these processors do once it is `reset`."""
-        mine = [stage.settings for stage in self._stages]
-        is_possible = obstacle_to(processors, len(self._lengths)) is None
-        return is_possible and mine == [_STAGES[type(each)].settings_of(each) for each in processors]
+    def serve(self, processors: LogitsProcessorList) -> bool:
+        """Take the processors of another call, if this work, captured or not, does what they do; whether it does."""
+        mine, is_possible = [stage.settings for stage in self._stages], obstacle_to(processors, self._num_rows) is None
+        does_so = is_possible and mine == [_STAGES[type(each)].settings_of(each) for each in processors]
+        if does_so:
+            self._take(processors)
+        return does_so
 
-    def reset(self, processors: LogitsProcessorList, texts: Sequence[Tensor]) -> None:
-        """Take processors that fit, and each row's text `[1, tokens]` with its padding, as plain decoding shows it."""
-        copies = zip(*(of_row(processors, row) for row in range(len(texts))), strict=True)
+    def _take(self, processors: LogitsProcessorList) -> None:
+        """Take from the processors what differs between calls, such as lengths of prompts."""
+        copies = zip(*(of_row(processors, row) for row in range(self._num_rows)), strict=True)
         for stage, of_rows in zip(self._stages, copies, strict=True):
-            stage.reset(of_rows)
+            stage.take(of_rows)
+
+    def reset(self, texts: Sequence[Tensor]) -> None:
+        """Take each row's text `[1, tokens]` with its padding, as plain decoding shows it to the row's processors."""
         lengths, *seen = self.state
         for row, text in enumerate(texts):
             lengths[row] = text.shape[1]
@@ -95,7 +102,7 @@ class _Stage:
 
     def __init__(self, each: Any, zeros: Tensor, lengths: Tensor) -> None:
         self.settings = self.settings_of(each)
-        self._each, self._zeros = each, zeros[:1]
+        self._each, self._zeros = each, zeros
         self._lengths = lengths  # `[rows, 1]`, of the texts that the scores follow
 
     @classmethod
@@ -103,7 +110,7 @@ class _Stage:
         """What a capture freezes: processors that are alike in it are served by one captured work."""
         return (type(each), *sorted(vars(each).items()))
 
-    def reset(self, of_rows: Sequence[Any]) -> None:
+    def take(self, of_rows: Sequence[Any]) -> None:
         """Take from a processor's copies for each row what may differ between calls."""
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ class _Bias(_Stage):
     def settings_of(cls, each: Any) -> tuple[Any, ...]:
         return (type(each),)
 
-    def reset(self, of_rows: Sequence[Any]) -> None:
+    def take(self, of_rows: Sequence[Any]) -> None:
         self._bias.copy_(of_rows[0](self._lengths[:1, :0], self._zeros))
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -140,7 +147,7 @@ class _FixedScores(_Stage):
     def settings_of(cls, each: Any) -> tuple[Any, ...]:
         return (type(each),)
 
-    def reset(self, of_rows: Sequence[Any]) -> None:
+    def take(self, of_rows: Sequence[Any]) -> None:
         first, last = _LENGTHS[type(of_rows[0])](of_rows[0])
         ones = torch.ones_like(self._zeros)
         ids = self._lengths[:1].expand(1, max(first, 0))
@@ -157,13 +164,13 @@ class _PromptPenalty(_Stage):
 
     def __init__(self, each: Any, zeros: Tensor, lengths: Tensor) -> None:
         super().__init__(each, zeros, lengths)
-        self._penalty, self.seen = each.penalty, torch.zeros_like(zeros, dtype=torch.bool)
+        self._penalty, self.seen = each.penalty, zeros.repeat(len(lengths), 1) > 0
 
     @classmethod
     def settings_of(cls, each: Any) -> tuple[Any, ...]:
         return type(each), each.penalty
 
-    def reset(self, of_rows: Sequence[Any]) -> None:
+    def take(self, of_rows: Sequence[Any]) -> None:
         for row, mine in enumerate(of_rows):
             _mark(self.seen[row : row + 1], mine.encoder_input_ids)
 
@@ -177,9 +184,9 @@ class _Penalty(_PromptPenalty):
 
     def __init__(self, each: Any, zeros: Tensor, lengths: Tensor) -> None:
         super().__init__(each, zeros, lengths)
-        self.starts = torch.zeros_like(zeros[:, :1], dtype=torch.long)
+        self.starts = torch.zeros_like(lengths)
 
-    def reset(self, of_rows: Sequence[Any]) -> None:
+    def take(self, of_rows: Sequence[Any]) -> None:
         for row, mine in enumerate(of_rows):
             self.starts[row] = 0 if mine.prompt_ignore_length is None else mine.prompt_ignore_length
 
