@@ -111,7 +111,7 @@ def test_scores_are_those_of_the_stock_processors(name: str, is_taped: bool) -> 
     scoring = _made(processors)
     walk = Walk(scoring)
     repeat = taped(walk.work) if is_taped else walk.work
-    scoring.reset(TEXTS)
+    scoring.reset(processors, TEXTS)
 
     walks, found = [], []
     for seed in range(3):
@@ -130,7 +130,7 @@ def test_scores_are_those_of_the_stock_processors(name: str, is_taped: bool) -> 
 def test_a_beginning_is_forced_after_one_token_alone() -> None:
     processors = LogitsProcessorList(ALL["a forced beginning"]())
     scoring, raw = _made(processors), torch.randn(ROWS, VOCAB)
-    scoring.reset([torch.tensor([[5]]), *TEXTS[1:]])
+    scoring.reset(processors, [torch.tensor([[5]]), *TEXTS[1:]])
     scoring.begin()
 
     scores = scoring.score(raw)
@@ -150,7 +150,7 @@ def test_the_work_asks_nothing_of_the_host(name: str) -> None:
 def test_a_walk_that_does_not_end_leaves_the_texts_as_they_were() -> None:
     processors = LogitsProcessorList(ALL["a penalty"]())
     scoring = _made(processors)
-    scoring.reset(TEXTS)
+    scoring.reset(processors, TEXTS)
     before = [tensor.clone() for tensor in scoring.state]
 
     scoring.begin()
@@ -166,7 +166,7 @@ def test_padding_of_each_row_counts_as_its_own_processor_says() -> None:
         pytest.skip("this version of Transformers counts padding as text")
     processors = LogitsProcessorList([stock.RepetitionPenaltyLogitsProcessor(1.3, torch.tensor([2, 1, 0]))])
     scoring = _made(processors)
-    scoring.reset(TEXTS)
+    scoring.reset(processors, TEXTS)
     scoring.begin()
     raw = torch.ones(ROWS, VOCAB)
 
@@ -186,11 +186,11 @@ def test_captured_work_serves_the_next_call_where_only_prompts_differ() -> None:
     )
     scoring = _made(first)
     walk = Walk(scoring)
-    scoring.reset(TEXTS)
+    scoring.reset(first, TEXTS)
     repeat = taped(walk.work)
 
-    assert scoring.serve(second)
-    scoring.reset(TEXTS)
+    assert scoring.fits(second)
+    scoring.reset(second, TEXTS)
     walk.fill(0)
     repeat()
 
@@ -209,11 +209,11 @@ def test_captured_work_serves_the_next_call_where_only_prompts_differ() -> None:
         ("biased tokens", [stock.SequenceBiasLogitsProcessor({(4, 5): 2.0})]),
     ],
 )
-def test_work_serves_processors_of_its_own_settings_alone(name: str, other: list[Any]) -> None:
+def test_work_fits_processors_of_its_own_settings_alone(name: str, other: list[Any]) -> None:
     scoring = _made(LogitsProcessorList(ALL[name]()))
 
-    assert scoring.serve(LogitsProcessorList(ALL[name]()))
-    assert not scoring.serve(LogitsProcessorList(other))
+    assert scoring.fits(LogitsProcessorList(ALL[name]()))
+    assert not scoring.fits(LogitsProcessorList(other))
 
 
 class Cooling(stock.TemperatureLogitsWarper):

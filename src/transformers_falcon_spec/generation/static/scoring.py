@@ -27,25 +27,18 @@ class DeviceScoring:
             self._working = (self._lengths, *(penalty.seen for penalty in self._penalties))
             #: What the work changes by what it holds: lengths `[rows, 1]` and tokens seen `[rows, vocab]`.
             self.state = tuple(tensor.clone() for tensor in self._working)
-        self._num_rows = num_rows
-        self._take(processors)
 
-    def serve(self, processors: LogitsProcessorList) -> bool:
-        """Take the processors of another call, if this work, captured or not, does what they do; whether it does."""
-        mine, is_possible = [stage.settings for stage in self._stages], obstacle_to(processors, self._num_rows) is None
-        does_so = is_possible and mine == [_STAGES[type(each)].settings_of(each) for each in processors]
-        if does_so:
-            self._take(processors)
-        return does_so
+    def fits(self, processors: LogitsProcessorList) -> bool:
+        """Whether this work, captured or not, does what these processors do once it is `reset`."""
+        mine = [stage.settings for stage in self._stages]
+        is_possible = obstacle_to(processors, len(self._lengths)) is None
+        return is_possible and mine == [_STAGES[type(each)].settings_of(each) for each in processors]
 
-    def _take(self, processors: LogitsProcessorList) -> None:
-        """Take from the processors what differs between calls, such as lengths of prompts."""
-        copies = zip(*(of_row(processors, row) for row in range(self._num_rows)), strict=True)
+    def reset(self, processors: LogitsProcessorList, texts: Sequence[Tensor]) -> None:
+        """Take processors that fit, and each row's text `[1, tokens]` with its padding, as plain decoding shows it."""
+        copies = zip(*(of_row(processors, row) for row in range(len(texts))), strict=True)
         for stage, of_rows in zip(self._stages, copies, strict=True):
-            stage.take(of_rows)
-
-    def reset(self, texts: Sequence[Tensor]) -> None:
-        """Take each row's text `[1, tokens]` with its padding, as plain decoding shows it to the row's processors."""
+            stage.reset(of_rows)
         lengths, *seen = self.state
         for row, text in enumerate(texts):
             lengths[row] = text.shape[1]
@@ -110,7 +103,7 @@ class _Stage:
         """What a capture freezes: processors that are alike in it are served by one captured work."""
         return (type(each), *sorted(vars(each).items()))
 
-    def take(self, of_rows: Sequence[Any]) -> None:
+    def reset(self, of_rows: Sequence[Any]) -> None:
         """Take from a processor's copies for each row what may differ between calls."""
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -129,7 +122,7 @@ class _Bias(_Stage):
     def settings_of(cls, each: Any) -> tuple[Any, ...]:
         return (type(each),)
 
-    def take(self, of_rows: Sequence[Any]) -> None:
+    def reset(self, of_rows: Sequence[Any]) -> None:
         self._bias.copy_(of_rows[0](self._lengths[:1, :0], self._zeros))
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -147,7 +140,7 @@ class _FixedScores(_Stage):
     def settings_of(cls, each: Any) -> tuple[Any, ...]:
         return (type(each),)
 
-    def take(self, of_rows: Sequence[Any]) -> None:
+    def reset(self, of_rows: Sequence[Any]) -> None:
         first, last = _LENGTHS[type(of_rows[0])](of_rows[0])
         ones = torch.ones_like(self._zeros)
         ids = self._lengths[:1].expand(1, max(first, 0))
@@ -170,7 +163,7 @@ class _PromptPenalty(_Stage):
     def settings_of(cls, each: Any) -> tuple[Any, ...]:
         return type(each), each.penalty
 
-    def take(self, of_rows: Sequence[Any]) -> None:
+    def reset(self, of_rows: Sequence[Any]) -> None:
         for row, mine in enumerate(of_rows):
             _mark(self.seen[row : row + 1], mine.encoder_input_ids)
 
@@ -186,7 +179,7 @@ class _Penalty(_PromptPenalty):
         super().__init__(each, zeros, lengths)
         self.starts = torch.zeros_like(lengths)
 
-    def take(self, of_rows: Sequence[Any]) -> None:
+    def reset(self, of_rows: Sequence[Any]) -> None:
         for row, mine in enumerate(of_rows):
             self.starts[row] = 0 if mine.prompt_ignore_length is None else mine.prompt_ignore_length
 
