@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests import runs
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.generation import tree_attention
-from transformers_falcon_spec.generation.tree_attention import GROUPED_SDPA, grouped_sdpa
+from transformers_falcon_spec.generation.tree_attention import GROUPED_SDPA, folded_sdpa, grouped_sdpa
 
 
 class Layer(torch.nn.Module):
@@ -47,6 +48,58 @@ def test_grouped_sdpa_is_stock_sdpa(num_queries: int, dtype: torch.dtype, scalin
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("num_queries", [1, 2, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize("kind", ["of one row", "of each row", "of each head", "boolean"])
+def test_folded_sdpa_is_stock_sdpa(num_queries: int, dtype: torch.dtype, scaling: float | None, kind: str) -> None:
+    query, key, value, mask = _states(num_queries)
+    if kind == "of each row":
+        mask = torch.cat([mask, mask.roll(1, -1)])
+    elif kind == "of each head":
+        mask = mask + torch.arange(4)[:, None, None] * torch.arange(11)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    mask = mask == 0 if kind == "boolean" else mask.to(dtype)
+
+    found = folded_sdpa(query, key, value, mask, scaling=scaling)
+
+    expected = sdpa_attention_forward(Layer(), query, key, value, mask, scaling=scaling)[0]
+    torch.testing.assert_close(found.transpose(1, 2), expected)
+
+
+def test_folding_repeats_neither_keys_nor_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, mask = _states(3)
+    given: list[Tensor] = []
+    monkeypatch.setattr(
+        tree_attention.functional,
+        "scaled_dot_product_attention",
+        lambda *states, **kwargs: given.extend((*states, kwargs["attn_mask"])) or states[0],
+    )
+
+    folded_sdpa(query, key, value, mask)
+
+    assert given[0].shape == (2, 2, 6, 8)
+    assert given[1] is key
+    assert given[2] is value
+    assert given[3].shape == (1, 1, 6, 11)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_targets_read_trees_alike_with_folded_heads(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def logits() -> Tensor:
+        return runs.tree_logits(runs.prefilled(make_target(family), make_prompt()), [5, 6, 7, 8], [-1, 0, 0, 1])
+
+    expected, calls = logits(), []
+
+    def folded(_module: Any, *states: Any, dropout: float, scaling: float, **_: Any) -> tuple[Tensor, None]:
+        calls.append(len(states))
+        return folded_sdpa(*states, dropout, scaling).transpose(1, 2).contiguous(), None
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, GROUPED_SDPA, folded)
+    torch.testing.assert_close(logits(), expected)
+    assert calls
+
+
 def test_what_is_unusual_is_left_to_stock_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(tree_attention, "sdpa_attention_forward", lambda *_args, **kwargs: given.append(kwargs))
@@ -54,11 +107,13 @@ def test_what_is_unusual_is_left_to_stock_sdpa(monkeypatch: pytest.MonkeyPatch) 
 
     grouped_sdpa(Layer(), query, key, value, None)
     grouped_sdpa(Layer(), query, key, value, mask, position_bias=mask)
+    grouped_sdpa(Layer(), query, key, value, mask, softcap=30.0)
+    grouped_sdpa(Layer(), query, key, value, mask, s_aux=torch.zeros(4))
     grouped_sdpa(Layer(), *_states(3, value_size=4))
-    assert [set(kwargs) for kwargs in given] == [set(), {"position_bias"}, set()]
+    assert [set(kwargs) for kwargs in given] == [set(), {"position_bias"}, {"softcap"}, {"s_aux"}, set()]
 
     assert grouped_sdpa(Layer(), query, key, value, mask, position_bias=None) is not None
-    assert len(given) == 3
+    assert len(given) == 5
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers.masking_utils import sdpa_mask
 from .modes import attribute_set
 
 GROUPED_SDPA = "falcon_spec_grouped_sdpa"
-_UNUSUAL = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that only the stock function takes
+_UNUSUAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")  # that only the stock function takes
 
 
 def grouped_sdpa(
@@ -27,15 +27,36 @@ def grouped_sdpa(
 ) -> tuple[Tensor, None]:
     """Compute SDPA as Transformers does, but without copying the cache for query heads that share keys and values.
 
-    Under a mask Transformers makes that copy, as GPUs have no fast kernel without it; a CPU has one.
+    Under a mask Transformers makes that copy, as GPUs have no fast kernel without it. A CPU has one, and on a GPU the
+    heads that share keys become queries of one head.
     """
     is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
-    if attention_mask is None or is_odd or query.device.type != "cpu":
+    if attention_mask is None or is_odd or query.device.type not in {"cpu", "cuda"}:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    if query.device.type == "cuda":
+        return folded_sdpa(query, key, value, attention_mask, dropout, scaling).transpose(1, 2).contiguous(), None
     states = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
     )
     return states.transpose(1, 2).contiguous(), None
+
+
+def folded_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float = 0.0, scaling: float | None = None
+) -> Tensor:
+    """SDPA with the query heads that share keys as queries of one head, so that each key is read once.
+
+    `query` is `[rows, heads, nodes, size]`, as is what comes back; `key` and `value` are `[rows, groups, slots, size]`
+    and `mask` `[rows or 1, heads or 1, nodes, slots]`.
+    """
+    folded = query.reshape(*key.shape[:2], -1, query.shape[-1])
+    num_folded = folded.shape[2] // query.shape[2]  # heads that share keys
+    masks = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
+    masks = masks.reshape(len(mask), -1, folded.shape[2], mask.shape[-1])
+    states = functional.scaled_dot_product_attention(
+        folded, key, value, attn_mask=masks, dropout_p=dropout, scale=scaling
+    )
+    return states.reshape(query.shape)
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
