@@ -279,9 +279,7 @@ class SpeculativeDecoding:
             if self.batch.is_closed(row):  # what lies below the last token was never asked for
                 max_depth = min(max_depth, path.num_accepted)
             num, size = path.num_accepted, counts.num_nodes
-            self.stats.record(
-                row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage
-            )
+            self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage)
         num_kept = [path.num_accepted for path in step.paths if path.path]
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds, read_seconds = (

@@ -137,7 +137,9 @@ class DeviceAcceptance:
         paths.num.copy_(num_kept)
         if buffers.features is not None:
             assert paths.features is not None  # both or neither
-            paths.features.copy_(buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1])))
+            paths.features.copy_(
+                buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1]))
+            )
         num_nodes = 1 + (buffers.parents >= 0).sum(-1, keepdim=True)
         max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
         parts = (num_kept, is_valid, num_nodes, max_depth, path, token_ids, torch.cat(shares, dim=-1))

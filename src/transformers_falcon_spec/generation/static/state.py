@@ -130,7 +130,9 @@ class StaticState:
     @property
     def num_bytes(self) -> int:
         """Memory of the cache and of the trees' buffers."""
-        tensors = [states for layer in self.cache.layers if layer.is_initialized for states in (layer.keys, layer.values)]
+        tensors = [
+            states for layer in self.cache.layers if layer.is_initialized for states in (layer.keys, layer.values)
+        ]
         for tree in self.trees.values():
             tensors += [each for each in (tree.token_ids, tree.logits, tree.features) if each is not None]
         return sum(tensor.nbytes for tensor in (*tensors, *self.noise))
