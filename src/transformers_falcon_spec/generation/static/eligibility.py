@@ -68,12 +68,9 @@ def why_host_chooses(batch: SequenceBatch) -> str | None:
 def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: dict[str, Any]) -> tuple[Any, ...]:
     """What captured work depends on besides its buffers: where it differs, the work is made anew."""
     config = model.config.get_text_config(decoder=True)
-    weights = (*model.parameters(), *model.buffers())
-    adapters = [
-        (part._active_adapter, tuple(part.merged_adapters), part._disable_adapters, tuple(part.scaling.items()))
-        for part in model.modules()
-        if hasattr(part, "_active_adapter") and hasattr(part, "merged_adapters")
-    ]
+    weights, parts = (*model.parameters(), *model.buffers()), map(vars, model.modules())
+    switches = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers
+    adapters = [[part.get(name) for name in switches] for part in parts if "_active_adapter" in part]
     kernels = (
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),

@@ -1,4 +1,4 @@
-"""A cache of fixed size whose rows grow at their own pace: keys and values are written to slots that a tensor names."""
+"""A cache of fixed size whose rows grow at their own pace: states are written to slots that a tensor names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +13,8 @@ class SlotLayer(StaticLayer):
     """One layer's keys and values `[rows, heads, capacity, size]`, of which attention sees the first slots."""
 
     is_sliding = False  # masks say what a window hides
+    keys: Any
+    values: Any
 
     def __init__(self, view: "SlotCache", capacity: int) -> None:
         super().__init__(capacity)
@@ -32,7 +34,7 @@ class SlotLayer(StaticLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write new states `[rows, heads, nodes, size]` to the slots of the nodes; returns those of all shown slots."""
+        """Write states `[rows, heads, nodes, size]` to the slots of the nodes; returns those of all shown slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         for states, new in ((self.keys, key_states), (self.values, value_states)):
@@ -56,6 +58,8 @@ class SlotCache(Cache):
     Row `r` holds its text in slots `0 .. lengths[r] - 1`, without padding. A forward writes its nodes behind it.
     """
 
+    layers: list[Any]
+
     def __init__(self, num_layers: int, num_rows: int, capacity: int, device: torch.device) -> None:
         super().__init__(layers=[SlotLayer(self, capacity) for _ in range(num_layers)])
         self.capacity = self.num_shown = capacity
@@ -69,8 +73,24 @@ class SlotCache(Cache):
         steps = torch.arange(num_nodes, device=self.lengths.device)
         self.slots = (self.lengths + steps).clamp(max=self.num_shown - 1)
 
+    def grown(self, capacity: int) -> "SlotCache":
+        """The same text in a cache of more slots."""
+        larger = SlotCache(len(self.layers), len(self.lengths), capacity, self.lengths.device)
+        for mine, layer in zip(self.layers, larger.layers, strict=True):
+            if mine.is_initialized:
+                layer.lazy_initialization(mine.keys, mine.values)
+                layer.keys[:, :, : self.capacity].copy_(mine.keys)
+                layer.values[:, :, : self.capacity].copy_(mine.values)
+        larger.lengths.copy_(self.lengths)
+        return larger
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the states."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
+
     def fill(self, layers: Sequence[Any], slots: Tensor) -> None:
-        """Take over the states of a dynamic cache, whose column `c` goes to slot `slots[row, c]`; none where it is -1."""
+        """Take over the states of a dynamic cache: column `c` goes to slot `slots[row, c]`, nowhere if that is -1."""
         for mine, layer in zip(self.layers, layers, strict=True):
             held = layer.keys.shape[-2]
             targets = slots[:, slots.shape[1] - held :]

@@ -109,13 +109,7 @@ class StaticState:
 
     def grow(self, capacity: int) -> None:
         """Move the text to a larger cache; what was captured is captured anew."""
-        old, self.cache = self.cache, SlotCache(self.num_layers, self.num_rows, capacity, self.device)
-        self._work = {}
-        for mine, layer in zip(self.cache.layers, old.layers, strict=True):
-            mine.lazy_initialization(layer.keys, layer.values)
-            mine.keys[:, :, : old.capacity].copy_(layer.keys)
-            mine.values[:, :, : old.capacity].copy_(layer.values)
-        self.cache.lengths.copy_(old.lengths)
+        self.cache, self._work = self.cache.grown(capacity), {}
 
     @property
     def num_graphs(self) -> int:
@@ -130,12 +124,13 @@ class StaticState:
     @property
     def num_bytes(self) -> int:
         """Memory of the cache and of the trees' buffers."""
-        tensors = [
-            states for layer in self.cache.layers if layer.is_initialized for states in (layer.keys, layer.values)
+        buffers = [
+            each
+            for tree in self.trees.values()
+            for each in (tree.token_ids, tree.logits, tree.features)
+            if each is not None
         ]
-        for tree in self.trees.values():
-            tensors += [each for each in (tree.token_ids, tree.logits, tree.features) if each is not None]
-        return sum(tensor.nbytes for tensor in (*tensors, *self.noise))
+        return self.cache.num_bytes + sum(tensor.nbytes for tensor in (*buffers, *self.noise))
 
 
 _STATES: WeakKeyDictionary[PreTrainedModel, dict[Any, StaticState]] = WeakKeyDictionary()
