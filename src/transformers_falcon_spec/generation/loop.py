@@ -76,7 +76,7 @@ class SpeculativeDecoding:
         return form
 
     def _target(self, model: PreTrainedModel, feature_layers: Sequence[int], notes: list[str]) -> Target:
-        """The target that decodes as the options ask; where a GPU could repeat steps but not these, a note says why."""
+        """The target that decodes as the options ask; a note says why where it cannot."""
         kind: type[Target] = Target
         if eligibility.is_wanted(self.step, model.device):
             reason = eligibility.why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
