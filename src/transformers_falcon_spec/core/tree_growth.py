@@ -7,6 +7,7 @@ of the drafter may give any number of tokens. Source: arXiv 2406.16858, section 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -62,7 +63,7 @@ class TreeGrowth:
         self._levels = [_Level(torch.full_like(roots, -1), roots, log_probs, 1)]
         self._device = roots.device
         self._max_depths = max_depths.to(roots.device)[:, None]
-        self._least_depth = int(max_depths.min())
+        self.layouts: dict[Any, _Layout] = {}  # in use; work that is repeated on their tensors must keep them
         self._num_above = 0  # nodes of all levels but the newest
         self._joined: dict[str, Tensor] = {}
 
@@ -88,7 +89,10 @@ class TreeGrowth:
 
     @property
     def _layout(self) -> _Layout:
-        return _layout_of(tuple((level.parents.shape[1], level.num_children) for level in self._levels), self._device)
+        levels = tuple((level.parents.shape[1], level.num_children) for level in self._levels)
+        if levels not in self.layouts:
+            self.layouts[levels] = _layout_of(levels, self._device)
+        return self.layouts[levels]
 
     def _likeliest(self, num_nodes: int) -> Int[Tensor, "rows nodes"]:
         if "order" not in self._joined:
@@ -110,8 +114,7 @@ class TreeGrowth:
         newest, depth = self._levels[-1], len(self._levels)
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
-        if depth > self._least_depth:
-            log_node_probs = log_node_probs.masked_fill(depth > self._max_depths, -torch.inf)
+        log_node_probs = log_node_probs.masked_fill(depth > self._max_depths, -torch.inf)
         self._num_above += newest.token_ids.shape[1]
         self._levels.append(
             _Level(parents, token_ids.flatten(1).to(newest.token_ids), log_node_probs, token_ids.shape[-1])

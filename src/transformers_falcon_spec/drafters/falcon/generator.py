@@ -4,7 +4,7 @@ Between steps it keeps keys and values of committed rows, the LSTM's state after
 the last k - 1 (`docs/how_it_works.md`).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ...core.masks import block_causal_mask, block_ends
 from ...errors import OptionError
 from ...generation.cache import HOLE
 from ...generation.drafting import Draft, DraftBudget, TargetView
+from ..tree_drafting.fixed import FixedPairs, newest_of
 from ..tree_drafting.grown import GrownTreeGenerator
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ class FalconCandidateGenerator(GrownTreeGenerator):
     """One call's drafting with a [`FalconSpecDrafter`]; all rows in the same passes, each with its own past."""
 
     drafter: "FalconSpecDrafter"
+    can_be_fixed = True
 
     def __init__(
         self, drafter: "FalconSpecDrafter", target: TargetView, max_length: int, rng: torch.Generator
     ) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.block_size = drafter.config.block_size
+        self.block_size = self.least_pairs = drafter.config.block_size
         self.predicts_independently = drafter.config.transition_rank is None
         max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * drafter.is_tree_dynamic)
         if max_depth > self.block_size and self.feature_layers != (-1,):
@@ -49,18 +51,19 @@ class FalconCandidateGenerator(GrownTreeGenerator):
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
+        if self.fixed is not None:
+            return self.propose_fixed(budget)
         if not any(self.num_unread):
             return None
-        features = self._read_pending()
+        features = self.read_unread()
         rows = zip(budget.depths, self.num_read, self.pending, strict=True)
         has_block = [num >= self.block_size and pending.num_taken > 0 for _, num, pending in rows]
         if not any(has_block):
             return None
         depths = [depth * ready for depth, ready in zip(budget.depths, has_block, strict=True)]
-        self._block_state = self._state
         return self.draft(depths, budget, features)
 
-    def _read_pending(self) -> Tensor:
+    def read_unread(self) -> Tensor:
         """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block.
 
         Blocks end at the newest pair of each row.
@@ -77,7 +80,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         self.slots.forget(num_rerun)
         num_tokens = list(map(len, rows))
         positions = self.assign_slots(num_tokens)
-        ends = block_ends(positions, self.block_size, torch.tensor(self.num_read, device=positions.device))
+        ends = block_ends(positions, self.block_size, self.lengths[:, 0])
         mask = block_causal_mask(ends, self.slots.positions) & (self.slots.positions != HOLE)[:, None]
         block_positions, padded = self.block_size - 1 - (ends - positions), pad_sequence(rows, True, 0.0, "left")
         outputs = self.drafter.attend(padded, mask, positions.clamp(min=0), block_positions, self.slots.cache)
@@ -85,12 +88,44 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         outputs = torch.cat([outputs.new_zeros(len(outputs), max(missing, 0), outputs.shape[2]), outputs], dim=1)
         return outputs[:, None, -self.block_size :]
 
+    def carried(self) -> dict[str, Tensor]:
+        """The LSTM's outputs for the newest k - 1 pairs, and its state after them."""
+        size, wide = self.block_size - 1, self.drafter.config.hidden_size
+        tails = [torch.cat([tail.new_zeros(size, wide), tail.reshape(-1, wide)])[-size:] for tail in self._tails]
+        state = {} if self._state is None else dict(zip(("hidden", "cell"), self._state, strict=True))
+        return {**super().carried(), "tails": torch.stack(tails), **state}
+
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
+        """Read what waits, move all that is known of the text to buffers, and go on in them."""
+        fixed = super().enter_fixed(num_slots, most_kept, buffers)
+        self._tails = []
+        if self._state is not None:
+            self._state = (fixed.carried["hidden"], fixed.carried["cell"])
+        return fixed
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
+        """Read the first `num` of `[rows, pairs]` in fixed shapes, and old ones again where fewer than k are new."""
+        assert self.fixed is not None  # the caller asked
+        fixed, size, width = self.fixed, self.block_size, max(token_ids.shape[1], self.block_size)
+        fused, state = self.drafter.recur(self._rows(token_ids, features), self._state, num)
+        known = torch.cat([fixed.carried["tails"].to(fused), fused], dim=1)
+        fixed.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))
+        for kept, after in zip(self._state or (), state or (), strict=True):
+            kept.copy_(after)
+        steps, length = torch.arange(-width, 0, device=num.device), self.lengths + num
+        positions = length + steps
+        ends = block_ends(positions, size, length[:, 0])
+        fixed.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
+        rows, block_positions = newest_of(known, num + size - 1 + steps), size - 1 - (ends - positions)
+        outputs = self.drafter.attend(rows, fixed.text_mask(ends), positions.clamp(min=0), block_positions, fixed.cache)
+        return outputs[:, None, -size:]
+
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """Features `[rows, blocks, k, hidden]` of all blocks of a pass; keeps the LSTM's state after each block."""
         num_rows, blocks, size = token_ids.shape
         fed = features.gather(1, parents[..., None, None].expand(-1, -1, *features.shape[2:]))
         inputs = self._rows(token_ids, fed).flatten(0, 1)
-        state = self._block_state
+        state = self._state if number == 1 else self._block_state
         if state is not None:  # each block goes on from its parent's state
             by_row = (part.reshape(len(part), num_rows, -1, part.shape[-1]) for part in state)
             indices = parents[None, ..., None]
@@ -98,11 +133,11 @@ class FalconCandidateGenerator(GrownTreeGenerator):
             hidden, cell = (part.flatten(1, 2).contiguous() for part in taken)
             state = (hidden, cell)
         fused, self._block_state = self.drafter.recur(inputs, state)
-        first = torch.tensor(self.num_read, device=fused.device)[:, None] + (number - 1) * size
+        first = self.lengths + (number - 1) * size
         block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
         rows, mask = fused.reshape(num_rows, blocks * size, -1), self.draft_mask(seen)
         positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
-        outputs = self.drafter.attend(rows, mask, positions, block_positions, self.slots.cache)
+        outputs = self.drafter.attend(rows, mask, positions, block_positions, self.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:

@@ -212,11 +212,17 @@ class FalconSpecDrafter(DrafterModel):
         self,
         rows: Float[Tensor, "rows tokens fused"],
         state: RecurrentState | None,
-        num_tokens: Sequence[int] | None = None,
+        num_tokens: Sequence[int] | Int[Tensor, "rows 1"] | None = None,
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
-        """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row."""
+        """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row.
+
+        With a tensor of them nothing is asked of the host.
+        """
         if self.config.recurrence == "token":
             outputs, after = self._recur_afresh(rows), None
+        elif isinstance(num_tokens, Tensor):
+            assert state is not None  # of what was read before
+            outputs, after = self.recurrence.stepwise(rows, state, num_tokens)
         elif num_tokens is None or min(num_tokens) == rows.shape[1]:
             outputs, after = self.recurrence(rows, state)
         else:

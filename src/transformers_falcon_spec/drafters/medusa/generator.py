@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView
+from ..tree_drafting.fixed import newest_of
 from ..tree_drafting.pairs import PendingPairs
 from ..tree_drafting.static import StaticTreeGenerator, fitted
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 class MedusaCandidateGenerator(StaticTreeGenerator):
     """One call's drafting with a [`MedusaDrafter`], in one pass; all that it remembers is each row's newest pair."""
+
+    can_be_fixed = True
 
     def __init__(self, drafter: "MedusaDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
@@ -30,6 +34,9 @@ class MedusaCandidateGenerator(StaticTreeGenerator):
 
     def commit(self, committed: Committed) -> None:
         """Keep the newest pair of each row."""
+        if self.fixed is not None:
+            super().commit(committed)
+            return
         assert committed.features is not None  # one layer is read
         self.pending = self.pending or [PendingPairs() for _ in committed.lengths]
         for row, (length, num_new) in enumerate(zip(committed.lengths, committed.num_new, strict=True)):
@@ -40,15 +47,34 @@ class MedusaCandidateGenerator(StaticTreeGenerator):
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft the tree, cut to the budget; None while no row has a feature."""
+        if self.fixed is not None:
+            return self.propose_fixed(budget)
         if not any(self.num_unread):
             return None
         depths = [depth if num else 0 for depth, num in zip(budget.depths, self.num_unread, strict=True)]
         tree = fitted(self.tree, min(max(depths), self.block_size), budget.num_nodes, budget.is_chain)
         features = pad_sequence([pending.features[0] for pending in self.pending], batch_first=True)
-        num_heads = int(tree.depths.max())  # others are not computed
-        return self.draft_static(tree, depths, budget, features[:, :, None].expand(-1, -1, num_heads, -1))
+        return self.draft_static(tree, depths, budget, _for_heads(features[:, None], tree))
+
+    def read_unread(self) -> Tensor:
+        """The newest feature of each row, `[rows, 1, 1, feature]`."""
+        self.num_read = [min(num, 1) for num in self.num_unread]
+        return pad_sequence([pending.features[0] for pending in self.pending], batch_first=True)[:, None]
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  heads see features
+        """The newest feature of each row, of those in fixed shapes."""
+        return newest_of(features, num - 1)[:, None]
+
+    def first_features(self, tree: DraftTree) -> Tensor:
+        """The newest feature of each row for every head, `[rows, 1, heads, feature]`."""
+        return _for_heads(super().first_features(tree), tree)
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits `[rows, 1, heads, vocab]` of the first heads."""
         outputs = self.drafter(self.to_drafter(features))
         return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
+
+
+def _for_heads(features: Tensor, tree: DraftTree) -> Tensor:
+    """Features `[rows, 1, 1, feature]` for the heads that `tree` needs; others are not computed."""
+    return features.expand(-1, -1, int(tree.depths.max()), -1)

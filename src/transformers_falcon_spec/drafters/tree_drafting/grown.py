@@ -16,7 +16,7 @@ from ...core.tree_growth import Children, TreeGrowth
 from ...errors import OptionError
 from ...generation.drafting import Draft, DraftBudget, TargetView
 from ..base import DrafterModel
-from .static import StaticTreeGenerator, tree_from_json
+from .static import StaticTreeGenerator, draws_of, tree_from_json
 from .temperatures import block_temperatures
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
@@ -52,6 +52,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.tree: DraftTree = drafter.draft_tree
+        self.constants: dict[Any, Any] = {}  # made of the host's numbers once
         num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
         if num_ranks > self.num_draft_tokens:
             raise OptionError(
@@ -63,17 +64,56 @@ class GrownTreeGenerator(StaticTreeGenerator):
         """A tree within the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
         gives_probs = budget.temperature is not None and budget.noise is None
         if self.drafter.is_tree_dynamic and budget.allows_grown_trees and not gives_probs:
-            return self._grow(depths, budget, features)
+            deepest = self._deepest(budget)
+            growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
+            return self._grow(growth, min(deepest, max(depths)), budget, features)
         return self.draft_static(self.tree, depths, budget, features)
 
-    def _grow(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
+    @property
+    def num_draft_slots(self) -> int:
+        """The most tokens that are fed to draft a tree."""
+        num_static = super().num_draft_slots
+        if not self.drafter.is_tree_dynamic:
+            return num_static
+        width = min(self.drafter.generation_config.tree_top_k, self.num_draft_tokens)
+        num_passes = -(-self.drafter.tree_depth // self.block_size)
+        return max(num_static, (num_passes - 1) * num_fed(width, self.block_size) * self.block_size)
+
+    def draft_fixed(self, budget: DraftBudget, shown: int) -> Draft:
+        """A grown tree, where trees grow, else the static one."""
+        if not self.drafter.is_tree_dynamic or not budget.allows_grown_trees:
+            return super().draft_fixed(budget, shown)
+        assert self.fixed is not None  # the caller asked
+        options, depth, stored = self.drafter.generation_config, self._deepest(budget), self._stored_temperatures
+        shape = (options.tree_top_k, min(options.num_tree_nodes, budget.num_nodes), depth, budget.is_chain)
+        draft = self.fixed.draft(("grown", *shape, stored, *draws_of(budget)), shape[1])
+        self.constants = draft.constants
+        self.fixed.limit(tuple(min(each, depth) for each in budget.depths))
+
+        def work() -> None:
+            growth = TreeGrowth(self.roots, self.max_depths().clamp(max=depth)[:, 0])
+            found = self._grow(growth, depth, budget, self.first_features(self.tree))
+            draft.constants |= growth.layouts
+            num = found.token_ids.shape[1]
+            draft.token_ids[:, :num].copy_(found.token_ids)
+            draft.parents.fill_(-1)
+            draft.parents[:, :num].copy_(found.parents)
+
+        self.fixed.fill(draft, shown, work)
+        return Draft(draft.token_ids, draft.parents, num_passes=-(-depth // self.block_size))
+
+    @property
+    def _stored_temperatures(self) -> Any:
+        stored = self.drafter.config.confidence_temperatures
+        return None if stored is None else tuple(map(tuple, stored.values()))
+
+    def _grow(self, growth: TreeGrowth, depth: int, budget: DraftBudget, features: Tensor) -> Draft:
+        """The draft after the passes that `depth` takes, or as many of them as pay."""
         options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
         wanted = max(options.tree_top_k, prices.width if prices else 0)
         width = 1 if budget.is_chain else min(wanted, self.num_draft_tokens)
-        num_blocks = max(width // size, LEAST_BLOCKS)  # fed in each later pass, so that it feeds about `width` tokens
-        deepest = self._deepest(budget)
-        num_passes = -(-min(deepest, max(depths)) // size)
-        growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
+        num_blocks = num_fed(width, size)
+        num_passes = -(-depth // size)
         ends = blocks = torch.zeros_like(self.roots)  # nodes that blocks of a pass follow, and whose lists these are
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
         num_kept, net_gain = min(options.num_tree_nodes, budget.num_nodes), 0.0
@@ -91,14 +131,14 @@ class GrownTreeGenerator(StaticTreeGenerator):
                 before = net_gain
                 num_kept, net_gain = growth.best_tree_size(prices.nodes, prices.weights)
                 marginal_gains += [(expected_tokens, net_gain - before)] if number else []
-        self.slots.forget_drafted()
+        self.forget_drafted()
         token_ids, tree = growth.best(num_kept)
         return Draft(
             token_ids,
             tree.parents,
             num_passes=num_passes,
             node_probs=growth.best_node_probs(num_kept) if budget.wants_node_probs else None,
-            expected_by_depth=growth.expected_by_depth(num_kept, deepest) if prices else None,
+            expected_by_depth=growth.expected_by_depth(num_kept, self._deepest(budget)) if prices else None,
             marginal_gains=tuple(marginal_gains),
         )
 
@@ -148,11 +188,19 @@ class GrownTreeGenerator(StaticTreeGenerator):
         the probability of a token is the softmax of the drafter's scores at that spread as temperature: as
         `confidence_temperatures` of the config have it, else 1 or the temperature of the draws.
         """
-        stored, offset = self.drafter.config.confidence_temperatures, depth % self.block_size
-        temperatures = block_temperatures(stored, depth - offset, self.block_size, budget.temperature)
-        temperatures = temperatures[offset : offset + logits.shape[2]]
-        scores = self.scores(logits, budget, depth)
-        return (scores / scores.new_tensor(temperatures)[:, None]).log_softmax(dim=-1)
+        offset, scores = depth % self.block_size, self.scores(logits, budget, depth)
+        temperatures = self._temperatures(depth - offset, budget, scores)[offset : offset + logits.shape[2]]
+        return (scores / temperatures[:, None]).log_softmax(dim=-1)
+
+    def _temperatures(self, depth: int, budget: DraftBudget, scores: Tensor) -> Tensor:
+        """The temperatures of a block that starts below `depth`, in the type and on the device of `scores`."""
+        stored = self.drafter.config.confidence_temperatures
+        values = tuple(block_temperatures(stored, depth, self.block_size, budget.temperature))
+        key = (values, scores.dtype, scores.device)
+        if key not in self.constants:
+            self.constants[key] = scores.new_tensor(values)
+        found: Tensor = self.constants[key]
+        return found
 
     def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         """Scores of which the target would take the best if its logits were these, less scaled log noise."""
@@ -163,3 +211,8 @@ class GrownTreeGenerator(StaticTreeGenerator):
         noise = torch.stack(noises).to(logits)
         noise = noise if self.draft_token_ids is None else noise[:, self.draft_token_ids.to(noise.device)]
         return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)
+
+
+def num_fed(width: int, block_size: int) -> int:
+    """Blocks that are fed in each pass after the first, so that it feeds about `width` tokens."""
+    return max(width // block_size, LEAST_BLOCKS)

@@ -1,17 +1,20 @@
 """The base of generators that read pairs of feature and token: unread pairs, and the slots of the cache."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from ...generation.cache import HOLE, RowSlots
-from ...generation.drafting import Committed, TargetView, TreeCandidateGenerator
+from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from .fixed import FixedPairs, ReadPrompt
 
 # Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
 MOST_WAITING = 512
+SWITCHING = ("dynamic", "longrope")  # kinds of rotary positions
 
 
 class PendingPairs:
@@ -47,6 +50,9 @@ class PendingPairs:
 class PairGenerator(TreeCandidateGenerator):
     """A generator whose drafter keeps keys and values of committed pairs, each row its own."""
 
+    can_be_fixed: ClassVar[bool] = False  # whether it has `read_unread`, `read_pairs` and `draft_fixed`
+    least_pairs: int = 1  # of a row before anything is drafted
+
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
         self.drafter = drafter
@@ -54,9 +60,14 @@ class PairGenerator(TreeCandidateGenerator):
         self.pending: list[PendingPairs] = []  # of each row
         self.num_read: list[int] = []  # of each row the committed pairs read so far
         self.slots = RowSlots(DynamicCache(), torch.zeros(1, 0, dtype=torch.long))
+        self.fixed: FixedPairs | None = None  # the place of all these after `enter_fixed`; `num_read` stays
+        self._num_waiting: list[int] = []  # of each row, there
 
     def commit(self, committed: Committed) -> None:
         """Keep the new pairs for the next proposal."""
+        if self.fixed is not None:
+            self._commit_fixed(committed)
+            return
         assert committed.features is not None  # a drafter of this kind reads at least one layer
         if not self.pending:
             self.pending = [PendingPairs() for _ in committed.lengths]
@@ -78,6 +89,8 @@ class PairGenerator(TreeCandidateGenerator):
     @property
     def roots(self) -> Tensor:
         """The newest committed token of each row, `[rows, 1]`, on the drafter's device."""
+        if self.fixed is not None:
+            return self.fixed.roots
         return torch.stack([pending.root for pending in self.pending]).to(self.drafter.device)
 
     @property
@@ -95,11 +108,11 @@ class PairGenerator(TreeCandidateGenerator):
 
     def assign_slots(self, num_tokens: list[int]) -> Tensor:
         """Assign slots to each row's newest tokens; their positions `[rows, tokens]`, right-aligned, holes before."""
-        num_read = torch.tensor(self.num_read, device=self.drafter.device)
-        positions = num_read[:, None] + torch.arange(-max(num_tokens), 0, device=num_read.device)
+        num_read = self.lengths
+        positions = num_read + torch.arange(-max(num_tokens), 0, device=num_read.device)
         if min(num_tokens) < max(num_tokens):
-            first = num_read - torch.tensor(num_tokens, device=num_read.device)
-            positions = positions.masked_fill(positions < first[:, None], HOLE)
+            first = num_read - torch.tensor(num_tokens, device=num_read.device)[:, None]
+            positions = positions.masked_fill(positions < first, HOLE)
         self.slots.tidy()
         self.slots.positions = self.slots.positions.to(num_read.device)
         self.slots.append(positions, num_tokens)
@@ -112,8 +125,27 @@ class PairGenerator(TreeCandidateGenerator):
 
     def draft_mask(self, seen: Tensor) -> Tensor:
         """Mask `[rows, tokens, slots]` of drafted tokens, which see the whole text and `seen` of the draft's slots."""
+        if self.fixed is not None:
+            return self.fixed.draft_mask(seen)
         held = (self.slots.positions != HOLE)[:, None].expand(-1, seen.shape[1], -1)
         return torch.cat([held, seen.to(held.device)], dim=-1)
+
+    @property
+    def cache(self) -> Cache:
+        """Where keys and values of drafted tokens go."""
+        return self.slots.cache if self.fixed is None else self.fixed.cache
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of pairs read of each row, `[rows, 1]`, on the drafter's device."""
+        if self.fixed is not None:
+            return self.fixed.cache.lengths
+        return torch.tensor(self.num_read, device=self.drafter.device)[:, None]
+
+    def forget_drafted(self) -> None:
+        """Drop the keys and values of drafted tokens; fixed ones are overwritten."""
+        if self.fixed is None:
+            self.slots.forget_drafted()
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The target's embeddings in the drafter's type and device."""
@@ -122,3 +154,105 @@ class PairGenerator(TreeCandidateGenerator):
     def to_drafter(self, states: Tensor) -> Tensor:
         """`states` in the drafter's type and device."""
         return states.to(self.drafter.device, self.drafter.dtype)
+
+    # ---- in fixed shapes ------------------------------------------------------------------------------------------
+
+    def why_not_fixed(self, budget: DraftBudget) -> str | None:
+        """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
+        if not self.can_be_fixed:
+            return super().why_not_fixed(budget)
+        if budget.temperature is not None and budget.noise is None:
+            return "drafts are drawn, and their probabilities compared with the target's"
+        if budget.wants_node_probs:
+            return "an observer asks for the probabilities of drafted tokens"
+        if getattr(getattr(self.drafter, "rotary_emb", None), "rope_type", "default") in SWITCHING:
+            return "the drafter's rotary frequencies follow the length of the text"
+        return None
+
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
+        """Read what waits, move all that is known of the text to buffers, and go on in them."""
+        assert any(self.num_unread)  # else nothing can be drafted from
+        pair, first = self.pending[0].features[0], self.read_unread()
+        prompt = ReadPrompt(self.slots, self.num_read, self.roots, first, pair, self.carried())
+        sizes = (num_slots, self.num_draft_slots, most_kept)
+        is_fit = isinstance(buffers, FixedPairs) and buffers.fits(prompt, *sizes)
+        fixed: FixedPairs = buffers if is_fit else FixedPairs(prompt, *sizes)
+        fixed.load(prompt)
+        self.fixed, self._num_waiting, self.pending = fixed, [0] * len(self.num_read), []
+        self.slots = RowSlots(DynamicCache(), self.slots.positions[:, :0])
+        return fixed
+
+    @property
+    def num_draft_slots(self) -> int:
+        """The most tokens that are fed to draft a tree."""
+        raise NotImplementedError
+
+    def read_unread(self) -> Tensor:
+        """Read what waits, as ever: features `[rows, 1, k, hidden]` of the first pass, of rows without new pairs any."""
+        raise NotImplementedError
+
+    def carried(self) -> dict[str, Tensor]:
+        """States of fixed shape, besides keys and values, that go from step to step, by name."""
+        return {}
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
+        """Read the first `num` `[rows, 1]` of `[rows, pairs]` in fixed shapes; returns as [`PairGenerator.read_unread`].
+
+        It changes `carried`, where that is kept, and writes keys and values; `lengths` come after it.
+        """
+        raise NotImplementedError
+
+    def draft_fixed(self, budget: DraftBudget, shown: int) -> Draft:
+        """A tree within the budget in the buffers, which were filled with so many slots of the text in sight."""
+        raise NotImplementedError
+
+    def propose_fixed(self, budget: DraftBudget) -> Draft | None:
+        """Read what waits, and draft; None while no row has pairs enough."""
+        assert self.fixed is not None  # the caller asked
+        assert budget.prices is None  # the host would be asked what pays
+        self._catch_up()
+        if max(self.num_read) < self.least_pairs:
+            return None
+        return self.draft_fixed(budget, self.fixed.shown(max(self.num_read)))
+
+    def commit_kept(self, kept: Kept) -> None:
+        """Let the new pairs wait; if there are too many, those that wait are read now."""
+        assert self.fixed is not None  # `enter_fixed` comes first
+        waiting = [old + new for old, new in zip(self._num_waiting, kept.num_new, strict=True)]
+        if max(waiting) > self.fixed.num_waiting_most:
+            self._catch_up()
+            waiting = list(kept.num_new)
+        self.fixed.add(kept)
+        self._num_waiting = waiting
+
+    def _commit_fixed(self, committed: Committed) -> None:
+        """The same of pairs that the host knows, in pieces that can wait."""
+        assert committed.features is not None  # as above
+        assert self.fixed is not None  # the caller asked
+        device, most = self.fixed.roots.device, self.fixed.num_waiting_most
+        ids, features = committed.sequence_ids.to(device), committed.features.to(device)
+        first = [length - num for length, num in zip(committed.lengths, committed.num_new, strict=True)]
+        for start in range(0, features.shape[1], most):
+            piece = features[:, start : start + most]
+            num_new = tuple(min(max(num - start, 0), most) for num in committed.num_new)
+            columns = torch.tensor(first, device=device)[:, None] + start
+            columns = columns + torch.arange(piece.shape[1], device=device)
+            token_ids = ids.gather(1, columns.clamp(max=ids.shape[1] - 1))
+            self.commit_kept(Kept(token_ids, piece, torch.tensor(num_new, device=device)[:, None], num_new))
+
+    def _catch_up(self) -> None:
+        """Read the pairs that wait."""
+        assert self.fixed is not None  # the caller asked
+        if not any(self._num_waiting):
+            return
+        self.num_read = [old + new for old, new in zip(self.num_read, self._num_waiting, strict=True)]
+        self.fixed.read(max(self._num_waiting), self.fixed.shown(max(self.num_read)), self._read_waiting)
+        self._num_waiting = [0] * len(self.num_read)
+
+    def _read_waiting(self, width: int) -> None:
+        """Read the pairs of the first columns; the work that is repeated."""
+        assert self.fixed is not None  # the caller asked
+        fixed, num = self.fixed, self.fixed.num_waiting
+        first = self.read_pairs(fixed.token_ids[:, :width], fixed.features[:, :width], num)
+        fixed.first.copy_(torch.where(num[..., None, None] > 0, first, fixed.first))
+        fixed.take(num)

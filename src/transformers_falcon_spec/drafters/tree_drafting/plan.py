@@ -3,8 +3,8 @@
 Computed once for a tree and a block size. Knows nothing of weights or tokens. Source: arXiv 2412.12639, section 3.3.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,37 +23,53 @@ class DraftPass:
     sources: Tensor  # [3, drafted] for each its block, row in the block, and sibling rank
     num_ranks: int  # best tokens needed of a row
     parents: Tensor  # [parents] nodes whose children this pass drafts
+    depths: tuple[int, ...]  # [parents] where those children stand
     lists: Tensor  # [2, parents] for each of them the block and the row that its children come from
     siblings: Tensor  # [2, drafted] the index of each node's parent among `parents`, and its own among its siblings
+    num_siblings: int  # most children of a parent
     fed_nodes: Tensor  # [blocks, k] nodes whose tokens each block holds; empty in the first pass
     parent_blocks: Tensor  # [blocks] the block of the previous pass that each one continues
     tail_mask: Tensor  # [blocks * k, draft rows] which draft rows, of this and earlier passes, are seen
 
-    @cached_property
-    def by_block_offset(self) -> tuple["DraftPass", ...]:
-        """The pass in parts, each with the nodes of one block offset, in ascending order."""
-        parts = []
-        for offset in self.sources[1].unique().tolist():
-            chosen, parents = self.sources[1] == offset, self.lists[1] == offset
-            new_indices = parents.cumsum(0) - 1
-            siblings = self.siblings[:, chosen]
-            parts.append(
-                replace(
-                    self,
-                    nodes=self.nodes[chosen],
-                    sources=self.sources[:, chosen],
-                    num_ranks=int(self.sources[2, chosen].max()) + 1,
-                    parents=self.parents[parents],
-                    lists=self.lists[:, parents],
-                    siblings=torch.stack([new_indices[siblings[0]], siblings[1]]),
-                )
-            )
-        return tuple(parts)
+    by_block_offset: tuple["DraftPass", ...] = ()  # in ascending order
+
+    def to(self, device: torch.device) -> "DraftPass":
+        """The same pass with its tensors on a device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved, by_block_offset=tuple(part.to(device) for part in self.by_block_offset))
 
 
 @lru_cache(maxsize=256)
 def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tuple[DraftPass, ...]:
     """The passes that draft a one-row `tree` with blocks of `block_size`; trees are distinguished by identity."""
+    passes = _planned(tree, block_size)
+    return tuple(replace(each, by_block_offset=_parts(each)).to(device) for each in passes)
+
+
+def _parts(whole: DraftPass) -> tuple[DraftPass, ...]:
+    parts = []
+    for offset in whole.sources[1].unique().tolist():
+        chosen, parents = whole.sources[1] == offset, whole.lists[1] == offset
+        new_indices = parents.cumsum(0) - 1
+        siblings = whole.siblings[:, chosen]
+        parts.append(
+            replace(
+                whole,
+                nodes=whole.nodes[chosen],
+                sources=whole.sources[:, chosen],
+                num_ranks=int(whole.sources[2, chosen].max()) + 1,
+                parents=whole.parents[parents],
+                depths=tuple(depth for depth, is_in in zip(whole.depths, parents.tolist(), strict=True) if is_in),
+                lists=whole.lists[:, parents],
+                siblings=torch.stack([new_indices[siblings[0]], siblings[1]]),
+                num_siblings=int(siblings[1].max()) + 1,
+            )
+        )
+    return tuple(parts)
+
+
+def _planned(tree: DraftTree, block_size: int) -> list[DraftPass]:
     depths, ranks = tree.depths[0].tolist(), tree.ranks[0].tolist()
     passes: list[DraftPass] = []
     paths: list[tuple[int, ...]] = [()]  # what each block of this pass holds, root excluded
@@ -72,17 +88,17 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
         sibling_indices = [parent_of[:index].count(parent) for index, parent in enumerate(parent_of)]
         passes.append(
             DraftPass(
-                nodes=torch.tensor(drafted, device=device),
-                sources=torch.tensor(sources, device=device),
+                nodes=torch.tensor(drafted),
+                sources=torch.tensor(sources),
                 num_ranks=max(sources[2]) + 1,
-                parents=torch.tensor(parents, device=device),
-                lists=torch.tensor([[row[child] for child in first_child] for row in sources[:2]], device=device),
-                siblings=torch.tensor(
-                    [[parents.index(parent) for parent in parent_of], sibling_indices], device=device
-                ),
-                fed_nodes=torch.tensor([path[-block_size:] for path in paths], device=device, dtype=torch.long),
-                parent_blocks=torch.tensor(parent_blocks, device=device, dtype=torch.long),
-                tail_mask=_tail_mask(lineages, num_earlier, block_size).to(device),
+                parents=torch.tensor(parents),
+                depths=tuple(depths[parent] + 1 for parent in parents),
+                lists=torch.tensor([[row[child] for child in first_child] for row in sources[:2]]),
+                siblings=torch.tensor([[parents.index(parent) for parent in parent_of], sibling_indices]),
+                num_siblings=max(sibling_indices) + 1,
+                fed_nodes=torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),
+                parent_blocks=torch.tensor(parent_blocks, dtype=torch.long),
+                tail_mask=_tail_mask(lineages, num_earlier, block_size),
             )
         )
         num_earlier += 0 if len(passes) == 1 else len(paths)
@@ -91,7 +107,7 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
         parent_blocks = [paths.index(path[: first_depth - 1]) for path in next_paths]
         lineages = [(*lineages[parent], num_earlier + i) for i, parent in enumerate(parent_blocks)]
         paths = next_paths
-    return tuple(passes)
+    return passes
 
 
 def _tail_mask(lineages: list[tuple[int, ...]], num_earlier: int, block_size: int) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -12,13 +13,25 @@ from torch import Tensor
 from ...core.sampling import draw_distinct
 from ...core.tree import DraftTree
 from ...generation.drafting import Draft, DraftBudget
+from .fixed import FixedPairs
 from .pairs import PairGenerator
 from .plan import DraftPass, draft_passes
+
+
+@dataclass
+class FilledTree:
+    """The tokens of a tree's nodes, and what they were chosen by where that is wanted."""
+
+    token_ids: Tensor  # [rows, nodes]
+    dist_index: Tensor  # [1, nodes] which of `dists`, side by side, the children of a node were drawn from; -1 = none
+    dists: list[Tensor] = field(default_factory=list)  # [rows, parents, vocab] of each part of a pass
+    node_probs: Tensor | None = None  # [rows, nodes]
 
 
 class StaticTreeGenerator(PairGenerator):
     """A generator that drafts trees whose shape is known beforehand, `block_size` tokens a pass."""
 
+    tree: DraftTree
     block_size: int = 1
     predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
     draft_token_ids: Tensor | None = None  # the target's id of each token that can be drafted; None: all, as they are
@@ -58,16 +71,30 @@ class StaticTreeGenerator(PairGenerator):
 
     def draft_static(self, tree: DraftTree, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """`tree` cut to the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
-        max_depth = min(max(depths), int(tree.depths.max()))
+        tree = self.within(tree, max(depths), budget)
+        passes = draft_passes(tree, self.block_size, self.drafter.device)
+        filled = self.fill(passes, len(tree), budget, features)
+        by_row = parents_by_row(tree, depths).to(filled.token_ids.device)
+        drawn: dict[str, Any] = {}
+        if filled.dists:
+            drawn = {"draft_probs": torch.cat(filled.dists, dim=1), "dist_index": filled.dist_index}
+        return Draft(filled.token_ids, by_row, num_passes=len(passes), node_probs=filled.node_probs, **drawn)
+
+    def within(self, tree: DraftTree, max_depth: int, budget: DraftBudget) -> DraftTree:
+        """The part of `tree` above `max_depth` that the budget allows, whatever it says of rows."""
+        max_depth = min(max_depth, int(tree.depths.max()))
         if budget.num_passes is not None:
             max_depth = min(max_depth, budget.num_passes * self.block_size)
-        tree = fitted(tree, max_depth, budget.num_nodes, budget.is_chain)
-        passes = draft_passes(tree, self.block_size, self.drafter.device)
-        token_ids = self.roots.repeat(1, len(tree))
-        dists: list[Tensor] = []  # [rows, parents, vocab] of each pass
-        is_drawn = budget.temperature is not None
-        dist_index = torch.full_like(token_ids[:1], -1)
-        node_probs = torch.ones(token_ids.shape, dtype=torch.float) if budget.wants_node_probs else None
+        return fitted(tree, max_depth, budget.num_nodes, budget.is_chain)
+
+    def fill(
+        self, passes: Sequence[DraftPass], num_nodes: int, budget: DraftBudget, features: Tensor
+    ) -> FilledTree:
+        """The tokens of a tree's nodes, pass by pass, from features `[rows, 1, k, hidden]` of the first one."""
+        token_ids = self.roots.repeat(1, num_nodes)
+        filled = FilledTree(token_ids, torch.full_like(token_ids[:1], -1))
+        if budget.wants_node_probs:
+            filled.node_probs = torch.ones(token_ids.shape, dtype=torch.float)
         for number, draft_pass in enumerate(passes):
             if number:
                 parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
@@ -76,23 +103,69 @@ class StaticTreeGenerator(PairGenerator):
             logits = self.draft_logits(features)
             parts = (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
             for offset, part in enumerate(parts):
-                inputs = (part, offset, logits, features, token_ids)
-                if is_drawn or node_probs is not None:
-                    probs = self._probs(self._lists(*inputs), budget)
-                    below = (tree.depths[0, part.parents.cpu()] + 1).tolist()
-                found = self._drawn(part, probs, below, budget) if is_drawn else self._best(*inputs)
-                token_ids[:, part.nodes] = found.to(token_ids.device)
-                if is_drawn and budget.noise is None:
-                    indices = torch.arange(len(part.parents), device=dist_index.device)
-                    dist_index[0, part.parents] = indices + sum(dist.shape[1] for dist in dists)
-                    dists.append(probs)
-                if node_probs is not None:
-                    likely = probs_of_nodes(probs, found, part.siblings[0], below, budget)
-                    node_probs[:, part.nodes.cpu()] = likely
-        self.slots.forget_drafted()
-        drawn: dict[str, Any] = {"draft_probs": torch.cat(dists, dim=1), "dist_index": dist_index} if dists else {}
-        by_row = parents_by_row(tree, depths).to(token_ids.device)
-        return Draft(token_ids, by_row, num_passes=len(passes), node_probs=node_probs, **drawn)
+                self._fill_part(filled, part, budget, (part, offset, logits, features, token_ids))
+        self.forget_drafted()
+        return filled
+
+    @property
+    def num_draft_slots(self) -> int:
+        """The most tokens that are fed to draft a tree."""
+        passes = draft_passes(self.tree, self.block_size, self.drafter.device)
+        return sum(draft_pass.fed_nodes.numel() for draft_pass in passes[1:])
+
+    def carried(self) -> dict[str, Tensor]:
+        """The list of tokens that can be drafted, which is made for a call."""
+        return {} if self.draft_token_ids is None else {"draft_token_ids": self.draft_token_ids}
+
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
+        """Read what waits, move all that is known of the text to buffers, and go on in them."""
+        fixed = super().enter_fixed(num_slots, most_kept, buffers)
+        self.draft_token_ids = fixed.carried.get("draft_token_ids")
+        return fixed
+
+    def first_features(self, tree: DraftTree) -> Tensor:  # noqa: ARG002  a subclass needs it
+        """Features `[rows, 1, k, hidden]` of the first pass over `tree`, from the buffers."""
+        assert self.fixed is not None  # the caller asked
+        return self.fixed.first
+
+    def max_depths(self) -> Tensor:
+        """The depth `[rows, 1]` that each row's tree may have, from the buffers."""
+        assert self.fixed is not None  # the caller asked
+        return self.fixed.limits * (self.lengths >= self.least_pairs)
+
+    def draft_fixed(self, budget: DraftBudget, shown: int) -> Draft:
+        """The static tree, cut to all of the budget but the depths of rows: nodes below these belong to nobody."""
+        assert self.fixed is not None  # the caller asked
+        tree = self.within(self.tree, len(self.tree), budget)
+        passes = draft_passes(tree, self.block_size, self.drafter.device)
+        draft = self.fixed.draft(("static", tree, *draws_of(budget)), len(tree))
+        known = draft.constants
+        if not known:
+            device = self.drafter.device
+            known |= {"passes": passes, "parents": tree.parents.to(device), "depths": tree.depths.to(device)}
+        self.fixed.limit(tuple(min(depth, len(tree)) for depth in budget.depths))
+
+        def work() -> None:
+            draft.token_ids.copy_(self.fill(passes, len(tree), budget, self.first_features(tree)).token_ids)
+            draft.parents.copy_(known["parents"].where(known["depths"] <= self.max_depths(), -1))
+
+        self.fixed.fill(draft, shown, work)
+        return Draft(draft.token_ids, draft.parents, num_passes=len(passes))
+
+    def _fill_part(self, filled: FilledTree, part: DraftPass, budget: DraftBudget, inputs: Any) -> None:
+        """The tokens of one part of a pass, and what else is wanted of them."""
+        is_drawn = budget.temperature is not None
+        if is_drawn or filled.node_probs is not None:
+            probs = self._probs(self._lists(*inputs), budget)
+        found = self._drawn(part, probs, budget) if is_drawn else self._best(*inputs)
+        filled.token_ids[:, part.nodes] = found.to(filled.token_ids.device)
+        if is_drawn and budget.noise is None:
+            indices = torch.arange(len(part.parents), device=filled.dist_index.device)
+            filled.dist_index[0, part.parents] = indices + sum(dist.shape[1] for dist in filled.dists)
+            filled.dists.append(probs)
+        if filled.node_probs is not None:
+            likely = probs_of_nodes(probs, found, part.siblings[0], part.depths, budget)
+            filled.node_probs[:, part.nodes.cpu()] = likely
 
     def _lists(self, part: DraftPass, offset: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
         """Logits `[rows, parents, tokens]` of the parents' children, which stand at `offset` in their blocks."""
@@ -110,10 +183,10 @@ class StaticTreeGenerator(PairGenerator):
         lists = self._lists(part, offset, logits, features, token_ids)
         return self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, part.siblings[0], ranks])
 
-    def _drawn(self, part: DraftPass, probs: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
+    def _drawn(self, part: DraftPass, probs: Tensor, budget: DraftBudget) -> Tensor:
         """The drafted tokens `[rows, drafted]`, drawn from `probs` `[rows, parents, vocab]`."""
         parents, indices = part.siblings
-        return draw_children(probs, depths, int(indices.max()) + 1, budget, self.rng)[:, parents, indices]
+        return draw_children(probs, part.depths, part.num_siblings, budget, self.rng)[:, parents, indices]
 
     def _probs(self, lists: Tensor, budget: DraftBudget) -> Tensor:
         """Distributions over the target's tokens, of the parents' logits."""
@@ -138,6 +211,11 @@ def fitted(tree: DraftTree, max_depth: int, num_nodes: int, is_chain: bool) -> D
     return tree.pruned(max_depth, num_nodes, is_chain)
 
 
+def draws_of(budget: DraftBudget) -> tuple[float | None, int | None]:
+    """What work on a budget holds of its draws: the temperature, and the address of the noise."""
+    return budget.temperature, None if budget.noise is None else budget.noise(0, 1).data_ptr()
+
+
 def parents_by_row(tree: DraftTree, depths: Sequence[int]) -> Tensor:
     """Parents `[1 or rows, nodes]`: nodes deeper than a row's limit belong to nobody."""
     if min(depths) >= int(tree.depths.max()):
@@ -146,7 +224,7 @@ def parents_by_row(tree: DraftTree, depths: Sequence[int]) -> Tensor:
 
 
 def draw_children(
-    probs: Tensor, depths: list[int], num_children: int, budget: DraftBudget, rng: torch.Generator
+    probs: Tensor, depths: Sequence[int], num_children: int, budget: DraftBudget, rng: torch.Generator
 ) -> Tensor:
     """Distinct tokens `[rows, parents, num_children]`, drawn in turn from `probs` `[rows, parents, vocab]`.
 
@@ -161,7 +239,9 @@ def draw_children(
     return children.reshape(*probs.shape[:2], -1)
 
 
-def probs_of_nodes(probs: Tensor, found: Tensor, parents: Tensor, depths: list[int], budget: DraftBudget) -> Tensor:
+def probs_of_nodes(
+    probs: Tensor, found: Tensor, parents: Tensor, depths: Sequence[int], budget: DraftBudget
+) -> Tensor:
     """Probability that the target takes each token of `found` `[rows, nodes]`, by `probs` `[rows, parents, vocab]`.
 
     `parents` `[nodes]` are indices into `probs`. Noise of the budget is taken into account, as in grown trees.
@@ -172,7 +252,7 @@ def probs_of_nodes(probs: Tensor, found: Tensor, parents: Tensor, depths: list[i
     return likely[:, parents].gather(-1, found.to(probs.device)[..., None]).squeeze(-1).float().cpu()
 
 
-def _coming_noise(probs: Tensor, depths: list[int], budget: DraftBudget) -> Tensor | None:
+def _coming_noise(probs: Tensor, depths: Sequence[int], budget: DraftBudget) -> Tensor | None:
     if budget.noise is None:
         return None
     noises = [budget.noise(row, depth) for row in range(len(probs)) for depth in depths]

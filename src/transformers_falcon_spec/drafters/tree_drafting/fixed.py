@@ -1,0 +1,200 @@
+"""What a drafter keeps of texts in buffers of fixed shape: pairs that wait, keys and values, drafts, and work on them.
+
+The cache has slots for drafted tokens first, then one slot for what nobody reads, then those of the text.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...generation.cache import HOLE, RowSlots
+from ...generation.drafting import Kept
+from ...generation.static.graph import RepeatedWork
+from ...generation.static.slot_cache import SlotCache
+
+LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
+LEAST_SLOTS = 256  # of the text that attention sees; longer texts see twice as many
+MOST_DRAFTS = 16  # shapes of drafts that are kept
+MULTIPLE = 8  # slots before the text: kernels of attention want masks so aligned
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """What a generator has of the prompts, read as ever, when it goes on in fixed shapes."""
+
+    slots: RowSlots
+    num_read: Sequence[int]  # pairs of each row
+    roots: Tensor  # [rows, 1]
+    first: Tensor  # [rows, 1, k, hidden] features of the first pass of a draft
+    pair: Tensor  # [pairs, feature_dim] any of the target's features
+    carried: Mapping[str, Tensor]  # states of other kinds, each of a shape that does not depend on the text
+
+
+@dataclass
+class FixedDraft:
+    """The buffers of drafts of one shape, and the work that fills them, by the slots that it sees."""
+
+    token_ids: Tensor  # [rows, nodes]
+    parents: Tensor  # [rows, nodes]
+    constants: dict[Any, Any] = field(default_factory=dict)  # read by the work, so they must stay
+    work: dict[int, RepeatedWork] = field(default_factory=dict)
+
+
+class FixedPairs:
+    """Buffers of a fixed number of rows, which outlive a call: another generator of the same drafter may go on in them.
+
+    A row's pairs wait in its first columns. Of the drafter and the target it holds nothing.
+    """
+
+    def __init__(self, prompt: ReadPrompt, num_slots: int, num_draft_slots: int, most_kept: int) -> None:
+        num_rows, device = len(prompt.roots), prompt.roots.device
+        self.made_for = _made_for(prompt, num_draft_slots, most_kept)
+        self.most_kept, self.num_waiting_most = most_kept, max(most_kept, LEAST_WAITING)
+        self.num_before = -(-(num_draft_slots + 1) // MULTIPLE) * MULTIPLE  # slots before those of the text
+        self.num_slots = num_slots
+        self.cache = SlotCache(len(prompt.slots.cache.layers), num_rows, self.num_before + num_slots, device)
+        with torch.inference_mode(False):
+            columns = self.num_waiting_most + 1  # the last one takes what does not count
+            self.token_ids = torch.zeros(num_rows, columns, dtype=torch.long, device=device)
+            self.features = torch.zeros(
+                num_rows, columns, prompt.pair.shape[-1], dtype=prompt.pair.dtype, device=device
+            )
+            self.num_waiting, self.roots, self.limits = (torch.zeros_like(self.token_ids[:, :1]) for _ in range(3))
+            self.first = torch.zeros_like(prompt.first)
+            self.carried = {name: torch.zeros_like(states) for name, states in prompt.carried.items()}
+        self._host_limits: tuple[int, ...] = ()
+        self._reads: dict[tuple[int, int], RepeatedWork] = {}
+        self._drafts: dict[Any, FixedDraft] = {}
+
+    def fits(self, prompt: ReadPrompt, num_slots: int, num_draft_slots: int, most_kept: int) -> bool:
+        """Whether these buffers serve a generator with such a prompt."""
+        return self.num_slots >= num_slots and self.made_for == _made_for(prompt, num_draft_slots, most_kept)
+
+    def load(self, prompt: ReadPrompt) -> None:
+        """Begin with the prompts."""
+        self.shown(max(prompt.num_read))
+        if self.cache.layers:
+            positions = prompt.slots.positions.to(self.roots.device)
+            self.cache.fill(prompt.slots.cache.layers, positions.where(positions == HOLE, positions + self.num_before))
+        self.cache.lengths.copy_(torch.tensor(prompt.num_read)[:, None])
+        self.num_waiting.zero_()
+        self.roots.copy_(prompt.roots)
+        self.first.copy_(prompt.first)
+        for name, states in prompt.carried.items():
+            self.carried[name].copy_(states)
+
+    def grow(self, num_slots: int) -> None:
+        """Move the text to a larger cache; work is captured anew."""
+        old, capacity = self.cache, self.num_before + num_slots
+        self.cache, self.num_slots = SlotCache(len(old.layers), len(self.roots), capacity, self.roots.device), num_slots
+        for mine, layer in zip(self.cache.layers, old.layers, strict=True):
+            if not layer.is_initialized:  # nothing was read
+                continue
+            mine.lazy_initialization(layer.keys, layer.values)
+            mine.keys[:, :, : old.capacity].copy_(layer.keys)
+            mine.values[:, :, : old.capacity].copy_(layer.values)
+        self.cache.lengths.copy_(old.lengths)
+        self._reads, self._drafts = {}, {}
+
+    def add(self, kept: Kept) -> None:
+        """Let new pairs wait."""
+        assert kept.features is not None  # a drafter of this kind reads at least one layer
+        steps = torch.arange(kept.token_ids.shape[1], device=self.roots.device)
+        columns = torch.where(steps < kept.num, self.num_waiting + steps, self.num_waiting_most)
+        self.token_ids.scatter_(1, columns, kept.token_ids)
+        features = kept.features.to(self.features)
+        self.features.scatter_(1, columns[..., None].expand_as(features), features)
+        newest = kept.token_ids.gather(1, (kept.num - 1).clamp(min=0))
+        self.roots.copy_(torch.where(kept.num > 0, newest, self.roots))
+        self.num_waiting.add_(kept.num)
+
+    def limit(self, depths: tuple[int, ...]) -> None:
+        """Set how deep each row's tree may be."""
+        if depths != self._host_limits:
+            self.limits.copy_(torch.tensor(depths)[:, None], non_blocking=True)
+            self._host_limits = depths
+
+    def shown(self, num_pairs: int) -> int:
+        """The slots of the text that work must see if a row has so many pairs; the cache grows to hold them."""
+        shown = LEAST_SLOTS * bool(self.cache.layers)
+        while 0 < shown < num_pairs:
+            shown *= 2
+        if shown > self.num_slots:
+            self.grow(shown)
+        return shown
+
+    def read(self, num_waiting: int, shown: int, work: Callable[[int], None]) -> None:
+        """Do the work of reading the pairs that wait, in the fewest columns that hold so many."""
+        width = self.most_kept if num_waiting <= self.most_kept else self.num_waiting_most
+        if (width, shown) not in self._reads:
+            state = (self.cache.lengths, self.num_waiting, self.first, *self.carried.values())
+            self._reads[width, shown] = RepeatedWork(self.roots.device, state)
+        self._repeat(self._reads[width, shown], shown, lambda: work(width))
+
+    def draft(self, key: Any, num_nodes: int) -> FixedDraft:
+        """The buffers of drafts of one shape; those not used for longest are dropped."""
+        found = self._drafts.pop(key, None)
+        if found is None:
+            with torch.inference_mode(False):
+                found = FixedDraft(*(self.roots.repeat(1, num_nodes) for _ in range(2)))
+        self._drafts[key] = found
+        while len(self._drafts) > MOST_DRAFTS:
+            del self._drafts[next(iter(self._drafts))]
+        return found
+
+    def fill(self, draft: FixedDraft, shown: int, work: Callable[[], None]) -> None:
+        """Do the work that fills the buffers of a draft."""
+        if shown not in draft.work:
+            draft.work[shown] = RepeatedWork(self.roots.device)
+        self._repeat(draft.work[shown], shown, work)
+
+    def _repeat(self, repeated: RepeatedWork, shown: int, work: Callable[[], None]) -> None:
+        def seeing() -> None:
+            self.cache.num_shown = self.num_before + shown
+            work()
+
+        repeated.run(seeing)
+
+    def take(self, num: Tensor) -> None:
+        """The first `num` `[rows, 1]` of the pairs that wait are read; there are no others."""
+        self.cache.lengths.add_(num)
+        self.num_waiting.zero_()
+
+    def assign_slots(self, positions: Tensor, is_read: Tensor) -> None:
+        """The next forward writes tokens at `positions` `[rows, tokens]` of the text, where they are read at all."""
+        slots = (positions + self.num_before).clamp(max=self.cache.num_shown - 1)
+        self.cache.slots = torch.where(is_read, slots, self.num_before - 1)
+
+    def text_mask(self, ends: Tensor) -> Tensor:
+        """Mask `[rows, tokens, slots]`: tokens see the text up to the positions `ends` `[rows, tokens]`."""
+        return functional.pad(self._positions <= ends[..., None], (self.num_before, 0))
+
+    def draft_mask(self, seen: Tensor) -> Tensor:
+        """[`PairGenerator.draft_mask`]; it assigns slots, too."""
+        num_rows, num_tokens, num_drafted = seen.shape
+        steps = torch.arange(num_drafted - num_tokens, num_drafted, device=seen.device)
+        self.cache.slots = steps.expand(num_rows, -1)
+        text = (self._positions < self.cache.lengths)[:, None].expand(-1, num_tokens, -1)
+        return torch.cat([functional.pad(seen, (0, self.num_before - num_drafted)), text], dim=-1)
+
+    @property
+    def _positions(self) -> Tensor:
+        return torch.arange(self.cache.num_shown - self.num_before, device=self.roots.device)
+
+
+def _made_for(prompt: ReadPrompt, num_draft_slots: int, most_kept: int) -> Any:
+    """What buffers depend on, besides the length of texts."""
+    tensors = {"roots": prompt.roots, "first": prompt.first, **prompt.carried}
+    for number, layer in enumerate(prompt.slots.cache.layers):
+        tensors |= {f"keys {number}": layer.keys[:, :, 0], f"values {number}": layer.values[:, :, 0]}
+    shapes = {name: (states.shape, states.dtype, states.device) for name, states in tensors.items()}
+    return shapes, prompt.pair.shape[-1], prompt.pair.dtype, num_draft_slots, most_kept
+
+
+def newest_of(states: Tensor, indices: Tensor) -> Tensor:
+    """The entries of `states` `[rows, tokens, size]` at `indices` `[rows, wanted]`; the first one for those below 0."""
+    return states.gather(1, indices.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1]))

@@ -1,0 +1,194 @@
+"""Drafts in fixed shapes are those of the same drafter as ever, and nothing in them asks the host or changes place."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.drafters.texts import merged
+from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_kept, assert_same
+from tests.tape import taped
+from transformers_falcon_spec.drafters.tree_drafting import fixed
+from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
+
+NUM_STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def decode(twins: Twins, temperature: float | None = None, num_steps: int = NUM_STEPS) -> None:
+    """Many steps, each of which keeps some tokens of every row; some of them without a draft."""
+    num_rows = len(twins.texts)
+    num_new = [1] * num_rows
+    for step in range(num_steps):
+        if step % 4 != 2:  # else drafting pauses
+            depths = [0 if not num else twins.rng.choice([2, 4, 100]) for num in num_new]
+            plain, fixed = twins.drafts(depths, temperature)
+            assert plain is not None
+            assert_same(plain, fixed, num_rows)
+        num_new = [twins.rng.randint(int(row == 0), MOST_KEPT) for row in range(num_rows)]
+        twins.give(num_new, is_kept=step % 3 != 1)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafts_are_those_of_the_same_drafter_as_ever(name: str, num_rows: int) -> None:
+    decode(Twins(name, num_rows))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafts_by_noise_are_those_of_the_same_drafter_as_ever(name: str) -> None:
+    decode(Twins(name, num_rows=2, seed=5), temperature=0.7)
+
+
+class TapedWork:
+    """Stands for [`RepeatedWork`] on a device that captures: after its first run, work is replayed without Python."""
+
+    def __init__(self, *_: Any) -> None:
+        self.replay: Any = None
+
+    def run(self, work: Callable[[], None]) -> None:
+        if self.replay is None:
+            self.replay = taped(work)
+        else:
+            self.replay()
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_work_that_is_replayed_drafts_the_same(
+    name: str, temperature: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed, "RepeatedWork", TapedWork)
+    twins = Twins(name, num_rows=2, seed=7)
+
+    decode(twins, temperature)
+
+    (draft,) = twins.buffers._drafts.values()  # one shape, so that all drafts but the first were replayed
+    assert len(draft.work) == 1
+
+
+def on_meta(twins: Twins) -> None:
+    """Move everything that fixed work uses to the device on which each question to the host is an error."""
+    twins.model.to("meta")
+    twins.drafter.to("meta")
+    buffers = twins.buffers
+    for holder in (buffers, buffers.cache, *buffers.cache.layers):
+        for name, value in list(vars(holder).items()):
+            if isinstance(value, torch.Tensor):
+                setattr(holder, name, value.to("meta"))
+    buffers.carried = {name: states.to("meta") for name, states in buffers.carried.items()}
+    twins.noise = twins.noise.to("meta")
+    for name, value in list(vars(twins.fixed).items()):
+        if isinstance(value, torch.Tensor):
+            setattr(twins.fixed, name, value.to("meta"))
+    state = getattr(twins.fixed, "_state", None)
+    if state is not None:
+        twins.fixed._state = tuple(buffers.carried[name] for name in ("hidden", "cell"))
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_nothing_is_asked_of_the_host(name: str, temperature: float | None) -> None:
+    twins = Twins(name, num_rows=2)
+    on_meta(twins)
+    noise = None if temperature is None else lambda row, depth: twins.noise[row, depth]
+    kept = as_kept(merged([text.more(num) for text, num in zip(twins.texts, (3, 0), strict=True)]))
+    kept = Kept(kept.token_ids.to("meta"), kept.features.to("meta"), kept.num.to("meta"), kept.num_new)
+
+    twins.fixed.commit_kept(kept)
+    draft = twins.fixed.propose(DraftBudget((100, 0), 512, temperature=temperature, noise=noise))
+
+    assert draft.token_ids.device.type == draft.parents.device.type == "meta"
+    assert draft.token_ids.shape == draft.parents.shape
+
+
+FEW = ("falcon-2 with a transition, static", "falcon-2 of tokens, grown", "eagle-3, grown", "eagle-1, static", "medusa")
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(
+    "limits", [{"num_nodes": 7}, {"num_passes": 1}, {"is_chain": True}, {"allows_grown_trees": False}, {"num_passes": 0}]
+)
+def test_the_budget_limits_fixed_drafts_alike(name: str, limits: dict[str, Any]) -> None:
+    twins = Twins(name, num_rows=2)
+
+    for _ in range(3):
+        plain, drafted = twins.drafts((100, 100), **limits)
+        assert_same(plain, drafted, 2)
+        assert drafted.num_passes == plain.num_passes
+        twins.give((2, 3))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixed, "LEAST_SLOTS", 16)
+    twins = Twins(name, num_rows=2, num_slots=16)
+
+    decode(twins, num_steps=12)
+
+    assert max(twins.fixed.num_read) > 32
+    assert twins.buffers.num_slots == (16 if name == "medusa" else 64)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_pauses_of_any_length_forget_nothing(name: str) -> None:
+    twins = Twins(name, num_rows=2)
+
+    for step in range(25):
+        twins.give((MOST_KEPT - 1, step % 3), is_kept=step % 5 > 0)
+    plain, drafted = twins.drafts((100, 100))
+
+    assert_same(plain, drafted, 2)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_later_call_goes_on_in_the_same_buffers(name: str) -> None:
+    first = Twins(name, num_rows=2)
+    decode(first, temperature=0.5)
+    second = Twins(name, num_rows=2, seed=9, buffers=first.buffers, pair=(first.model, first.drafter))
+
+    decode(second, temperature=0.5)
+
+    assert second.buffers is first.buffers
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_buffers_of_another_number_of_rows_are_left_alone(name: str) -> None:
+    first = Twins(name, num_rows=2)
+    second = Twins(name, num_rows=1, seed=9, buffers=first.buffers, pair=(first.model, first.drafter))
+
+    decode(second)
+
+    assert second.buffers is not first.buffers
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        (DraftBudget((4,), 8, temperature=1.0), "drafts are drawn, and their probabilities compared with the target's"),
+        (DraftBudget((4,), 8, wants_node_probs=True), "an observer asks for the probabilities of drafted tokens"),
+        (DraftBudget((4,), 8), None),
+    ],
+)
+def test_a_reason_says_why_drafts_cannot_be_of_fixed_shape(budget: DraftBudget, reason: str | None) -> None:
+    assert Twins("falcon-2 of tokens, grown", num_rows=1).fixed.why_not_fixed(budget) == reason
+
+
+def test_buffers_hold_neither_drafter_nor_target() -> None:
+    twins = Twins("falcon-2 of tokens, grown", num_rows=1)
+    decode(twins)
+    buffers, held = twins.buffers, [weakref.ref(twins.drafter), weakref.ref(twins.target)]
+
+    del twins
+    gc.collect()
+
+    assert [ref() for ref in held] == [None, None]
+    assert buffers.num_slots == 256

@@ -1,0 +1,134 @@
+"""Drafters of all kinds that draft in fixed shapes, and a text that is committed to a generator and to its twin."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tests.drafters.eagle.kinds import KINDS as EAGLES
+from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
+from tests.drafters.medusa.makers import make_medusa
+from tests.drafters.texts import Text, merged, paths
+from tests.drafters.trees import random_tree
+from tests.tiny import VOCAB_SIZE, make_drafter
+from transformers_falcon_spec import Draft, SpeculationConfig
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget, Kept
+from transformers_falcon_spec.generation.target import Target
+
+MOST_KEPT = 7
+
+FALCONS: dict[str, dict[str, Any]] = {
+    "of the paper": {"block_position_embedding": False},
+    "two layers": {"num_hidden_layers": 2},
+    "of tokens": {"recurrence": "token"},
+    "two LSTMs and a shortcut": {"num_recurrent_layers": 2, "shortcut": True},
+    "with a transition": {"transition_rank": 5},
+    "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
+    "calibrated": {"confidence_temperatures": {"greedy": [0.5, 0.7, 0.9, 1.1, 1.3, 1.5], "sampled": [0.2] * 6}},
+}
+GROWN = {"dynamic_tree": True, "tree_depth": 5, "num_tree_nodes": 12}
+
+
+def falcon(target: Any, kind: str, block_size: int, is_grown: bool) -> Any:
+    """A Falcon drafter whose weights all matter."""
+    options = {} if is_grown else {"draft_tree": _tree(2 * block_size + 1)}
+    drafter = make_drafter(target, block_size=block_size, **FALCONS[kind], **options)
+    generator = torch.Generator().manual_seed(2)
+    for weight in drafter.recurrence.parameters():
+        weight.normal_(std=0.25, generator=generator)
+    if drafter.config.transition_rank is not None:
+        drafter.transition.after.weight.normal_(std=3.0, generator=generator)
+    drafter.generation_config = SpeculationConfig(**(GROWN if is_grown else {}))
+    return drafter
+
+
+def eagle(target: Any, kind: str, is_grown: bool) -> Any:
+    options = GROWN if is_grown else {"dynamic_tree": False, "draft_tree": _tree(4)}
+    return make_eagle(target, kind, **options)
+
+
+def _tree(depth: int) -> dict[str, list[int]]:
+    parents, ranks = random_tree(depth, 9 + 2 * depth, seed=depth)
+    return {"parents": parents, "ranks": ranks}
+
+
+def every_drafter() -> dict[str, Callable[[Any], Any]]:
+    """By name what makes a drafter for a target."""
+    made: dict[str, Callable[[Any], Any]] = {"medusa": lambda target: make_medusa(target, draft_tree=_tree(4))}
+    for is_grown in (False, True):
+        shape = "grown" if is_grown else "static"
+        for kind in EAGLES:
+            made[f"{kind}, {shape}"] = lambda target, kind=kind, is_grown=is_grown: eagle(target, kind, is_grown)
+        for kind in FALCONS:
+            for size in (1, 2, 3):
+                if kind == "calibrated" and not is_grown:
+                    continue
+                made[f"falcon-{size} {kind}, {shape}"] = lambda target, kind=kind, size=size, is_grown=is_grown: falcon(
+                    target, kind, size, is_grown
+                )
+    return made
+
+
+DRAFTERS = every_drafter()
+
+
+class Twins:
+    """A generator as ever, and one in fixed shapes, of the same drafter, over the same texts."""
+
+    def __init__(
+        self, name: str, num_rows: int, seed: int = 0, buffers: Any = None, pair: Any = None, num_slots: int = 256
+    ) -> None:
+        self.model, self.drafter = pair or make_pair(name)
+        self.target = Target(self.model, self.drafter.feature_layers)
+        self.texts = [Text(seed + row, self.target.feature_dim) for row in range(num_rows)]
+        self.rng = random.Random(seed)
+        self.noise = torch.ones(num_rows, 12, VOCAB_SIZE)
+        self.plain, self.fixed = (self._generator() for _ in range(2))
+        self.give([self.rng.randint(4, 20) for _ in self.texts])
+        self.buffers = self.fixed.enter_fixed(num_slots, MOST_KEPT, buffers)
+
+    def _generator(self) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        return self.drafter.candidate_generator(self.target, 1000, generator)
+
+    def give(self, num_new: Sequence[int], is_kept: bool = False) -> None:
+        """Commit so many pairs of each text to both."""
+        committed = merged([text.more(num) for text, num in zip(self.texts, num_new, strict=True)])
+        self.plain.commit(committed)
+        if is_kept:
+            self.fixed.commit_kept(as_kept(committed))
+        else:
+            self.fixed.commit(committed)
+        self.noise.exponential_(generator=torch.Generator().manual_seed(self.rng.randrange(2**30)))
+
+    def drafts(self, depths: Sequence[int], temperature: float | None = None, **limits: Any) -> tuple[Any, Any]:
+        """What both draft."""
+        noise = None if temperature is None else lambda row, depth: self.noise[row, depth]
+        limits = {"num_nodes": 512, **limits}
+        budget = DraftBudget(tuple(depths), temperature=temperature, noise=noise, **limits)
+        assert self.fixed.why_not_fixed(budget) is None
+        return self.plain.propose(budget), self.fixed.propose(budget)
+
+
+def make_pair(name: str) -> tuple[Any, Any]:
+    """A target in double precision, and a drafter for it."""
+    target = make_eagle_target().requires_grad_(False)
+    return target, DRAFTERS[name](target)
+
+
+def as_kept(committed: Committed) -> Kept:
+    """The same in fixed shapes, filled up with what must never be read."""
+    num_new = committed.num_new
+    token_ids = torch.full((len(num_new), MOST_KEPT), 1)
+    features = torch.full((len(num_new), MOST_KEPT, committed.features.shape[-1]), 1e3, dtype=torch.double)
+    for row, (length, num) in enumerate(zip(committed.lengths, num_new, strict=True)):
+        token_ids[row, :num] = committed.sequence_ids[row, length - num : length]
+        features[row, :num] = committed.features[row, :num]
+    return Kept(token_ids, features, torch.tensor(num_new)[:, None], num_new)
+
+
+def assert_same(plain: Draft, fixed: Draft, num_rows: int) -> None:
+    for row in range(num_rows):
+        assert paths(fixed, row) == paths(plain, row)
+        assert fixed.token_ids[row, 0] == plain.token_ids[row, 0]
