@@ -149,6 +149,7 @@ class TreeCandidateGenerator(CandidateGenerator):
     requires_model_outputs = True
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
     feature_layers: tuple[int, ...] = (-1,)
+    fixed: Any = None  # the buffers of drafts in fixed shapes, after `enter_fixed`
     wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
     def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
 from .static import eligibility
 from .static.acceptance import RowStep
+from .static.phase_timer import PhaseTimer
+from .static.state import deepest
 from .static.target import StaticTarget
 from .target import Form, Target, TargetOutput
 from .text_limits import longest_draftable
@@ -54,6 +57,8 @@ class SpeculativeDecoding:
         self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_rng())
         self.generator.clock = clock
         self.verifier = batch.verifier
+        self.drafter, self._draft_note = drafter, None
+        self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
@@ -151,6 +156,8 @@ class SpeculativeDecoding:
             self.states.add_prompt(output.outputs)
             reason = self.target.enter(self.batch, self.config.max_length, output.logits.shape[-1])
             self._note_dynamic(reason, self.stats.notes)
+        if self.target.state is not None and self.target.state.device.type == "cuda":
+            self._timer, self.tuner.device = PhaseTimer(self.target.state.device), None
         num_read = prompt_len if output.features is None else output.features.shape[1]
         first = prompt_len - num_read
         columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
@@ -166,10 +173,25 @@ class SpeculativeDecoding:
         draft = None
         if budget is not None:
             with self._seconds("draft"), self.packed.reading("draft"):
-                draft = self.processes.broadcast_draft(self.generator.propose(budget), self.batch.prompt_ids.device)
+                draft = self.generator.propose(self._in_fixed_shapes(budget))
+                draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
         return self._draft_of_roots() if draft is None else draft
+
+    def _in_fixed_shapes(self, budget: DraftBudget) -> DraftBudget:
+        """The budget of a draft in fixed shapes, where the text goes on in such and the drafter can, too."""
+        if self.target.state is None or self._draft_note is not None:
+            return budget
+        if self.generator.fixed is None:
+            self._draft_note = self.generator.why_not_fixed(budget)
+            if self._draft_note is not None:
+                self.stats.notes.append(f"Drafts are made step by step: {self._draft_note}.")
+                return budget
+            self.target.state.enter(self.generator, self.drafter, self.config.max_length)
+        for row in range(len(self.batch)) if budget.noise else ():
+            budget.noise(row, deepest(self.drafter))  # drawn now: a replay asks nobody
+        return replace(budget, prices=None)  # to price a node the host would wait for its probability
 
     def _draft_of_roots(self) -> Draft:
         roots = self.target.roots_of(self.batch)
@@ -267,6 +289,9 @@ class SpeculativeDecoding:
         nodes = [path.path for path in paths]
         self.states.add_paths(output.outputs, nodes, self.target.slots.positions)
         self.target.keep(output.logits.shape[1], nodes)
+        if self.target.acceptance is not None and self.generator.fixed is not None:
+            self.generator.commit_kept(self.target.acceptance.kept(paths))
+            return
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
         self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
 
@@ -280,6 +305,8 @@ class SpeculativeDecoding:
                 max_depth = min(max_depth, path.num_accepted)
             num, size = path.num_accepted, counts.num_nodes
             self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage)
+        for phase, seconds in self._timer.collect().items() if self._timer else ():
+            self._add_seconds(phase, seconds)
         num_kept = [path.num_accepted for path in step.paths if path.path]
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds, read_seconds = (
@@ -300,11 +327,19 @@ class SpeculativeDecoding:
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:
         """Add the seconds spent inside to those of the phase; work on a device counts where it is waited for."""
-        start, name = self.clock(), f"{phase}_seconds"
+        if self._timer is not None and phase != "total":
+            with self._timer.measured(phase):
+                yield
+            return
+        start = self.clock()
         try:
             yield
         finally:
-            setattr(self.stats, name, getattr(self.stats, name) + self.clock() - start)
+            self._add_seconds(phase, self.clock() - start)
+
+    def _add_seconds(self, phase: str, seconds: float) -> None:
+        name = f"{phase}_seconds"
+        setattr(self.stats, name, getattr(self.stats, name) + seconds)
 
     def _output(self) -> Tensor | SpeculativeOutput:
         if not self.config.return_dict_in_generate:

@@ -26,6 +26,7 @@ from .tree_attention import tree_attention
 if TYPE_CHECKING:
     from .sequence_batch import SequenceBatch
     from .static.acceptance import DeviceAcceptance
+    from .static.state import StaticState
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "chain", "paths"]  # how a draft is read
@@ -47,6 +48,7 @@ class Target:
     token's position (5, as if nothing had been dropped) and position id (3, for the model), tokens of the text (3).
     """
 
+    state: "StaticState | None" = None  # of a text that goes on in fixed shapes
     acceptance: "DeviceAcceptance | None" = None  # chooses tokens where the logits lie; None: the verifier does
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:

@@ -117,7 +117,9 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         ends = block_ends(positions, size, length[:, 0])
         fixed.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
         rows, block_positions = newest_of(known, num + size - 1 + steps), size - 1 - (ends - positions)
-        outputs = self.drafter.attend(rows, fixed.text_mask(ends), positions.clamp(min=0), block_positions, fixed.cache)
+        outputs = self.drafter.attend(
+            rows, fixed.text_mask(ends), positions.clamp(min=0), block_positions, fixed.cache
+        )
         return outputs[:, None, -size:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:

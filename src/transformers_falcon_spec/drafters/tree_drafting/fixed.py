@@ -90,7 +90,10 @@ class FixedPairs:
     def grow(self, num_slots: int) -> None:
         """Move the text to a larger cache; work is captured anew."""
         old, capacity = self.cache, self.num_before + num_slots
-        self.cache, self.num_slots = SlotCache(len(old.layers), len(self.roots), capacity, self.roots.device), num_slots
+        self.cache, self.num_slots = (
+            SlotCache(len(old.layers), len(self.roots), capacity, self.roots.device),
+            num_slots,
+        )
         for mine, layer in zip(self.cache.layers, old.layers, strict=True):
             if not layer.is_initialized:  # nothing was read
                 continue

@@ -87,9 +87,7 @@ class StaticTreeGenerator(PairGenerator):
             max_depth = min(max_depth, budget.num_passes * self.block_size)
         return fitted(tree, max_depth, budget.num_nodes, budget.is_chain)
 
-    def fill(
-        self, passes: Sequence[DraftPass], num_nodes: int, budget: DraftBudget, features: Tensor
-    ) -> FilledTree:
+    def fill(self, passes: Sequence[DraftPass], num_nodes: int, budget: DraftBudget, features: Tensor) -> FilledTree:
         """The tokens of a tree's nodes, pass by pass, from features `[rows, 1, k, hidden]` of the first one."""
         token_ids = self.roots.repeat(1, num_nodes)
         filled = FilledTree(token_ids, torch.full_like(token_ids[:1], -1))

@@ -169,4 +169,7 @@ class DeviceAcceptance:
         """What the newest step kept, for drafters that take it as it lies on the device."""
         buffers, num_new = self._paths, tuple(len(path.path) for path in paths)
         assert buffers is not None  # a step was accepted
-        return Kept(buffers.token_ids, buffers.features, buffers.num, num_new)
+        num = buffers.num
+        if list(num_new) != self.num_kept:  # a text ended within its path
+            num = torch.tensor(num_new, device=num.device)[:, None]
+        return Kept(buffers.token_ids, buffers.features, num, num_new)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ..model_parts import is_spread
 from ..sequence_batch import SequenceBatch
 from .scoring import obstacle_to
+from .state import weights_key
 
 BUSY = "another call decodes with the target in fixed shapes"
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
@@ -68,7 +69,7 @@ def why_host_chooses(batch: SequenceBatch) -> str | None:
 def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: dict[str, Any]) -> tuple[Any, ...]:
     """What captured work depends on besides its buffers: where it differs, the work is made anew."""
     config = model.config.get_text_config(decoder=True)
-    weights, parts = (*model.parameters(), *model.buffers()), map(vars, model.modules())
+    parts = map(vars, model.modules())
     switches = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers
     adapters = [[part.get(name) for name in switches] for part in parts if "_active_adapter" in part]
     kernels = (
@@ -78,7 +79,7 @@ def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: d
         torch.get_float32_matmul_precision(),
     )
     return (
-        hash(tuple((weight.data_ptr(), weight.dtype, weight.device) for weight in weights)),
+        weights_key(model),
         config._attn_implementation,
         getattr(config, "_experts_implementation", None),
         repr(adapters),

@@ -6,9 +6,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from ..drafting import TreeCandidateGenerator
 from .graph import RepeatedWork
 from .scoring import DeviceScoring
 from .slot_cache import SlotCache
@@ -32,6 +33,17 @@ def shown_slots(num_slots: int) -> int:
     while shown < num_slots:
         shown *= 2
     return shown
+
+
+def weights_key(model: nn.Module) -> int:
+    """What captured work depends on of a model's weights: where they lie."""
+    weights = (*model.parameters(), *model.buffers())
+    return hash(tuple((weight.data_ptr(), weight.dtype, weight.device) for weight in weights))
+
+
+def deepest(drafter: Any) -> int:
+    """The depth of the deepest tree of a drafter that drafts trees."""
+    return max(int(drafter.draft_tree.depths.max()), drafter.tree_depth if drafter.is_tree_dynamic else 0)
 
 
 class TreeBuffers:
@@ -81,6 +93,7 @@ class StaticState:
         self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
         self.scorings: list[DeviceScoring] = []  # of the processors of earlier calls, the newest last
+        self._drafts: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # buffers of drafters
         self._work: dict[tuple[Any, ...], RepeatedWork] = {}
 
     def work(self, key: tuple[Any, ...], state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> RepeatedWork:
@@ -99,6 +112,13 @@ class StaticState:
             self._work = {key: work for key, work in self._work.items() if dropped not in key}
         self.scorings = self.scorings[-MOST_SCORINGS:]
         return found
+
+    def enter(self, generator: TreeCandidateGenerator, drafter: Any, max_length: int) -> None:
+        """Let a generator go on in fixed shapes, in the buffers of an earlier call with its drafter if there are any."""
+        key, buffers = self._drafts.get(drafter, (None, None))
+        weights, num_slots = weights_key(drafter), min(max_length, self.cache.capacity)
+        buffers = generator.enter_fixed(num_slots, deepest(drafter) + 1, buffers if key == weights else None)
+        self._drafts[drafter] = (weights, buffers)
 
     def tree(self, num_nodes: int) -> TreeBuffers:
         """The buffers of the least bucket that holds so many nodes."""

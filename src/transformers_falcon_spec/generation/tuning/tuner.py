@@ -29,8 +29,8 @@ LEAD = 1.03  # how many times faster another one must be to take over
 class Tuner:
     """Chooses the budget of every step of one call by the cost model of each drafter; without any nothing is tuned."""
 
-    def __init__(self, cost_models: Sequence[CostModel], device: torch.device) -> None:
-        self.cost_models, self.device = cost_models, device
+    def __init__(self, cost_models: Sequence[CostModel], device: torch.device | None) -> None:
+        self.cost_models, self.device = cost_models, device  # None: nobody waits, the device takes the time itself
         # steps of this call, by what they took
         self.num_nodes, self.num_passes, self.num_asked = Counter[int](), Counter[int](), Counter[int]()
         self._drafter: int | None = None  # of the newest step
@@ -40,7 +40,7 @@ class Tuner:
 
     def wait(self) -> None:
         """Wait for the device, so that its work is counted in the phase that caused it."""
-        if self.cost_models and self.device.type != "cpu":
+        if self.cost_models and self.device is not None and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def limited(self, budget: DraftBudget) -> DraftBudget | None:
