@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests import runs
@@ -36,7 +35,13 @@ def _states(num_queries: int, seed: int = 0, value_size: int = 8) -> tuple[Tenso
 @pytest.mark.parametrize("num_queries", [1, 2, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("scaling", [None, 0.3])
-def test_grouped_sdpa_is_stock_sdpa(num_queries: int, dtype: torch.dtype, scaling: float | None) -> None:
+@pytest.mark.parametrize("num_threads", [4, 5])  # with two rows and two groups heads are folded up to four
+def test_grouped_sdpa_is_stock_sdpa(
+    num_queries: int, dtype: torch.dtype, scaling: float | None, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    folded: list[Tensor] = []
+    monkeypatch.setattr(tree_attention, "folded_sdpa", lambda *given: folded.append(given[0]) or folded_sdpa(*given))
     states = [part.to(dtype) for part in _states(num_queries)]
 
     found, weights = grouped_sdpa(Layer(), *states, scaling=scaling)
@@ -45,6 +50,7 @@ def test_grouped_sdpa_is_stock_sdpa(num_queries: int, dtype: torch.dtype, scalin
     assert weights is None
     assert found.shape == expected.shape == (2, num_queries, 4, 8)
     assert found.is_contiguous()
+    assert len(folded) == (num_threads == 4)
     torch.testing.assert_close(found, expected)
 
 
@@ -82,22 +88,6 @@ def test_folding_repeats_neither_keys_nor_values(monkeypatch: pytest.MonkeyPatch
     assert given[1] is key
     assert given[2] is value
     assert given[3].shape == (1, 1, 6, 11)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_targets_read_trees_alike_with_folded_heads(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def logits() -> Tensor:
-        return runs.tree_logits(runs.prefilled(make_target(family), make_prompt()), [5, 6, 7, 8], [-1, 0, 0, 1])
-
-    expected, calls = logits(), []
-
-    def folded(_module: Any, *states: Any, dropout: float, scaling: float, **_: Any) -> tuple[Tensor, None]:
-        calls.append(len(states))
-        return folded_sdpa(*states, dropout, scaling).transpose(1, 2).contiguous(), None
-
-    monkeypatch.setitem(AttentionInterface._global_mapping, GROUPED_SDPA, folded)
-    torch.testing.assert_close(logits(), expected)
-    assert calls
 
 
 def test_what_is_unusual_is_left_to_stock_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:

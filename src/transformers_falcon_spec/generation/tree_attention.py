@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -27,17 +28,18 @@ def grouped_sdpa(
 ) -> tuple[Tensor, None]:
     """Compute SDPA as Transformers does, but without copying the cache for query heads that share keys and values.
 
-    Under a mask Transformers makes that copy, as GPUs have no fast kernel without it. A CPU has one, and on a GPU the
-    heads that share keys become queries of one head.
+    Under a mask Transformers makes that copy, as GPUs have no fast kernel without it. Here the heads that share keys
+    become queries of one head, unless a CPU has more threads than heads are left then: its own kernel shares them out.
     """
     is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
     if attention_mask is None or is_odd or query.device.type not in {"cpu", "cuda"}:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    if query.device.type == "cuda":
-        return folded_sdpa(query, key, value, attention_mask, dropout, scaling).transpose(1, 2).contiguous(), None
-    states = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
-    )
+    if query.device.type == "cuda" or key.shape[:2].numel() >= torch.get_num_threads():
+        states = folded_sdpa(query, key, value, attention_mask, dropout, scaling)
+    else:
+        states = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+        )
     return states.transpose(1, 2).contiguous(), None
 
 
