@@ -169,17 +169,17 @@ class TreeCandidateGenerator(CandidateGenerator):
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         return f"a `{type(self).__name__}` drafts in shapes that follow the text"
 
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> Any:
-        """Go on in fixed shapes: `propose` then writes drafts to the same tensors in every step, and reads nothing back.
+    def enter_fixed(self, num_slots: int, buffers: Any = None) -> Any:
+        """Go on in fixed shapes: `propose` then writes drafts to the same tensors in every step and asks for no value.
 
-        Call it when the prompt, or any text since the last proposal, is committed. There is room for `num_slots` tokens,
-        which grows with the text, and `commit_kept` takes at most `most_kept` tokens of a row. Returns the buffers,
-        which a later call with the same drafter, target and number of rows may hand in again, where they still serve.
+        Call it when the prompt, or other text since the last proposal, is committed. There is room for `num_slots`
+        tokens, and for more where the text gets longer. Returns the buffers; a later call with the same drafter and
+        target may hand them in again, and goes on in them where they fit.
         """
         raise NotImplementedError
 
     def commit_kept(self, kept: Kept) -> None:
-        """Store new text and features that lie on the device; after `enter_fixed`."""
+        """Store new text and features that lie on the device, after `enter_fixed`; what waits too long is read."""
         raise NotImplementedError
 
     def get_candidates(  # type: ignore[override]  # generators of Transformers return None for the logits, too

@@ -13,6 +13,7 @@ from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_ke
 from tests.tape import taped
 from transformers_falcon_spec.drafters.tree_drafting import fixed
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
+from transformers_falcon_spec.generation.static import state
 
 NUM_STEPS = 8
 
@@ -89,8 +90,7 @@ def on_meta(twins: Twins) -> None:
     for name, value in list(vars(twins.fixed).items()):
         if isinstance(value, torch.Tensor):
             setattr(twins.fixed, name, value.to("meta"))
-    state = getattr(twins.fixed, "_state", None)
-    if state is not None:
+    if getattr(twins.fixed, "_state", None) is not None:
         twins.fixed._state = tuple(buffers.carried[name] for name in ("hidden", "cell"))
 
 
@@ -99,7 +99,7 @@ def on_meta(twins: Twins) -> None:
 def test_nothing_is_asked_of_the_host(name: str, temperature: float | None) -> None:
     twins = Twins(name, num_rows=2)
     on_meta(twins)
-    noise = None if temperature is None else lambda row, depth: twins.noise[row, depth]
+    noise = None if temperature is None else twins.noise_ahead
     kept = as_kept(merged([text.more(num) for text, num in zip(twins.texts, (3, 0), strict=True)]))
     kept = Kept(kept.token_ids.to("meta"), kept.features.to("meta"), kept.num.to("meta"), kept.num_new)
 
@@ -110,12 +110,19 @@ def test_nothing_is_asked_of_the_host(name: str, temperature: float | None) -> N
     assert draft.token_ids.shape == draft.parents.shape
 
 
-FEW = ("falcon-2 with a transition, static", "falcon-2 of tokens, grown", "eagle-3, grown", "eagle-1, static", "medusa")
+FEW = (
+    "falcon-2 with a transition, static",
+    "falcon-2 of tokens, grown",
+    "eagle-3, grown",
+    "eagle-1, static",
+    "medusa",
+)
 
 
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize(
-    "limits", [{"num_nodes": 7}, {"num_passes": 1}, {"is_chain": True}, {"allows_grown_trees": False}, {"num_passes": 0}]
+    "limits",
+    [{"num_nodes": 7}, {"num_passes": 1}, {"is_chain": True}, {"allows_grown_trees": False}, {"num_passes": 0}],
 )
 def test_the_budget_limits_fixed_drafts_alike(name: str, limits: dict[str, Any]) -> None:
     twins = Twins(name, num_rows=2)
@@ -129,7 +136,7 @@ def test_the_budget_limits_fixed_drafts_alike(name: str, limits: dict[str, Any])
 
 @pytest.mark.parametrize("name", FEW)
 def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(state, "LEAST_SLOTS", 16)
     twins = Twins(name, num_rows=2, num_slots=16)
 
     decode(twins, num_steps=12)
@@ -173,7 +180,10 @@ def test_buffers_of_another_number_of_rows_are_left_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [
-        (DraftBudget((4,), 8, temperature=1.0), "drafts are drawn, and their probabilities compared with the target's"),
+        (
+            DraftBudget((4,), 8, temperature=1.0),
+            "drafts are drawn, and their probabilities compared with the target's",
+        ),
         (DraftBudget((4,), 8, wants_node_probs=True), "an observer asks for the probabilities of drafted tokens"),
         (DraftBudget((4,), 8), None),
     ],

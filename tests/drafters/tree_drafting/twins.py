@@ -64,8 +64,8 @@ def every_drafter() -> dict[str, Callable[[Any], Any]]:
             for size in (1, 2, 3):
                 if kind == "calibrated" and not is_grown:
                     continue
-                made[f"falcon-{size} {kind}, {shape}"] = lambda target, kind=kind, size=size, is_grown=is_grown: falcon(
-                    target, kind, size, is_grown
+                made[f"falcon-{size} {kind}, {shape}"] = lambda target, kind=kind, size=size, is_grown=is_grown: (
+                    falcon(target, kind, size, is_grown)
                 )
     return made
 
@@ -83,10 +83,11 @@ class Twins:
         self.target = Target(self.model, self.drafter.feature_layers)
         self.texts = [Text(seed + row, self.target.feature_dim) for row in range(num_rows)]
         self.rng = random.Random(seed)
-        self.noise = torch.ones(num_rows, 12, VOCAB_SIZE)
+        self.noise = torch.ones(num_rows, 12, VOCAB_SIZE)  # of this step, where it was drawn
+        self._drawn: dict[tuple[int, int], torch.Tensor] = {}
         self.plain, self.fixed = (self._generator() for _ in range(2))
         self.give([self.rng.randint(4, 20) for _ in self.texts])
-        self.buffers = self.fixed.enter_fixed(num_slots, MOST_KEPT, buffers)
+        self.buffers = self.fixed.enter_fixed(num_slots, buffers)
 
     def _generator(self) -> Any:
         generator = torch.Generator().manual_seed(0)
@@ -100,15 +101,24 @@ class Twins:
             self.fixed.commit_kept(as_kept(committed))
         else:
             self.fixed.commit(committed)
-        self.noise.exponential_(generator=torch.Generator().manual_seed(self.rng.randrange(2**30)))
+        self._drawn = {}
+
+    def noise_ahead(self, row: int, depth: int) -> torch.Tensor:
+        """Noise in buffers that stay where they are, drawn when it is first asked for."""
+        if (row, depth) not in self._drawn:
+            generator = torch.Generator().manual_seed(self.texts[row].num_pairs + 1000 * depth)
+            drawn = torch.empty(VOCAB_SIZE).exponential_(generator=generator)
+            self._drawn[row, depth] = self.noise[row, depth].copy_(drawn)
+        return self._drawn[row, depth]
 
     def drafts(self, depths: Sequence[int], temperature: float | None = None, **limits: Any) -> tuple[Any, Any]:
         """What both draft."""
-        noise = None if temperature is None else lambda row, depth: self.noise[row, depth]
+        noise = None if temperature is None else self.noise_ahead
         limits = {"num_nodes": 512, **limits}
         budget = DraftBudget(tuple(depths), temperature=temperature, noise=noise, **limits)
         assert self.fixed.why_not_fixed(budget) is None
-        return self.plain.propose(budget), self.fixed.propose(budget)
+        drafts = self.fixed.propose(budget), self.plain.propose(budget)
+        return drafts[1], drafts[0]
 
 
 def make_pair(name: str) -> tuple[Any, Any]:

@@ -95,9 +95,9 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         state = {} if self._state is None else dict(zip(("hidden", "cell"), self._state, strict=True))
         return {**super().carried(), "tails": torch.stack(tails), **state}
 
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
+    def enter_fixed(self, num_slots: int, buffers: Any = None) -> FixedPairs:
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
-        fixed = super().enter_fixed(num_slots, most_kept, buffers)
+        fixed = super().enter_fixed(num_slots, buffers)
         self._tails = []
         if self._state is not None:
             self._state = (fixed.carried["hidden"], fixed.carried["cell"])
@@ -116,10 +116,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         positions = length + steps
         ends = block_ends(positions, size, length[:, 0])
         fixed.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
-        rows, block_positions = newest_of(known, num + size - 1 + steps), size - 1 - (ends - positions)
-        outputs = self.drafter.attend(
-            rows, fixed.text_mask(ends), positions.clamp(min=0), block_positions, fixed.cache
-        )
+        rows, mask = newest_of(known, num + size - 1 + steps), fixed.text_mask(ends)
+        outputs = self.drafter.attend(rows, mask, positions.clamp(min=0), size - 1 - (ends - positions), fixed.cache)
         return outputs[:, None, -size:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:

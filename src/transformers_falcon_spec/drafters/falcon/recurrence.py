@@ -26,9 +26,9 @@ class Recurrence(nn.LSTM):
     def stepwise(
         self, rows: Tensor, state: tuple[Tensor, Tensor], num: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Outputs of `rows` `[rows, tokens, size]`, and the state after the first `num` `[rows, 1]` of each, row by row.
+        """Outputs of `rows` `[rows, tokens, size]`, and the state after the first `num` `[rows, 1]` tokens of each.
 
-        Shapes do not depend on `num`. Outputs behind them are those of other states.
+        Computed token by token, in shapes that do not depend on `num`. Outputs behind them repeat the last one.
         """
         after: tuple[list[Tensor], list[Tensor]] = ([], [])
         for layer in range(self.num_layers):

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...generation.cache import HOLE, RowSlots
-from ...generation.drafting import Kept
 from ...generation.static.graph import RepeatedWork
 from ...generation.static.slot_cache import SlotCache
+from ...generation.static.state import shown_slots
 
 LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
-LEAST_SLOTS = 256  # of the text that attention sees; longer texts see twice as many
 MOST_DRAFTS = 16  # shapes of drafts that are kept
 MULTIPLE = 8  # slots before the text: kernels of attention want masks so aligned
 
@@ -32,6 +31,15 @@ class ReadPrompt:
     first: Tensor  # [rows, 1, k, hidden] features of the first pass of a draft
     pair: Tensor  # [pairs, feature_dim] any of the target's features
     carried: Mapping[str, Tensor]  # states of other kinds, each of a shape that does not depend on the text
+    work: tuple[int, int, Any]  # slots for drafted tokens, tokens of a step at most, and what else work depends on
+
+    @property
+    def shapes(self) -> Any:
+        """What buffers and work depend on besides the length of texts."""
+        tensors = {"roots": self.roots, "first": self.first, "pair": self.pair[:0], **self.carried}
+        for number, layer in enumerate(self.slots.cache.layers):
+            tensors |= {f"keys {number}": layer.keys[:, :, 0], f"values {number}": layer.values[:, :, 0]}
+        return self.work, {name: (states.shape, states.dtype, states.device) for name, states in tensors.items()}
 
 
 @dataclass
@@ -45,20 +53,20 @@ class FixedDraft:
 
 
 class FixedPairs:
-    """Buffers of a fixed number of rows, which outlive a call: another generator of the same drafter may go on in them.
+    """Buffers of a fixed number of rows; they outlive a call, so that another generator may go on in them.
 
-    A row's pairs wait in its first columns. Of the drafter and the target it holds nothing.
+    A row's pairs wait in its first columns. Nothing here holds drafter or target: work gets them when it runs.
     """
 
-    def __init__(self, prompt: ReadPrompt, num_slots: int, num_draft_slots: int, most_kept: int) -> None:
+    def __init__(self, prompt: ReadPrompt, num_slots: int) -> None:
         num_rows, device = len(prompt.roots), prompt.roots.device
-        self.made_for = _made_for(prompt, num_draft_slots, most_kept)
-        self.most_kept, self.num_waiting_most = most_kept, max(most_kept, LEAST_WAITING)
+        self.made_for, (num_draft_slots, self.most_kept, _) = prompt.shapes, prompt.work
+        self.most_waiting = max(self.most_kept, LEAST_WAITING)
         self.num_before = -(-(num_draft_slots + 1) // MULTIPLE) * MULTIPLE  # slots before those of the text
         self.num_slots = num_slots
         self.cache = SlotCache(len(prompt.slots.cache.layers), num_rows, self.num_before + num_slots, device)
         with torch.inference_mode(False):
-            columns = self.num_waiting_most + 1  # the last one takes what does not count
+            columns = self.most_waiting + 1  # the last one takes what does not count
             self.token_ids = torch.zeros(num_rows, columns, dtype=torch.long, device=device)
             self.features = torch.zeros(
                 num_rows, columns, prompt.pair.shape[-1], dtype=prompt.pair.dtype, device=device
@@ -69,10 +77,6 @@ class FixedPairs:
         self._host_limits: tuple[int, ...] = ()
         self._reads: dict[tuple[int, int], RepeatedWork] = {}
         self._drafts: dict[Any, FixedDraft] = {}
-
-    def fits(self, prompt: ReadPrompt, num_slots: int, num_draft_slots: int, most_kept: int) -> bool:
-        """Whether these buffers serve a generator with such a prompt."""
-        return self.num_slots >= num_slots and self.made_for == _made_for(prompt, num_draft_slots, most_kept)
 
     def load(self, prompt: ReadPrompt) -> None:
         """Begin with the prompts."""
@@ -89,31 +93,27 @@ class FixedPairs:
 
     def grow(self, num_slots: int) -> None:
         """Move the text to a larger cache; work is captured anew."""
-        old, capacity = self.cache, self.num_before + num_slots
-        self.cache, self.num_slots = (
-            SlotCache(len(old.layers), len(self.roots), capacity, self.roots.device),
-            num_slots,
-        )
-        for mine, layer in zip(self.cache.layers, old.layers, strict=True):
-            if not layer.is_initialized:  # nothing was read
-                continue
-            mine.lazy_initialization(layer.keys, layer.values)
-            mine.keys[:, :, : old.capacity].copy_(layer.keys)
-            mine.values[:, :, : old.capacity].copy_(layer.values)
+        old, self.num_slots = self.cache, num_slots
+        self.cache = SlotCache(len(old.layers), len(self.roots), self.num_before + num_slots, self.roots.device)
+        layers: Any = zip(self.cache.layers, old.layers, strict=True)
+        for mine, layer in layers:
+            if layer.is_initialized:
+                mine.lazy_initialization(layer.keys, layer.values)
+                mine.keys[:, :, : old.capacity].copy_(layer.keys)
+                mine.values[:, :, : old.capacity].copy_(layer.values)
         self.cache.lengths.copy_(old.lengths)
         self._reads, self._drafts = {}, {}
 
-    def add(self, kept: Kept) -> None:
-        """Let new pairs wait."""
-        assert kept.features is not None  # a drafter of this kind reads at least one layer
-        steps = torch.arange(kept.token_ids.shape[1], device=self.roots.device)
-        columns = torch.where(steps < kept.num, self.num_waiting + steps, self.num_waiting_most)
-        self.token_ids.scatter_(1, columns, kept.token_ids)
-        features = kept.features.to(self.features)
+    def add(self, token_ids: Tensor, features: Tensor, num: Tensor) -> None:
+        """Let pairs wait: of each row the first `num` `[rows, 1]` of `[rows, pairs]`."""
+        steps = torch.arange(token_ids.shape[1], device=self.roots.device)
+        columns = torch.where(steps < num, self.num_waiting + steps, self.most_waiting).clamp(max=self.most_waiting)
+        self.token_ids.scatter_(1, columns, token_ids)
+        features = features.to(self.features)
         self.features.scatter_(1, columns[..., None].expand_as(features), features)
-        newest = kept.token_ids.gather(1, (kept.num - 1).clamp(min=0))
-        self.roots.copy_(torch.where(kept.num > 0, newest, self.roots))
-        self.num_waiting.add_(kept.num)
+        newest = token_ids.gather(1, (num - 1).clamp(min=0))
+        self.roots.copy_(torch.where(num > 0, newest, self.roots))
+        self.num_waiting.add_(num)
 
     def limit(self, depths: tuple[int, ...]) -> None:
         """Set how deep each row's tree may be."""
@@ -123,16 +123,14 @@ class FixedPairs:
 
     def shown(self, num_pairs: int) -> int:
         """The slots of the text that work must see if a row has so many pairs; the cache grows to hold them."""
-        shown = LEAST_SLOTS * bool(self.cache.layers)
-        while 0 < shown < num_pairs:
-            shown *= 2
+        shown = shown_slots(num_pairs) if self.cache.layers else 0
         if shown > self.num_slots:
             self.grow(shown)
         return shown
 
     def read(self, num_waiting: int, shown: int, work: Callable[[int], None]) -> None:
         """Do the work of reading the pairs that wait, in the fewest columns that hold so many."""
-        width = self.most_kept if num_waiting <= self.most_kept else self.num_waiting_most
+        width = self.most_kept if num_waiting <= self.most_kept else self.most_waiting
         if (width, shown) not in self._reads:
             state = (self.cache.lengths, self.num_waiting, self.first, *self.carried.values())
             self._reads[width, shown] = RepeatedWork(self.roots.device, state)
@@ -143,7 +141,8 @@ class FixedPairs:
         found = self._drafts.pop(key, None)
         if found is None:
             with torch.inference_mode(False):
-                found = FixedDraft(*(self.roots.repeat(1, num_nodes) for _ in range(2)))
+                token_ids = self.roots.repeat(1, num_nodes)
+                found = FixedDraft(token_ids, torch.full_like(token_ids, -1))
         self._drafts[key] = found
         while len(self._drafts) > MOST_DRAFTS:
             del self._drafts[next(iter(self._drafts))]
@@ -189,15 +188,6 @@ class FixedPairs:
         return torch.arange(self.cache.num_shown - self.num_before, device=self.roots.device)
 
 
-def _made_for(prompt: ReadPrompt, num_draft_slots: int, most_kept: int) -> Any:
-    """What buffers depend on, besides the length of texts."""
-    tensors = {"roots": prompt.roots, "first": prompt.first, **prompt.carried}
-    for number, layer in enumerate(prompt.slots.cache.layers):
-        tensors |= {f"keys {number}": layer.keys[:, :, 0], f"values {number}": layer.values[:, :, 0]}
-    shapes = {name: (states.shape, states.dtype, states.device) for name, states in tensors.items()}
-    return shapes, prompt.pair.shape[-1], prompt.pair.dtype, num_draft_slots, most_kept
-
-
 def newest_of(states: Tensor, indices: Tensor) -> Tensor:
-    """The entries of `states` `[rows, tokens, size]` at `indices` `[rows, wanted]`; the first one for those below 0."""
+    """The entries of `states` `[rows, tokens, size]` at `indices` `[rows, wanted]`, those below 0 taken as 0."""
     return states.gather(1, indices.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1]))

@@ -16,7 +16,8 @@ from ...core.tree_growth import Children, TreeGrowth
 from ...errors import OptionError
 from ...generation.drafting import Draft, DraftBudget, TargetView
 from ..base import DrafterModel
-from .static import StaticTreeGenerator, draws_of, tree_from_json
+from .pairs import gives_probs
+from .static import StaticTreeGenerator, drawn_ahead, tree_from_json
 from .temperatures import block_temperatures
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
@@ -62,12 +63,16 @@ class GrownTreeGenerator(StaticTreeGenerator):
 
     def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
         """A tree within the budget and each row's depth, from features `[rows, 1, k, hidden]` of the first pass."""
-        gives_probs = budget.temperature is not None and budget.noise is None
-        if self.drafter.is_tree_dynamic and budget.allows_grown_trees and not gives_probs:
+        if self.drafter.is_tree_dynamic and budget.allows_grown_trees and not gives_probs(budget):
             deepest = self._deepest(budget)
             growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
             return self._grow(growth, min(deepest, max(depths)), budget, features)
         return self.draft_static(self.tree, depths, budget, features)
+
+    @property
+    def deepest(self) -> int:
+        """The depth of the deepest tree that is drafted, where nobody asks what passes cost."""
+        return max(super().deepest, self.drafter.tree_depth * self.drafter.is_tree_dynamic)
 
     @property
     def num_draft_slots(self) -> int:
@@ -84,23 +89,23 @@ class GrownTreeGenerator(StaticTreeGenerator):
         if not self.drafter.is_tree_dynamic or not budget.allows_grown_trees:
             return super().draft_fixed(budget, shown)
         assert self.fixed is not None  # the caller asked
-        options, depth, stored = self.drafter.generation_config, self._deepest(budget), self._stored_temperatures
-        shape = (options.tree_top_k, min(options.num_tree_nodes, budget.num_nodes), depth, budget.is_chain)
-        draft = self.fixed.draft(("grown", *shape, stored, *draws_of(budget)), shape[1])
+        options, depth = self.drafter.generation_config, self._deepest(budget)
+        num_nodes = min(options.num_tree_nodes, budget.num_nodes)
+        whole_blocks = -(-depth // self.block_size) * self.block_size
+        fixed_noise, draws = drawn_ahead(budget, len(self.num_read), whole_blocks)
+        shape = (options.tree_top_k, num_nodes, depth, budget.is_chain, self._stored_temperatures)
+        draft = self.fixed.draft(("grown", *shape, draws), num_nodes)
         self.constants = draft.constants
-        self.fixed.limit(tuple(min(each, depth) for each in budget.depths))
 
         def work() -> None:
-            growth = TreeGrowth(self.roots, self.max_depths().clamp(max=depth)[:, 0])
-            found = self._grow(growth, depth, budget, self.first_features(self.tree))
+            growth = TreeGrowth(self.roots, self.max_depths()[:, 0])
+            grown = self._grow(growth, depth, fixed_noise, self.first_features(self.tree))
             draft.constants |= growth.layouts
-            num = found.token_ids.shape[1]
-            draft.token_ids[:, :num].copy_(found.token_ids)
-            draft.parents.fill_(-1)
-            draft.parents[:, :num].copy_(found.parents)
+            num = grown.token_ids.shape[1]  # fewer than there is room for, where not so many are considered
+            draft.token_ids[:, :num].copy_(grown.token_ids)
+            draft.parents[:, :num].copy_(grown.parents)
 
-        self.fixed.fill(draft, shown, work)
-        return Draft(draft.token_ids, draft.parents, num_passes=-(-depth // self.block_size))
+        return self.filled(draft, depth, budget, shown, work)
 
     @property
     def _stored_temperatures(self) -> Any:

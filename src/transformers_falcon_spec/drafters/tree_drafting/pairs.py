@@ -1,6 +1,5 @@
 """The base of generators that read pairs of feature and token: unread pairs, and the slots of the cache."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +9,7 @@ from transformers import Cache, DynamicCache
 
 from ...generation.cache import HOLE, RowSlots
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...generation.static.eligibility import state_key
 from .fixed import FixedPairs, ReadPrompt
 
 # Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
@@ -161,26 +161,32 @@ class PairGenerator(TreeCandidateGenerator):
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         if not self.can_be_fixed:
             return super().why_not_fixed(budget)
-        if budget.temperature is not None and budget.noise is None:
-            return "drafts are drawn, and their probabilities compared with the target's"
-        if budget.wants_node_probs:
-            return "an observer asks for the probabilities of drafted tokens"
-        if getattr(getattr(self.drafter, "rotary_emb", None), "rope_type", "default") in SWITCHING:
-            return "the drafter's rotary frequencies follow the length of the text"
-        return None
+        rotary = getattr(self.drafter, "rotary_emb", None)
+        reasons = {
+            "drafts are drawn, and their probabilities compared with the target's": gives_probs(budget),
+            "an observer asks for the probabilities of drafted tokens": budget.wants_node_probs,
+            "the drafter's rotary frequencies depend on the length of the text": rotary is not None
+            and rotary.rope_type in SWITCHING,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
+    def enter_fixed(self, num_slots: int, buffers: Any = None) -> FixedPairs:
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
         assert any(self.num_unread)  # else nothing can be drafted from
         pair, first = self.pending[0].features[0], self.read_unread()
-        prompt = ReadPrompt(self.slots, self.num_read, self.roots, first, pair, self.carried())
-        sizes = (num_slots, self.num_draft_slots, most_kept)
-        is_fit = isinstance(buffers, FixedPairs) and buffers.fits(prompt, *sizes)
-        fixed: FixedPairs = buffers if is_fit else FixedPairs(prompt, *sizes)
+        work = (self.num_draft_slots, self.deepest + 1, state_key(self.drafter, self.feature_layers, {}))
+        prompt = ReadPrompt(self.slots, self.num_read, self.roots, first, pair, self.carried(), work)
+        is_fit = isinstance(buffers, FixedPairs) and buffers.made_for == prompt.shapes
+        fixed: FixedPairs = buffers if is_fit else FixedPairs(prompt, num_slots)
         fixed.load(prompt)
         self.fixed, self._num_waiting, self.pending = fixed, [0] * len(self.num_read), []
         self.slots = RowSlots(DynamicCache(), self.slots.positions[:, :0])
         return fixed
+
+    @property
+    def deepest(self) -> int:
+        """The depth of the deepest tree that is drafted."""
+        raise NotImplementedError
 
     @property
     def num_draft_slots(self) -> int:
@@ -188,7 +194,7 @@ class PairGenerator(TreeCandidateGenerator):
         raise NotImplementedError
 
     def read_unread(self) -> Tensor:
-        """Read what waits, as ever: features `[rows, 1, k, hidden]` of the first pass, of rows without new pairs any."""
+        """Read what waits, as ever: features `[rows, 1, k, hidden]` of the first pass over each row's newest pairs."""
         raise NotImplementedError
 
     def carried(self) -> dict[str, Tensor]:
@@ -196,7 +202,7 @@ class PairGenerator(TreeCandidateGenerator):
         return {}
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
-        """Read the first `num` `[rows, 1]` of `[rows, pairs]` in fixed shapes; returns as [`PairGenerator.read_unread`].
+        """[`PairGenerator.read_unread`] of the first `num` `[rows, 1]` of `[rows, pairs]`, in fixed shapes.
 
         It changes `carried`, where that is kept, and writes keys and values; `lengths` come after it.
         """
@@ -216,29 +222,27 @@ class PairGenerator(TreeCandidateGenerator):
         return self.draft_fixed(budget, self.fixed.shown(max(self.num_read)))
 
     def commit_kept(self, kept: Kept) -> None:
-        """Let the new pairs wait; if there are too many, those that wait are read now."""
+        """Let the new pairs wait, in pieces if they are more than can; before a piece too many, what waits is read."""
         assert self.fixed is not None  # `enter_fixed` comes first
-        waiting = [old + new for old, new in zip(self._num_waiting, kept.num_new, strict=True)]
-        if max(waiting) > self.fixed.num_waiting_most:
-            self._catch_up()
-            waiting = list(kept.num_new)
-        self.fixed.add(kept)
-        self._num_waiting = waiting
+        assert kept.features is not None  # as above
+        most = self.fixed.most_waiting
+        for start in range(0, max(kept.num_new), most):
+            num_new = [min(max(num - start, 0), most) for num in kept.num_new]
+            if max(map(sum, zip(self._num_waiting, num_new, strict=True))) > most:
+                self._catch_up()
+            piece = slice(start, start + most)
+            num = (kept.num - start).clamp(0, most)
+            self.fixed.add(kept.token_ids[:, piece], kept.features[:, piece], num)
+            self._num_waiting = [old + new for old, new in zip(self._num_waiting, num_new, strict=True)]
 
     def _commit_fixed(self, committed: Committed) -> None:
-        """The same of pairs that the host knows, in pieces that can wait."""
+        """The same of pairs that the host knows."""
         assert committed.features is not None  # as above
-        assert self.fixed is not None  # the caller asked
-        device, most = self.fixed.roots.device, self.fixed.num_waiting_most
-        ids, features = committed.sequence_ids.to(device), committed.features.to(device)
-        first = [length - num for length, num in zip(committed.lengths, committed.num_new, strict=True)]
-        for start in range(0, features.shape[1], most):
-            piece = features[:, start : start + most]
-            num_new = tuple(min(max(num - start, 0), most) for num in committed.num_new)
-            columns = torch.tensor(first, device=device)[:, None] + start
-            columns = columns + torch.arange(piece.shape[1], device=device)
-            token_ids = ids.gather(1, columns.clamp(max=ids.shape[1] - 1))
-            self.commit_kept(Kept(token_ids, piece, torch.tensor(num_new, device=device)[:, None], num_new))
+        device, features = self.drafter.device, committed.features
+        ids, num_new = committed.sequence_ids, torch.tensor(committed.num_new, device=device)[:, None]
+        first = torch.tensor(committed.lengths, device=device)[:, None] - num_new
+        columns = (first + torch.arange(features.shape[1], device=device)).clamp(max=ids.shape[1] - 1)
+        self.commit_kept(Kept(ids.to(device).gather(1, columns), features, num_new, committed.num_new))
 
     def _catch_up(self) -> None:
         """Read the pairs that wait."""
@@ -256,3 +260,8 @@ class PairGenerator(TreeCandidateGenerator):
         first = self.read_pairs(fixed.token_ids[:, :width], fixed.features[:, :width], num)
         fixed.first.copy_(torch.where(num[..., None, None] > 0, first, fixed.first))
         fixed.take(num)
+
+
+def gives_probs(budget: DraftBudget) -> bool:
+    """Whether tokens are drawn, so that what they were drawn from is needed."""
+    return budget.temperature is not None and budget.noise is None

@@ -5,6 +5,7 @@ Computed once for a tree and a block size. Knows nothing of weights or tokens. S
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class DraftPass:
     def to(self, device: torch.device) -> "DraftPass":
         """The same pass with its tensors on a device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **moved, by_block_offset=tuple(part.to(device) for part in self.by_block_offset))
 
 
@@ -82,7 +83,7 @@ def _planned(tree: DraftTree, block_size: int) -> list[DraftPass]:
         above = {node: tree.path_to(node)[1:first_depth] for node in drafted}  # what stands before each block
         sources = [[paths.index(above[node]) for node in drafted], [depths[node] - first_depth for node in drafted]]
         sources.append([ranks[node] for node in drafted])
-        parent_of = [tree.parents[0, node].item() for node in drafted]
+        parent_of = tree.parents[0, drafted].tolist()
         parents = list(dict.fromkeys(parent_of))
         first_child = [parent_of.index(parent) for parent in parents]
         sibling_indices = [parent_of[:index].count(parent) for index, parent in enumerate(parent_of)]

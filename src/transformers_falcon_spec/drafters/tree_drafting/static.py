@@ -2,8 +2,8 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core.sampling import draw_distinct
 from ...core.tree import DraftTree
 from ...generation.drafting import Draft, DraftBudget
-from .fixed import FixedPairs
+from .fixed import FixedDraft, FixedPairs
 from .pairs import PairGenerator
 from .plan import DraftPass, draft_passes
 
@@ -106,6 +106,11 @@ class StaticTreeGenerator(PairGenerator):
         return filled
 
     @property
+    def deepest(self) -> int:
+        """The depth of the deepest tree that is drafted."""
+        return int(self.tree.depths.max())
+
+    @property
     def num_draft_slots(self) -> int:
         """The most tokens that are fed to draft a tree."""
         passes = draft_passes(self.tree, self.block_size, self.drafter.device)
@@ -115,9 +120,9 @@ class StaticTreeGenerator(PairGenerator):
         """The list of tokens that can be drafted, which is made for a call."""
         return {} if self.draft_token_ids is None else {"draft_token_ids": self.draft_token_ids}
 
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
+    def enter_fixed(self, num_slots: int, buffers: Any = None) -> FixedPairs:
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
-        fixed = super().enter_fixed(num_slots, most_kept, buffers)
+        fixed = super().enter_fixed(num_slots, buffers)
         self.draft_token_ids = fixed.carried.get("draft_token_ids")
         return fixed
 
@@ -134,21 +139,31 @@ class StaticTreeGenerator(PairGenerator):
     def draft_fixed(self, budget: DraftBudget, shown: int) -> Draft:
         """The static tree, cut to all of the budget but the depths of rows: nodes below these belong to nobody."""
         assert self.fixed is not None  # the caller asked
-        tree = self.within(self.tree, len(self.tree), budget)
-        passes = draft_passes(tree, self.block_size, self.drafter.device)
-        draft = self.fixed.draft(("static", tree, *draws_of(budget)), len(tree))
+        tree, device = self.within(self.tree, self.deepest, budget), self.drafter.device
+        passes, depth = draft_passes(tree, self.block_size, device), int(tree.depths.max())
+        fixed_noise, draws = drawn_ahead(budget, len(self.num_read), depth)
+        draft = self.fixed.draft(("static", tree, draws), len(tree))
         known = draft.constants
         if not known:
-            device = self.drafter.device
             known |= {"passes": passes, "parents": tree.parents.to(device), "depths": tree.depths.to(device)}
-        self.fixed.limit(tuple(min(depth, len(tree)) for depth in budget.depths))
 
         def work() -> None:
-            draft.token_ids.copy_(self.fill(passes, len(tree), budget, self.first_features(tree)).token_ids)
+            filled = self.fill(known["passes"], len(tree), fixed_noise, self.first_features(tree))
+            draft.token_ids.copy_(filled.token_ids)
             draft.parents.copy_(known["parents"].where(known["depths"] <= self.max_depths(), -1))
 
+        return self.filled(draft, depth, budget, shown, work)
+
+    def filled(
+        self, draft: FixedDraft, depth: int, budget: DraftBudget, shown: int, work: Callable[[], None]
+    ) -> Draft:
+        """What `work` writes to the buffers `draft`: trees of `depth` at most, or less where the budget gives less."""
+        assert self.fixed is not None  # the caller asked
+        depths = tuple(min(limit, depth) for limit in budget.depths)
+        self.fixed.limit(depths)
         self.fixed.fill(draft, shown, work)
-        return Draft(draft.token_ids, draft.parents, num_passes=len(passes))
+        num_passes = -(-depth // self.block_size)
+        return Draft(draft.token_ids, draft.parents, num_passes=num_passes, max_depth=max(depths))
 
     def _fill_part(self, filled: FilledTree, part: DraftPass, budget: DraftBudget, inputs: Any) -> None:
         """The tokens of one part of a pass, and what else is wanted of them."""
@@ -209,9 +224,13 @@ def fitted(tree: DraftTree, max_depth: int, num_nodes: int, is_chain: bool) -> D
     return tree.pruned(max_depth, num_nodes, is_chain)
 
 
-def draws_of(budget: DraftBudget) -> tuple[float | None, int | None]:
-    """What work on a budget holds of its draws: the temperature, and the address of the noise."""
-    return budget.temperature, None if budget.noise is None else budget.noise(0, 1).data_ptr()
+def drawn_ahead(budget: DraftBudget, num_rows: int, depth: int) -> tuple[DraftBudget, Any]:
+    """The budget with the noise of all draws down to `depth` in place, and what work on it holds of the draws."""
+    if budget.noise is None:
+        return budget, None
+    noises = {(row, at): budget.noise(row, at) for row in range(num_rows) for at in range(1, depth + 1)}
+    places = (budget.temperature, *(noise.data_ptr() for noise in noises.values()))
+    return replace(budget, noise=lambda row, at: noises[row, at]), places
 
 
 def parents_by_row(tree: DraftTree, depths: Sequence[int]) -> Tensor:
