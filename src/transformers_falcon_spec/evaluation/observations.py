@@ -138,6 +138,9 @@ class _ObservedGenerator(GrownTreeGenerator):
         self.lists = {}
         return super().propose(budget)
 
+    def why_not_fixed(self, budget: DraftBudget) -> str | None:  # noqa: ARG002  whatever it allows
+        return "the drafter's scores are observed"
+
     def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         self.latest = super().scores(logits, budget, depth)
         return self.latest

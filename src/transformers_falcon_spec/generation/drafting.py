@@ -169,12 +169,13 @@ class TreeCandidateGenerator(CandidateGenerator):
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         return f"a `{type(self).__name__}` drafts in shapes that follow the text"
 
-    def enter_fixed(self, num_slots: int, buffers: Any = None) -> Any:
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> Any:
         """Go on in fixed shapes: `propose` then writes drafts to the same tensors in every step and asks for no value.
 
         Call it when the prompt, or other text since the last proposal, is committed. There is room for `num_slots`
-        tokens, and for more where the text gets longer. Returns the buffers; a later call with the same drafter and
-        target may hand them in again, and goes on in them where they fit.
+        tokens, and for more where the text gets longer; a step usually keeps `most_kept` tokens of a row at most.
+        Returns the buffers; a later call with the same drafter and target, neither of them changed, may hand them in
+        again, and goes on in them where they fit.
         """
         raise NotImplementedError
 

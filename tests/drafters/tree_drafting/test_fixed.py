@@ -16,6 +16,14 @@ from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
 from transformers_falcon_spec.generation.static import state
 
 NUM_STEPS = 8
+FEW = (
+    "falcon-2 with a transition, static",
+    "falcon-2 of tokens, grown",
+    "eagle-3, grown",
+    "eagle-1, static",
+    "medusa",
+)
+ALL = [pytest.param(name, marks=() if name in FEW else pytest.mark.families) for name in DRAFTERS]
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +47,12 @@ def decode(twins: Twins, temperature: float | None = None, num_steps: int = NUM_
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ALL)
 def test_drafts_are_those_of_the_same_drafter_as_ever(name: str, num_rows: int) -> None:
     decode(Twins(name, num_rows))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ALL)
 def test_drafts_by_noise_are_those_of_the_same_drafter_as_ever(name: str) -> None:
     decode(Twins(name, num_rows=2, seed=5), temperature=0.7)
 
@@ -63,7 +71,7 @@ class TapedWork:
 
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ALL)
 def test_work_that_is_replayed_drafts_the_same(
     name: str, temperature: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +103,7 @@ def on_meta(twins: Twins) -> None:
 
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ALL)
 def test_nothing_is_asked_of_the_host(name: str, temperature: float | None) -> None:
     twins = Twins(name, num_rows=2)
     on_meta(twins)
@@ -108,15 +116,6 @@ def test_nothing_is_asked_of_the_host(name: str, temperature: float | None) -> N
 
     assert draft.token_ids.device.type == draft.parents.device.type == "meta"
     assert draft.token_ids.shape == draft.parents.shape
-
-
-FEW = (
-    "falcon-2 with a transition, static",
-    "falcon-2 of tokens, grown",
-    "eagle-3, grown",
-    "eagle-1, static",
-    "medusa",
-)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -142,7 +141,7 @@ def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(name: str, monkey
     decode(twins, num_steps=12)
 
     assert max(twins.fixed.num_read) > 32
-    assert twins.buffers.num_slots == (16 if name == "medusa" else 64)
+    assert (twins.buffers.num_slots > 32) == (name != "medusa")  # which keeps no more than the newest pair
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -87,7 +87,7 @@ class Twins:
         self._drawn: dict[tuple[int, int], torch.Tensor] = {}
         self.plain, self.fixed = (self._generator() for _ in range(2))
         self.give([self.rng.randint(4, 20) for _ in self.texts])
-        self.buffers = self.fixed.enter_fixed(num_slots, buffers)
+        self.buffers = self.fixed.enter_fixed(num_slots, MOST_KEPT, buffers)
 
     def _generator(self) -> Any:
         generator = torch.Generator().manual_seed(0)

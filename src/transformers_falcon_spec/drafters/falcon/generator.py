@@ -95,9 +95,9 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         state = {} if self._state is None else dict(zip(("hidden", "cell"), self._state, strict=True))
         return {**super().carried(), "tails": torch.stack(tails), **state}
 
-    def enter_fixed(self, num_slots: int, buffers: Any = None) -> FixedPairs:
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
-        fixed = super().enter_fixed(num_slots, buffers)
+        fixed = super().enter_fixed(num_slots, most_kept, buffers)
         self._tails = []
         if self._state is not None:
             self._state = (fixed.carried["hidden"], fixed.carried["cell"])

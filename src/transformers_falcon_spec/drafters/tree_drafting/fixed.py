@@ -31,15 +31,17 @@ class ReadPrompt:
     first: Tensor  # [rows, 1, k, hidden] features of the first pass of a draft
     pair: Tensor  # [pairs, feature_dim] any of the target's features
     carried: Mapping[str, Tensor]  # states of other kinds, each of a shape that does not depend on the text
-    work: tuple[int, int, Any]  # slots for drafted tokens, tokens of a step at most, and what else work depends on
+    num_draft_slots: int  # most tokens that are fed to draft a tree
+    most_kept: int  # of a step's tokens of a row, as a rule
 
     @property
     def shapes(self) -> Any:
-        """What buffers and work depend on besides the length of texts."""
+        """What buffers depend on besides the length of texts."""
         tensors = {"roots": self.roots, "first": self.first, "pair": self.pair[:0], **self.carried}
         for number, layer in enumerate(self.slots.cache.layers):
             tensors |= {f"keys {number}": layer.keys[:, :, 0], f"values {number}": layer.values[:, :, 0]}
-        return self.work, {name: (states.shape, states.dtype, states.device) for name, states in tensors.items()}
+        shapes = {name: (states.shape, states.dtype, states.device) for name, states in tensors.items()}
+        return shapes, self.num_draft_slots, self.most_kept
 
 
 @dataclass
@@ -60,9 +62,9 @@ class FixedPairs:
 
     def __init__(self, prompt: ReadPrompt, num_slots: int) -> None:
         num_rows, device = len(prompt.roots), prompt.roots.device
-        self.made_for, (num_draft_slots, self.most_kept, _) = prompt.shapes, prompt.work
+        self.made_for, self.most_kept = prompt.shapes, prompt.most_kept
         self.most_waiting = max(self.most_kept, LEAST_WAITING)
-        self.num_before = -(-(num_draft_slots + 1) // MULTIPLE) * MULTIPLE  # slots before those of the text
+        self.num_before = -(-(prompt.num_draft_slots + 1) // MULTIPLE) * MULTIPLE  # slots before those of the text
         self.num_slots = num_slots
         self.cache = SlotCache(len(prompt.slots.cache.layers), num_rows, self.num_before + num_slots, device)
         with torch.inference_mode(False):
@@ -93,15 +95,7 @@ class FixedPairs:
 
     def grow(self, num_slots: int) -> None:
         """Move the text to a larger cache; work is captured anew."""
-        old, self.num_slots = self.cache, num_slots
-        self.cache = SlotCache(len(old.layers), len(self.roots), self.num_before + num_slots, self.roots.device)
-        layers: Any = zip(self.cache.layers, old.layers, strict=True)
-        for mine, layer in layers:
-            if layer.is_initialized:
-                mine.lazy_initialization(layer.keys, layer.values)
-                mine.keys[:, :, : old.capacity].copy_(layer.keys)
-                mine.values[:, :, : old.capacity].copy_(layer.values)
-        self.cache.lengths.copy_(old.lengths)
+        self.cache, self.num_slots = self.cache.grown(self.num_before + num_slots), num_slots
         self._reads, self._drafts = {}, {}
 
     def add(self, token_ids: Tensor, features: Tensor, num: Tensor) -> None:

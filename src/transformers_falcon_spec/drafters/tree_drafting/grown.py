@@ -70,11 +70,6 @@ class GrownTreeGenerator(StaticTreeGenerator):
         return self.draft_static(self.tree, depths, budget, features)
 
     @property
-    def deepest(self) -> int:
-        """The depth of the deepest tree that is drafted, where nobody asks what passes cost."""
-        return max(super().deepest, self.drafter.tree_depth * self.drafter.is_tree_dynamic)
-
-    @property
     def num_draft_slots(self) -> int:
         """The most tokens that are fed to draft a tree."""
         num_static = super().num_draft_slots

@@ -9,7 +9,6 @@ from transformers import Cache, DynamicCache
 
 from ...generation.cache import HOLE, RowSlots
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
-from ...generation.static.eligibility import state_key
 from .fixed import FixedPairs, ReadPrompt
 
 # Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
@@ -60,7 +59,7 @@ class PairGenerator(TreeCandidateGenerator):
         self.pending: list[PendingPairs] = []  # of each row
         self.num_read: list[int] = []  # of each row the committed pairs read so far
         self.slots = RowSlots(DynamicCache(), torch.zeros(1, 0, dtype=torch.long))
-        self.fixed: FixedPairs | None = None  # the place of all these after `enter_fixed`; `num_read` stays
+        self.fixed: FixedPairs | None = None  # takes the place of all these but `num_read`
         self._num_waiting: list[int] = []  # of each row, there
 
     def commit(self, committed: Committed) -> None:
@@ -170,23 +169,18 @@ class PairGenerator(TreeCandidateGenerator):
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def enter_fixed(self, num_slots: int, buffers: Any = None) -> FixedPairs:
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
         assert any(self.num_unread)  # else nothing can be drafted from
         pair, first = self.pending[0].features[0], self.read_unread()
-        work = (self.num_draft_slots, self.deepest + 1, state_key(self.drafter, self.feature_layers, {}))
-        prompt = ReadPrompt(self.slots, self.num_read, self.roots, first, pair, self.carried(), work)
+        sizes = (self.num_draft_slots, most_kept)
+        prompt = ReadPrompt(self.slots, self.num_read, self.roots, first, pair, self.carried(), *sizes)
         is_fit = isinstance(buffers, FixedPairs) and buffers.made_for == prompt.shapes
         fixed: FixedPairs = buffers if is_fit else FixedPairs(prompt, num_slots)
         fixed.load(prompt)
         self.fixed, self._num_waiting, self.pending = fixed, [0] * len(self.num_read), []
         self.slots = RowSlots(DynamicCache(), self.slots.positions[:, :0])
         return fixed
-
-    @property
-    def deepest(self) -> int:
-        """The depth of the deepest tree that is drafted."""
-        raise NotImplementedError
 
     @property
     def num_draft_slots(self) -> int:

@@ -106,11 +106,6 @@ class StaticTreeGenerator(PairGenerator):
         return filled
 
     @property
-    def deepest(self) -> int:
-        """The depth of the deepest tree that is drafted."""
-        return int(self.tree.depths.max())
-
-    @property
     def num_draft_slots(self) -> int:
         """The most tokens that are fed to draft a tree."""
         passes = draft_passes(self.tree, self.block_size, self.drafter.device)
@@ -120,9 +115,9 @@ class StaticTreeGenerator(PairGenerator):
         """The list of tokens that can be drafted, which is made for a call."""
         return {} if self.draft_token_ids is None else {"draft_token_ids": self.draft_token_ids}
 
-    def enter_fixed(self, num_slots: int, buffers: Any = None) -> FixedPairs:
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
-        fixed = super().enter_fixed(num_slots, buffers)
+        fixed = super().enter_fixed(num_slots, most_kept, buffers)
         self.draft_token_ids = fixed.carried.get("draft_token_ids")
         return fixed
 
@@ -139,7 +134,7 @@ class StaticTreeGenerator(PairGenerator):
     def draft_fixed(self, budget: DraftBudget, shown: int) -> Draft:
         """The static tree, cut to all of the budget but the depths of rows: nodes below these belong to nobody."""
         assert self.fixed is not None  # the caller asked
-        tree, device = self.within(self.tree, self.deepest, budget), self.drafter.device
+        tree, device = self.within(self.tree, len(self.tree), budget), self.drafter.device
         passes, depth = draft_passes(tree, self.block_size, device), int(tree.depths.max())
         fixed_noise, draws = drawn_ahead(budget, len(self.num_read), depth)
         draft = self.fixed.draft(("static", tree, draws), len(tree))
