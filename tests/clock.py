@@ -20,7 +20,7 @@ class HandClock(threading.local):
     """
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self._is_reading = 0.0, False
 
     def __call__(self) -> float:
         return self.now
@@ -28,15 +28,22 @@ class HandClock(threading.local):
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Give it to every call of `generate` with a drafter."""
         loop: Any = sys.modules[LOOP]  # not imported here: the shape checks come first
-        read = loop.Target.read
-
-        @functools.wraps(read)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self.now += 1.0
-            return read(*args, **kwargs)
-
-        patch.setattr(loop.Target, "read", timed)
+        for kind in (loop.Target, loop.StaticTarget):
+            patch.setattr(kind, "read", self._timed(kind.read))
         give(patch, self)
+
+    def _timed(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(read)
+        def timed(target: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_reading:  # a target in fixed shapes may hand on to the other
+                self.now += 1.0
+            self._is_reading, was_reading = True, self._is_reading
+            try:
+                return read(target, *args, **kwargs)
+            finally:
+                self._is_reading = was_reading
+
+        return timed
 
 
 def give(patch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:

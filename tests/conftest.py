@@ -25,6 +25,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by huggingface_hub when it 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--static` decodes every call that allows it in fixed shapes, `--taped` also repeats the work as a captured graph does."""
+    for name in ("--static", "--taped"):
+        parser.addoption(name, action="store_true", help="decode in fixed shapes wherever a call allows it")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A run leaves out what takes long or needs more than this environment, unless `-m` names it."""
     asked = config.option.markexpr
@@ -75,6 +81,23 @@ def no_shape_checks() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", is_off)
+
+
+@pytest.fixture(autouse=True)
+def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  it comes first
+    """Calls that leave the step to the package decode in fixed shapes, if the command line asks for it."""
+    is_taped = request.config.getoption("--taped")
+    if LOOP not in sys.modules or not (is_taped or request.config.getoption("--static")):
+        return
+    module = "transformers_falcon_spec.generation.static.eligibility"
+    monkeypatch.setattr(f"{module}.is_wanted", lambda step, _device: step != "dynamic")
+    monkeypatch.setattr(
+        f"{LOOP}.note_step", lambda _notes, _sentence: None
+    )  # what the tests say of notes holds for growing shapes
+    if is_taped:
+        from tests import tape  # noqa: PLC0415  it imports the package
+
+        tape.install(monkeypatch)
 
 
 @pytest.fixture

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from transformers_falcon_spec.generation.static import graph
 
 
 class Tape(TorchDispatchMode):
@@ -33,3 +36,25 @@ def taped(work: Callable[[], object]) -> Callable[[], None]:
     with tape:
         work()
     return tape.replay
+
+
+def install(patch: pytest.MonkeyPatch) -> list[object]:
+    """Let all repeated work go through a tape, warmed up as on CUDA; returns a list that grows with every tape."""
+    tapes: list[object] = []
+
+    def capture(_device: Any, warm_up: graph.Work, work: graph.Work) -> graph.Work:
+        warm_up()
+        replay, num_calls = taped(work), 0  # recording runs the work, a capture does not
+        tapes.append(replay)
+
+        def run() -> None:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls > 1:
+                replay()
+
+        return run
+
+    patch.setattr(graph, "is_captured", lambda _device: True)
+    patch.setattr(graph, "capture", capture)
+    return tapes

@@ -37,6 +37,11 @@ from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, counts_of, tr
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
 
+def note_step(notes: list[str], sentence: str) -> None:
+    """Say which part of a step is not repeated in fixed shapes."""
+    notes.append(sentence)
+
+
 class SpeculativeDecoding:
     """One call of `generate` with a drafter; `run` returns what `generate` returns. `clock` gives all seconds."""
 
@@ -95,7 +100,8 @@ class SpeculativeDecoding:
                 f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
                 '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'
             )
-        notes += [] if reason is None else [f"The step is dynamic: {reason}."]
+        if reason is not None:
+            note_step(notes, f"The step is dynamic: {reason}.")
 
     def _notes(self, model: PreTrainedModel) -> list[str]:
         notes, num = [], self.processes.num
@@ -156,6 +162,8 @@ class SpeculativeDecoding:
             self.states.add_prompt(output.outputs)
             reason = self.target.enter(self.batch, self.config.max_length, output.logits.shape[-1])
             self._note_dynamic(reason, self.stats.notes)
+        if self.target.choice_reason is not None:
+            note_step(self.stats.notes, f"The host chooses tokens: {self.target.choice_reason}.")
         if self.target.state is not None and self.target.state.device.type == "cuda":
             self._timer, self.tuner.device = PhaseTimer(self.target.state.device), None
         num_read = prompt_len if output.features is None else output.features.shape[1]
@@ -186,7 +194,7 @@ class SpeculativeDecoding:
         if self.generator.fixed is None:
             self._draft_note = self.generator.why_not_fixed(budget)
             if self._draft_note is not None:
-                self.stats.notes.append(f"Drafts are made step by step: {self._draft_note}.")
+                note_step(self.stats.notes, f"Drafts are not made in fixed shapes: {self._draft_note}.")
                 return budget
             self.target.state.enter(self.generator, self.drafter, self.config.max_length)
         for row in range(len(self.batch)) if budget.noise else ():

@@ -49,6 +49,7 @@ class Target:
     """
 
     state: "StaticState | None" = None  # of a text that goes on in fixed shapes
+    choice_reason: str | None = None  # why the host chooses tokens, where the device could
     acceptance: "DeviceAcceptance | None" = None  # chooses tokens where the logits lie; None: the verifier does
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:

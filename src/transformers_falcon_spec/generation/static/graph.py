@@ -7,8 +7,29 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+Work = Callable[[], None]
+
 NUM_WARM_UPS = 2  # eager runs before a capture, in which libraries choose kernels and allocate what they keep
 _CAPTURING = threading.Lock()  # of the process: two captures at once disturb each other
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether work on a device can be captured."""
+    return device.type == "cuda"
+
+
+def capture(device: torch.device, warm_up: Work, work: Work) -> Work:
+    """Capture work after it was warmed up; what is returned replays it."""
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            warm_up()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            work()
+    return graph.replay
 
 
 class RepeatedWork:
@@ -21,35 +42,38 @@ class RepeatedWork:
 
     def __init__(self, device: torch.device, state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> None:
         self._device, self._state, self._is_open = device, tuple(state), is_open
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._replay: Work | None = None
         self.capture_seconds = 0.0
+        self.failure: str | None = None  # why it could not be captured, and so runs as it is
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Work) -> None:
         """Do the work; every call must be given the same one."""
-        if self._device.type != "cuda":
-            work()
-            return
-        if self._graph is None:
+        if self._replay is None and self.failure is None and is_captured(self._device):
             self._capture(work)
-        assert self._graph is not None  # just captured
-        self._graph.replay()
+        if self._replay is None:
+            work()
+        else:
+            self._replay()
 
-    def _capture(self, work: Callable[[], None]) -> None:
+    def _capture(self, work: Work) -> None:
         start = time.perf_counter()
+        try:
+            with _CAPTURING:
+                self._replay = capture(self._device, lambda: self._warm_up(work), work)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            self.failure = " ".join(str(error).split())
+        self.capture_seconds = time.perf_counter() - start
+
+    def _warm_up(self, work: Work) -> None:
+        """Do the work without effect on the text."""
         changed = self._state if self._is_open is None else (*self._state, self._is_open)
-        with _CAPTURING, torch.cuda.device(self._device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            saved = [tensor.clone() for tensor in changed]
-            with torch.cuda.stream(stream):
-                if self._is_open is not None:
-                    self._is_open.zero_()
-                for _ in range(NUM_WARM_UPS):
-                    work()
-                for tensor, before in zip(changed, saved, strict=True):
-                    tensor.copy_(before)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        saved = [tensor.clone() for tensor in changed]
+        try:
+            if self._is_open is not None:
+                self._is_open.zero_()
+            for _ in range(NUM_WARM_UPS):
                 work()
-        self._graph, self.capture_seconds = graph, time.perf_counter() - start
+        finally:
+            for tensor, before in zip(changed, saved, strict=True):
+                tensor.copy_(before)

@@ -28,7 +28,6 @@ class StaticTarget(Target):
     """
 
     state: StaticState | None = None
-    choice_reason: str | None = None  # why the host chooses tokens, if it does
     _num_tokens: list[int]  # of each row's text in the cache, as the host knows it
     _num_prompt: list[int]
     _columns: Tensor  # slot of each column of the dynamic cache
