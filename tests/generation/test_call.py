@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM, StaticCache, T5Config, T5ForConditionalGeneration
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LlamaForCausalLM,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from tests import runs
 from tests.doubles import RandomDrafter
-from tests.tiny import make_drafter, make_prompt, make_target
+from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import (
     DrafterPool,
     FalconSpecDrafter,
@@ -41,7 +48,6 @@ from transformers_falcon_spec.errors import (
             r"one sequence a prompt, but `num_return_sequences` is 2\. Set it to 1",
         ),
         ({"use_cache": False}, r"needs the target's cache\. Leave `use_cache` at True\."),
-        ({"cache_implementation": "static"}, r"needs a `DynamicCache`, but the call uses a `StaticCache`\. Leave out"),
         ({"synced_gpus": True}, r"`synced_gpus` is not supported with a drafter\."),
         ({"assistant_ensemble_weight": 0.5}, r"`assistant_ensemble_weight` mixes the drafter into the text"),
     ],
@@ -53,11 +59,45 @@ def test_options_that_do_not_go_with_a_drafter_are_refused(options: dict[str, An
         runs.drafted(target, RandomDrafter(), **options)
 
 
-def test_a_static_cache_of_the_users_is_refused() -> None:
-    target = make_target()
+@pytest.mark.parametrize("step", ["dynamic", "static"])
+@pytest.mark.parametrize("num_cached", [0, 5])
+def test_a_static_cache_is_served_and_a_dynamic_one_comes_back(num_cached: int, step: str) -> None:
+    target = in_double(make_target())
+    drafter = make_drafter(target)
+    drafter.generation_config.step = step
     cache = StaticCache(config=target.config, max_cache_len=64)
+    prompt, options = make_prompt(), {"attention_mask": torch.ones(1, 12, dtype=torch.long)}
+    plain = runs.plain(target, prompt, max_new_tokens=30, **options).sequences
+    if num_cached:
+        with torch.no_grad():
+            target(prompt[:, :num_cached], past_key_values=cache)
 
-    with pytest.raises(GenerationError, match="needs a `DynamicCache`, but the call uses a `StaticCache`"):
+    drafted = runs.drafted(target, drafter, prompt, max_new_tokens=20, past_key_values=cache, **options)
+    mask = torch.ones_like(drafted.sequences)
+    more = runs.plain(
+        target, drafted.sequences, max_new_tokens=10, past_key_values=drafted.past_key_values, attention_mask=mask
+    )
+
+    assert type(drafted.past_key_values) is DynamicCache
+    assert drafted.sequences.tolist() == plain[:, :32].tolist()
+    assert more.sequences.tolist() == plain.tolist()
+
+
+def test_cache_implementation_static_is_served() -> None:
+    target = in_double(make_target())
+
+    pair = runs.both(target, make_drafter(target), cache_implementation="static")
+
+    pair.assert_equal(is_kept=False)
+
+
+def test_a_filled_static_cache_of_windows_is_refused() -> None:
+    target = make_target("gemma3")
+    cache = StaticCache(config=target.config, max_cache_len=64)
+    with torch.no_grad():
+        target(make_prompt()[:, :5], past_key_values=cache)
+
+    with pytest.raises(GenerationError, match=r"`StaticCache` with sliding layers, filled with 5 tokens"):
         runs.drafted(target, RandomDrafter(), past_key_values=cache)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 
 from ..errors import GenerationError
 
@@ -18,6 +18,22 @@ ENDLESS = 2**31  # more tokens than any text has
 def new_cache(config: PreTrainedConfig) -> DynamicCache:
     """An empty cache for `config` that can be cropped, sliding layers included."""
     return prepared(DynamicCache(config=config))
+
+
+def growing(cache: Any, config: PreTrainedConfig) -> Any:
+    """A `DynamicCache` of what a `StaticCache` holds; any other cache as it is."""
+    if not isinstance(cache, StaticCache):
+        return cache
+    num_slots = int(cache.get_seq_length())
+    if num_slots and any(_is_sliding(layer) for layer in cache.layers):
+        raise GenerationError(
+            "The `past_key_values` must hold every token that a window may need again, but they are a `StaticCache` "
+            f"with sliding layers, filled with {num_slots} tokens. Pass the whole text without them."
+        )
+    dynamic = DynamicCache(config=config)
+    for index, layer in enumerate(cache.layers if num_slots else ()):
+        dynamic.update(layer.keys[:, :, :num_slots].clone(), layer.values[:, :, :num_slots].clone(), index)
+    return dynamic
 
 
 def prepared(cache: Cache) -> Any:

@@ -10,6 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..errors import GenerationError, OptionError
 from .adapters import row_adapters_gone_on_error
+from .cache import growing
 from .drafting import Drafter
 from .inputs import text_length
 from .loop import SpeculativeDecoding
@@ -37,6 +38,8 @@ def speculative_decoding(
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
         _check_call(model, input_ids, model_kwargs, generation_config)
+        cache = model_kwargs["past_key_values"]
+        model_kwargs["past_key_values"] = growing(cache, model.config.get_text_config(decoder=True))
         verifier = verifier_of(drafter, generation_config)
         if not verifier.asks_in_order:
             check_memoryless(logits_processor, f'verifier="{verifier.name}"')

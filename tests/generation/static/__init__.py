@@ -1,1 +1,0 @@
-"""Tests of `generation/static/`: decoding in tensors of fixed shape."""

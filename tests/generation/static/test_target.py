@@ -1,0 +1,121 @@
+"""Texts of the static step: those of the target alone, for every family that can be decoded in fixed shapes."""
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests import runs, tape
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.every_drafter import KINDS, every_drafter
+from tests.families import FAMILIES
+from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.static import acceptance
+from transformers_falcon_spec.generation.static.state import release
+
+# Families that cannot, and what the error says of them; all others can.
+TREELESS = "the target cannot read trees"
+INELIGIBLE = {
+    **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", "lfm2"), TREELESS),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v32_sparse"), "DynamicIndexedLayer"),
+    **dict.fromkeys(("gemma3n_shared_kv", "gemma4_shared_kv"), "DummyLayer"),
+}
+VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"]
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20},
+    "penalty": {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.2, "min_new_tokens": 4},
+}
+FIXED = [kind for kind in KINDS if kind.startswith(("falcon", "eagle", "medusa", "with an adapter"))]
+
+
+@lru_cache(maxsize=1)  # the tests of one family come one after the other
+def _target(family: str) -> PreTrainedModel:
+    return in_double(make_target(family, seed=7))
+
+
+def _static(drafter: Any) -> Any:
+    drafter.generation_config.step = "static"
+    return drafter
+
+
+@pytest.fixture
+def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The nodes of each draft that was accepted on the device."""
+    steps: list[int] = []
+    accept = acceptance.DeviceAcceptance.accept
+
+    def counted(self: Any, draft: Any) -> Any:
+        steps.append(draft.token_ids.shape[1])
+        return accept(self, draft)
+
+    monkeypatch.setattr(acceptance.DeviceAcceptance, "accept", counted)
+    return steps
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampling"])
+@pytest.mark.parametrize("family", [family for family in VERIFYING if family not in INELIGIBLE])
+def test_the_text_is_the_targets_own(family: str, mode: str, device_steps: list[int]) -> None:
+    options = {"max_new_tokens": 16, **MODES[mode]}
+    target = _target(family)
+    plain = runs.plain(target, **options).sequences
+    drafter = InformedDrafter(RandomDrafter(num_nodes=12), plain)
+
+    pair = runs.both(target, _static(drafter), **options)
+
+    pair.assert_equal()
+    assert max(device_steps) > 1
+    assert pair.stats.num_accepted > 0
+
+
+@pytest.mark.parametrize("family", INELIGIBLE)
+def test_other_families_are_named_with_the_reason(family: str) -> None:
+    with pytest.raises(GenerationError, match=f'`step="static"`.*{INELIGIBLE[family]}'):
+        runs.drafted(_target(family), _static(RandomDrafter()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", FIXED)
+def test_drafts_in_fixed_shapes_are_those_in_growing_ones(kind: str, mode: str, device_steps: list[int]) -> None:
+    target = _target("llama")
+    drafter, options = every_drafter(kind, target), {"max_new_tokens": 32, **MODES[mode]}
+    options_of = getattr(drafter, "get_base_model", lambda: drafter)().generation_config
+    options_of.tune, options_of.step = False, "dynamic"
+    growing = runs.drafted(target, drafter, **options).speculation
+    options_of.step = "static"
+
+    pair = runs.both(target, drafter, **options)
+
+    pair.assert_equal(is_kept=False)
+    assert not pair.stats.notes
+    assert pair.stats.num_drafted == growing.num_drafted > 0
+    assert pair.stats.acceptance_histogram == growing.acceptance_histogram
+    assert pair.stats.coverage_by_depth == pytest.approx(growing.coverage_by_depth, abs=1e-5)
+    assert max(device_steps) > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("kind", FIXED)
+def test_a_replay_repeats_the_step(kind: str, num_rows: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = _target("llama")
+    drafter, options = every_drafter(kind, target), {"max_new_tokens": 24, **MODES[mode]}
+    prompt = torch.cat([make_prompt(seed=row) for row in range(num_rows)])
+    mask = torch.ones_like(prompt)
+    mask[-1, : 5 * (num_rows > 1)] = 0
+    inner = getattr(drafter, "get_base_model", lambda: drafter)()
+    inner.generation_config.tune, inner.generation_config.step = False, "static"
+    eager = runs.drafted(target, drafter, prompt, attention_mask=mask, **options)
+    release(target)  # so that everything is captured
+    tapes = tape.install(monkeypatch)
+
+    replayed = runs.drafted(target, drafter, prompt, attention_mask=mask, **options)
+
+    assert len(tapes) > 2  # reading, accepting and drafting
+    assert replayed.sequences.tolist() == eager.sequences.tolist()
+    assert replayed.speculation.acceptance_histogram == eager.speculation.acceptance_histogram
+    assert replayed.speculation.num_drafted == eager.speculation.num_drafted > 0
+    release(target)  # the tapes are of this test
