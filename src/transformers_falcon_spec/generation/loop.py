@@ -147,6 +147,9 @@ class SpeculativeDecoding:
         self.stats.packed_bytes = self.packed.num_bytes
         if self.packed.failure is not None:
             self.stats.notes.append(f"Weights could not be packed, and were read as they are: {self.packed.failure}.")
+        if self.target.capture_failure is not None:
+            failure = f"Some of the work could not be captured and ran without: {self.target.capture_failure}."
+            note_step(self.stats.notes, failure)
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
         self.stats.tuning = self.tuner.to_json()

@@ -21,6 +21,7 @@ TREELESS = "the target cannot read trees"
 INELIGIBLE = {
     **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", "lfm2"), TREELESS),
     **dict.fromkeys(("deepseek_v32", "deepseek_v32_sparse"), "DynamicIndexedLayer"),
+    "longcat_flash": "asks the host which of its experts have tokens",
     **dict.fromkeys(("gemma3n_shared_kv", "gemma4_shared_kv"), "DummyLayer"),
 }
 VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"]

@@ -34,7 +34,7 @@ class RowStep:
             self.draws.set_state(self.draw_states[self.path.path.index(node)], self.device)
 
 
-class _PathBuffers:
+class PathBuffers:
     """Accepted paths of a fixed depth, with their tokens and features."""
 
     def __init__(self, num_rows: int, depth: int, device: torch.device, features: Tensor | None) -> None:
@@ -56,7 +56,7 @@ class DeviceAcceptance:
         self._scoring = state.scoring(batch.processors, vocab_size)
         self._num_drawn = [0] * len(batch)  # noises of the coming draws that are in the buffers
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
-        self._paths: _PathBuffers | None = None  # of the newest step
+        self._paths: PathBuffers | None = None  # of the newest step
         self.num_kept: list[int] = []  # in the newest step, by row
         self.reset()
 
@@ -99,14 +99,14 @@ class DeviceAcceptance:
                 self._draw(row, depth + 1)
         key = (depth, None if buffers.features is None else buffers.features.shape[-1])
         if key not in state.paths:
-            state.paths[key] = _PathBuffers(len(batch), depth, state.device, buffers.features)
+            state.paths[key] = PathBuffers(len(batch), depth, state.device, buffers.features)
         self._paths = paths = state.paths[key]
         work_key = ("accept", buffers.token_ids.shape[1], key, batch.do_sample, self._scoring)
         changed = (state.roots, *self._scoring.state)
         state.work(work_key, changed, state.is_open).run(lambda: self._run(buffers, paths, depth))
         return self._read(paths, depth)
 
-    def _run(self, buffers: TreeBuffers, paths: _PathBuffers, depth: int) -> None:
+    def _run(self, buffers: TreeBuffers, paths: PathBuffers, depth: int) -> None:
         """Choose, walk and keep; the work that is captured."""
         state, scoring = self._state, self._scoring
         node, is_on = torch.zeros_like(state.roots), state.is_open
@@ -145,7 +145,7 @@ class DeviceAcceptance:
         parts = (num_kept, is_valid, num_nodes, max_depth, path, token_ids, torch.cat(shares, dim=-1))
         paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
 
-    def _read(self, paths: _PathBuffers, depth: int) -> list[RowStep]:
+    def _read(self, paths: PathBuffers, depth: int) -> list[RowStep]:
         """Each row's part of the report: the one thing that the host waits for."""
         steps, length = [], depth + 1
         for row, entries in enumerate(paths.report.tolist()):

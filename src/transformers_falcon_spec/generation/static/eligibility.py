@@ -12,6 +12,7 @@ from .scoring import obstacle_to
 from .state import weights_key
 
 BUSY = "another call decodes with the target in fixed shapes"
+_ASKING = {"longcat_flash"}  # model types whose forward asks the host, whatever the options
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
 
 
@@ -26,6 +27,7 @@ def why_not_static(model: PreTrainedModel, form: str, num_processes: int, has_ho
     reasons = {
         "several processes write the text together": num_processes > 1,
         "the target cannot read trees": form != "tree",
+        "the target asks the host which of its experts have tokens": model.config.model_type in _ASKING,
         "hooks may not fire in the target": not has_hooks,
         "parts of the target are spread over several devices": is_spread(model),
         "the target's weights are quantised": getattr(model, "hf_quantizer", None) is not None,

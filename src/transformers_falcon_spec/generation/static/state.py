@@ -142,6 +142,11 @@ class StaticState:
         return sum(work.capture_seconds for work in self._work.values())
 
     @property
+    def failure(self) -> str | None:
+        """Why some of the work could not be captured and runs as it is; None if all could."""
+        return next((work.failure for work in self._work.values() if work.failure is not None), None)
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the cache and of the trees' buffers."""
         buffers = [

@@ -1,20 +1,23 @@
 """The target that reads trees in shapes of a few fixed sizes, so that a forward can be captured and repeated."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ...core.masks import additive, slot_mask
 from ...core.tree import DraftTree
 from .. import cache as cache_file
 from ..inputs import tensors_in
 from ..model_parts import masks_by_kind
+from ..modes import attribute_set
 from ..sequence_batch import SequenceBatch
 from ..target import Form, Target, TargetOutput
 from ..tree_attention import tree_attention
+from . import graph
 from .acceptance import DeviceAcceptance
 from .eligibility import BUSY, state_key, why_host_chooses
 from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, shown_slots, state_of, vacate
@@ -131,7 +134,7 @@ class StaticTarget(Target):
         inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
         inputs["attention_mask"] = masks_by_kind(self.config, masks)
-        with tree_attention(self.model):
+        with tree_attention(self.model), batched_experts(self.model):
             outputs = self.model(
                 **inputs,
                 **self._not_asked,
@@ -173,6 +176,7 @@ class StaticTarget(Target):
         if self.state is None:
             return
         vacate(self.model)
+        self.capture_failure = self.state.failure
         static, self.state, self.acceptance = self.state.cache, None, None
         num_columns = self._columns.shape[1]
         num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
@@ -183,3 +187,14 @@ class StaticTarget(Target):
         sources = torch.cat([self._columns, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
         cache_file.take_over(self.cache, static.layers, sources)
         self.slots.append(torch.where(added, num_columns + steps, cache_file.HOLE), num_new)
+
+
+def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside, experts are computed without asking the host how many tokens each of them has, where that is captured."""
+    if not graph.is_captured(model.device) or not model._can_set_experts_implementation():
+        return nullcontext()
+    config = model.config.get_text_config(decoder=True)
+    is_fast = (
+        config._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16
+    )  # it knows no other type
+    return nullcontext() if is_fast else attribute_set(config, "_experts_implementation", "batched_mm")

@@ -1,0 +1,75 @@
+"""Repeated work: it runs as it is on a CPU, and where it can be captured it is warmed up without a trace."""
+
+import pytest
+import torch
+
+from tests import tape
+from tests.doubles import RandomDrafter
+from tests.runs import both
+from tests.tiny import in_double, make_target
+from transformers_falcon_spec.generation.static import graph
+from transformers_falcon_spec.generation.static.graph import RepeatedWork
+
+CPU = torch.device("cpu")
+
+
+def test_work_simply_runs_on_a_cpu() -> None:
+    total = torch.zeros(1)
+    work = RepeatedWork(CPU)
+
+    for _ in range(3):
+        work.run(lambda: total.add_(1))
+
+    assert total.item() == 3
+    assert work.capture_seconds == 0
+
+
+def test_a_capture_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape.install(monkeypatch)
+    total, is_open = torch.zeros(1), torch.ones(1, dtype=torch.bool)
+    seen: list[bool] = []
+    work = RepeatedWork(CPU, (total,), is_open)
+
+    def count() -> None:
+        seen.append(bool(is_open))
+        total.add_(is_open)
+
+    for _ in range(4):
+        work.run(count)
+
+    assert total.item() == 4
+    assert seen == [False] * graph.NUM_WARM_UPS + [True]  # then Python is out of it
+    assert work.capture_seconds > 0
+
+
+def test_a_tape_finds_what_a_capture_would_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape.install(monkeypatch)
+    total, number = torch.zeros(1), 0
+    work = RepeatedWork(CPU)
+
+    def frozen() -> None:
+        nonlocal number
+        number += 1
+        total.fill_(number)
+
+    for _ in range(4):
+        work.run(frozen)
+
+    assert total.item() == graph.NUM_WARM_UPS + 1
+
+
+def test_without_memory_for_graphs_the_work_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\n  Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(graph, "is_captured", lambda _device: True)
+    monkeypatch.setattr(graph, "capture", fails)
+    drafter = RandomDrafter()
+    drafter.generation_config.step = "static"
+
+    pair = both(in_double(make_target()), drafter)
+
+    pair.assert_equal(is_kept=False)
+    assert "Some of the work could not be captured and ran without: CUDA out of memory. Tried to allocate 2 GiB." in (
+        pair.stats.notes
+    )

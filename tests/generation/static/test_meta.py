@@ -1,0 +1,59 @@
+"""The work of a step asks the host for nothing: it runs on the meta device, where every question raises."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from tests.families import FAMILIES, VOCAB_SIZE
+from tests.generation.static.test_target import INELIGIBLE, VERIFYING
+from transformers_falcon_spec.generation.inputs import StepInputs
+from transformers_falcon_spec.generation.static import graph
+from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance, PathBuffers
+from transformers_falcon_spec.generation.static.scoring import DeviceScoring
+from transformers_falcon_spec.generation.static.state import StaticState
+from transformers_falcon_spec.generation.static.target import StaticTarget
+
+META, NUM_ROWS, DEPTH = torch.device("meta"), 2, 4
+SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
+
+
+def _target(family: str) -> StaticTarget:
+    """A target without weights, in the middle of a text, as after its prefill."""
+    row = FAMILIES[family]
+    with META:
+        model = AutoModelForCausalLM.from_config(getattr(transformers, row.config)(**row.fields)).eval()
+    target = StaticTarget(model, (-1,))
+    offsets = torch.zeros(NUM_ROWS, 1, dtype=torch.long, device=META)
+    target.state, target._inputs = StaticState(target.config.num_hidden_layers, offsets, 256), StepInputs(offsets)
+    return target
+
+
+@pytest.mark.parametrize("family", [family for family in VERIFYING if family not in INELIGIBLE])
+def test_reading_and_accepting_ask_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "is_captured", lambda _device: True)  # experts are computed as they are there
+    target = _target(family)
+    state = target.state
+    assert state is not None
+    buffers = state.tree(8)
+    processors = target.model._get_logits_processor(GenerationConfig(**SAMPLING), 12, device="cpu")
+    acceptance = object.__new__(DeviceAcceptance)
+    acceptance._state, acceptance._batch = state, SimpleNamespace(do_sample=True)
+    acceptance._scoring = DeviceScoring(processors, NUM_ROWS, VOCAB_SIZE, META)
+    state.noise = [torch.ones(NUM_ROWS, VOCAB_SIZE, device=META) for _ in range(DEPTH + 1)]
+
+    with torch.no_grad(), target.feature_hooks.active():
+        target._read_static(state, buffers, 256)
+        assert buffers.features is not None
+        paths = PathBuffers(NUM_ROWS, DEPTH, META, buffers.features)
+        acceptance._run(buffers, paths, DEPTH)
+
+    assert buffers.logits.shape[:2] == (NUM_ROWS, 8)
+    assert len(processors) == 4
+
+
+def test_a_question_to_the_host_would_be_noticed() -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        int(torch.zeros(1, device=META))

@@ -1,0 +1,206 @@
+"""What the static step keeps between calls: it serves later ones, is never stale, bounded, and holds no model."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import PreTrainedModel, StoppingCriteriaList
+
+from tests import runs, tape
+from tests.tiny import in_double, make_drafter, make_prompt, make_target
+from transformers_falcon_spec.generation.static import state as states
+from transformers_falcon_spec.generation.static.state import StaticState, bucket, release, shown_slots, states_of
+
+OPTIONS = {"max_new_tokens": 16}
+LORA = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+
+
+def _pair() -> tuple[PreTrainedModel, Any]:
+    target = in_double(make_target())
+    return target, _static(make_drafter(target, block_size=2))
+
+
+def _static(drafter: Any) -> Any:
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    return drafter
+
+
+@pytest.fixture
+def tapes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    return tape.install(monkeypatch)
+
+
+def test_a_later_call_repeats_the_work_of_the_first(tapes: list[object]) -> None:
+    target, drafter = _pair()
+    runs.both(target, drafter, **OPTIONS).assert_equal(is_kept=False)
+    num_tapes = len(tapes)
+
+    for seed in range(3):
+        runs.both(target, drafter, make_prompt(9 + seed, seed), **OPTIONS).assert_equal(is_kept=False)
+
+    assert num_tapes > 2
+    assert len(tapes) == num_tapes
+    assert len(states_of(target)) == 1
+
+
+def _weights_moved(target: PreTrainedModel) -> None:
+    for weight in target.parameters():
+        weight.data = weight.data * 1.5
+
+
+def _weights_changed_in_place(target: PreTrainedModel) -> None:
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.mul_(1.5)
+
+
+def _another_attention(target: PreTrainedModel) -> None:
+    target.set_attn_implementation("eager")
+
+
+def _another_type(target: PreTrainedModel) -> None:
+    target.float()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_weights_moved, _weights_changed_in_place, _another_attention, _another_type],
+    ids=lambda each: each.__name__,
+)
+def test_nothing_is_stale_after_the_target_changed(
+    change: Callable[[PreTrainedModel], None], tapes: list[object]
+) -> None:
+    target, drafter = _pair()
+    runs.drafted(target, drafter, **OPTIONS)
+    num_tapes = len(tapes)
+
+    change(target)
+    drafter.to(target.dtype)
+    pair = runs.both(target, drafter, **OPTIONS)
+
+    pair.assert_equal(is_kept=False)
+    assert (len(tapes) > num_tapes) == (change is not _weights_changed_in_place)
+
+
+def test_nothing_is_stale_after_adapters_were_switched(tapes: list[object]) -> None:  # noqa: ARG001  it repeats work
+    target, drafter = _pair()
+    model = peft.get_peft_model(target, LORA)
+    model.add_adapter("other", LORA)
+    texts = []
+    for name in ("default", "other", "default"):
+        model.set_adapter(name)
+        pair = runs.both(target, drafter, **OPTIONS)
+        pair.assert_equal(is_kept=False)
+        texts.append(pair.plain.sequences.tolist())
+    with model.disable_adapter():
+        runs.both(target, drafter, **OPTIONS).assert_equal(is_kept=False)
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_the_drafters_weights_may_change_too(tapes: list[object]) -> None:  # noqa: ARG001
+    target, drafter = _pair()
+    runs.drafted(target, drafter, **OPTIONS)
+    for weight in drafter.parameters():
+        weight.data = torch.randn_like(weight)
+
+    fresh = _static(make_drafter(target, block_size=2))
+    fresh.load_state_dict(drafter.state_dict())
+
+    changed, expected = (runs.drafted(target, each, **OPTIONS).speculation for each in (drafter, fresh))
+    assert changed.acceptance_histogram == expected.acceptance_histogram
+
+
+def test_a_second_call_at_the_same_time_grows_its_shapes() -> None:
+    target, drafter = _pair()
+    inner: list[Any] = []
+
+    def other(ids: torch.Tensor, _scores: Any) -> torch.Tensor:
+        if ids.shape[1] > 15 and not inner:
+            thread = threading.Thread(target=lambda: inner.append(runs.seedless(target, drafter, **OPTIONS)))
+            thread.start()
+            thread.join()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    outer = runs.drafted(target, drafter, stopping_criteria=StoppingCriteriaList([other]), **OPTIONS)
+
+    plain = runs.plain(target, **OPTIONS).sequences.tolist()
+    assert outer.sequences.tolist() == inner[0].sequences.tolist() == plain
+    assert not outer.speculation.notes
+    assert inner[0].speculation.notes == ["The step is dynamic: another call decodes with the target in fixed shapes."]
+    runs.both(target, drafter, **OPTIONS).assert_equal(is_kept=False)
+    assert not runs.drafted(target, drafter, **OPTIONS).speculation.notes
+
+
+def test_a_call_that_ends_with_an_error_leaves_the_target_to_others() -> None:
+    target, drafter = _pair()
+
+    def fails(ids: torch.Tensor, _scores: Any) -> torch.Tensor:
+        if ids.shape[1] > 15:
+            raise KeyboardInterrupt
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.drafted(target, drafter, stopping_criteria=StoppingCriteriaList([fails]), **OPTIONS)
+
+    pair = runs.both(target, drafter, **OPTIONS)
+    pair.assert_equal(is_kept=False)
+    assert not pair.stats.notes
+
+
+def test_what_is_kept_is_bounded_over_many_calls() -> None:
+    target, drafter = _pair()
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        num_rows, length, mode = (int(torch.randint(most, (), generator=draw)) for most in (4, 9, 4))
+        prompt = torch.cat([make_prompt(4 + length, row) for row in range(num_rows + 1)])
+        options: dict[str, Any] = [
+            {},
+            {"do_sample": True, "temperature": 0.5 + length / 10},
+            {"repetition_penalty": 1.1 + length / 10},
+            {"do_sample": True, "top_k": 3 + length},
+        ][mode]
+        runs.drafted(target, drafter, prompt, max_new_tokens=4, attention_mask=torch.ones_like(prompt), **options)
+
+        assert len(states_of(target)) <= states.MOST_STATES
+        for each in states_of(target):
+            assert len(each.scorings) <= states.MOST_SCORINGS
+            assert each.num_graphs <= 2 + 2 * states.MOST_SCORINGS
+
+    release(target)
+    assert not states_of(target)
+
+
+def test_nothing_names_the_models(tapes: list[object]) -> None:
+    target, drafter = _pair()
+    runs.drafted(target, drafter, do_sample=True, **OPTIONS)
+    references = weakref.ref(target), weakref.ref(drafter)
+
+    tapes.clear()  # they hold the operations' tensors, as graphs do
+    del target, drafter
+    gc.collect()
+
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_a_text_that_outgrows_its_slots_goes_on(monkeypatch: pytest.MonkeyPatch, tapes: list[object]) -> None:  # noqa: ARG001
+    monkeypatch.setattr(states, "LEAST_SLOTS", 16)
+    monkeypatch.setattr("transformers_falcon_spec.generation.static.target.LEAST_SLOTS", 16)
+    monkeypatch.setattr("transformers_falcon_spec.generation.static.target.MOST_AHEAD", 4)
+    target, drafter = _pair()
+    grown = []
+    grow = StaticState.grow
+    monkeypatch.setattr(StaticState, "grow", lambda self, capacity: (grown.append(capacity), grow(self, capacity)))
+
+    runs.both(target, drafter, max_new_tokens=80).assert_equal(is_kept=False)
+
+    assert grown == [64, 128]
+
+
+def test_sizes_are_buckets() -> None:
+    assert [bucket(num) for num in (1, 2, 8, 9, 512)] == [1, 8, 8, 16, 512]
+    assert [shown_slots(num) for num in (1, 256, 257, 1025)] == [256, 256, 512, 2048]
