@@ -11,6 +11,7 @@ from tests.batches import Prompts
 from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
 from tests.drafters.medusa.makers import make_medusa
 from tests.drafters.texts import Text, paths
+from tests.drafters.tree_drafting.twins import Twins, assert_same
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import (
     DrafterMismatchError,
@@ -79,6 +80,31 @@ def test_each_drafts_what_it_would_alone() -> None:
         found = generator.propose(DraftBudget((100,), 9, drafter=drafter))
 
         assert paths(found) == paths(alone[drafter].propose(budget))
+
+
+@torch.no_grad()
+def test_in_fixed_shapes_each_drafts_what_it_does_as_ever() -> None:
+    model = make_eagle_target()
+    pool = DrafterPool([*make_pool(model).members][:3])
+    first = Twins("eagle, falcon, medusa", num_rows=2, pair=(model, pool))
+    twins = Twins("the same", num_rows=2, seed=1, pair=(model, pool), buffers=first.buffers)
+
+    for step, drafter in enumerate((1, 0, 2, 1, 2, 0, 0)):
+        plain, drafted = twins.drafts((100, 3), drafter=drafter)
+        assert_same(plain, drafted, 2)
+        twins.give((1 + step % 4, 3), is_kept=True)
+
+    assert list(twins.buffers) == list(first.buffers)
+
+
+def test_a_pool_with_a_drafter_that_cannot_is_not_fixed() -> None:
+    model = make_eagle_target()
+    pool = make_pool(model)
+    generator = pool.candidate_generator(Target(model, pool.feature_layers), 1000, torch.Generator())
+
+    reason = generator.why_not_fixed(DraftBudget((4,), 8))
+
+    assert reason == "a `LookaheadCandidateGenerator` drafts in shapes that follow the text"
 
 
 def test_without_a_tuner_the_first_one_drafts() -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..errors import OptionError
 from ..generation.adapters import check_drafter_adapter, unwrapped
 from ..generation.distributed import SINGLE_PROCESS, JoiningDrafter, Processes
-from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ..generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ..generation.options import SpeculationConfig
 from ..generation.verifier import verifier_named
 from .base import DrafterModel, LoopOnly
@@ -142,6 +142,25 @@ class PoolGenerator(TreeCandidateGenerator):
         for generator, (start, end) in zip(self.generators, self._columns, strict=True):
             own = features[..., start:end] if features is not None and end > start else None
             generator.commit(replace(committed, features=own))
+
+    def why_not_fixed(self, budget: DraftBudget) -> str | None:
+        """The reason of the first one that cannot draft in fixed shapes."""
+        return next(filter(None, (generator.why_not_fixed(budget) for generator in self.generators)), None)
+
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> tuple[Any, ...]:
+        """Let all of them go on in fixed shapes."""
+        own = [None] * len(self.generators) if buffers is None else buffers
+        self.fixed = tuple(
+            generator.enter_fixed(num_slots, most_kept, each)
+            for generator, each in zip(self.generators, own, strict=True)
+        )
+        return self.fixed
+
+    def commit_kept(self, kept: Kept) -> None:
+        """Hand everyone the text and the features that it reads."""
+        for generator, (start, end) in zip(self.generators, self._columns, strict=True):
+            assert kept.features is not None  # drafters that can be fixed read at least one layer
+            generator.commit_kept(replace(kept, features=kept.features[..., start:end]))
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The draft of the drafter that the budget names."""

@@ -60,6 +60,23 @@ def test_it_is_an_lstm_with_the_weights_of_one() -> None:
     }
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_token_by_token_the_state_after_some_of_the_rows_is_that_of_reading_them_alone(num_layers: int) -> None:
+    lstm = Recurrence(4, 3, num_layers=num_layers, batch_first=True).double()
+    rows, num = torch.randn(4, 5, 4, dtype=torch.double), [0, 1, 4, 5]
+    state = (torch.randn(num_layers, 4, 3, dtype=torch.double), torch.randn(num_layers, 4, 3, dtype=torch.double))
+
+    outputs, after = lstm.stepwise(rows, state, torch.tensor(num)[:, None])
+
+    for row, length in enumerate(num):
+        before = tuple(part[:, row : row + 1].contiguous() for part in state)
+        alone, alone_after = lstm(rows[row : row + 1, :length], before) if length else (rows[:1, :0, :3], before)
+        torch.testing.assert_close(outputs[row, :length], alone[0])
+        for part, alone_part in zip(after, alone_after, strict=True):
+            torch.testing.assert_close(part[:, row], alone_part[:, 0])
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

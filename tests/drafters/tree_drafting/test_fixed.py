@@ -176,6 +176,17 @@ def test_buffers_of_another_number_of_rows_are_left_alone(name: str) -> None:
     assert second.buffers is not first.buffers
 
 
+def test_buffers_made_in_inference_mode_serve_calls_without_it() -> None:
+    with torch.inference_mode():
+        first = Twins(FEW[0], num_rows=2)
+        decode(first, temperature=0.5)
+    second = Twins(FEW[0], num_rows=2, seed=9, buffers=first.buffers, pair=(first.model, first.drafter))
+
+    decode(second, temperature=0.5)
+
+    assert second.buffers is first.buffers
+
+
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [

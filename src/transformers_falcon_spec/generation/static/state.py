@@ -42,8 +42,9 @@ def weights_key(model: nn.Module) -> int:
 
 
 def deepest(drafter: Any) -> int:
-    """The depth of the deepest tree of a drafter that drafts trees."""
-    return max(int(drafter.draft_tree.depths.max()), drafter.tree_depth if drafter.is_tree_dynamic else 0)
+    """The depth of the deepest tree of a drafter that drafts trees, or of a pool of such."""
+    static = [int(member.draft_tree.depths.max()) for member in drafter.members]
+    return max(*static, *(member.tree_depth * member.is_tree_dynamic for member in drafter.members))
 
 
 class TreeBuffers:
