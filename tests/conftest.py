@@ -84,7 +84,7 @@ def no_shape_checks() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  it comes first
+def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that leave the step to the package decode in fixed shapes, if the command line asks for it."""
     is_taped = request.config.getoption("--taped")
     if LOOP not in sys.modules or not (is_taped or request.config.getoption("--static")):

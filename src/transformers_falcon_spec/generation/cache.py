@@ -30,8 +30,8 @@ def growing(cache: Any, config: PreTrainedConfig) -> Any:
             "The `past_key_values` must hold every token that a window may need again, but they are a `StaticCache` "
             f"with sliding layers, filled with {num_slots} tokens. Pass the whole text without them."
         )
-    dynamic = DynamicCache(config=config)
-    for index, layer in enumerate(cache.layers if num_slots else ()):
+    dynamic, layers = DynamicCache(config=config), list[Any](cache.layers)
+    for index, layer in enumerate(layers if num_slots else ()):
         dynamic.update(layer.keys[:, :, :num_slots].clone(), layer.values[:, :, :num_slots].clone(), index)
     return dynamic
 

@@ -62,7 +62,8 @@ class SpeculativeDecoding:
         self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_rng())
         self.generator.clock = clock
         self.verifier = batch.verifier
-        self.drafter, self._draft_note = drafter, None
+        self.drafter = drafter
+        self._draft_note: str | None = None  # why drafts are not made in fixed shapes, where the text is
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])

@@ -87,7 +87,7 @@ def test_nothing_is_stale_after_the_target_changed(
     assert (len(tapes) > num_tapes) == (change is not _weights_changed_in_place)
 
 
-def test_nothing_is_stale_after_adapters_were_switched(tapes: list[object]) -> None:  # noqa: ARG001  it repeats work
+def test_nothing_is_stale_after_adapters_were_switched(tapes: list[object]) -> None:
     target, drafter = _pair()
     model = peft.get_peft_model(target, LORA)
     model.add_adapter("other", LORA)
@@ -102,7 +102,7 @@ def test_nothing_is_stale_after_adapters_were_switched(tapes: list[object]) -> N
     assert texts[0] == texts[2] != texts[1]
 
 
-def test_the_drafters_weights_may_change_too(tapes: list[object]) -> None:  # noqa: ARG001
+def test_the_drafters_weights_may_change_too(tapes: list[object]) -> None:
     target, drafter = _pair()
     runs.drafted(target, drafter, **OPTIONS)
     for weight in drafter.parameters():
@@ -187,7 +187,7 @@ def test_nothing_names_the_models(tapes: list[object]) -> None:
     assert [reference() for reference in references] == [None, None]
 
 
-def test_a_text_that_outgrows_its_slots_goes_on(monkeypatch: pytest.MonkeyPatch, tapes: list[object]) -> None:  # noqa: ARG001
+def test_a_text_that_outgrows_its_slots_goes_on(monkeypatch: pytest.MonkeyPatch, tapes: list[object]) -> None:
     monkeypatch.setattr(states, "LEAST_SLOTS", 16)
     monkeypatch.setattr("transformers_falcon_spec.generation.static.target.LEAST_SLOTS", 16)
     monkeypatch.setattr("transformers_falcon_spec.generation.static.target.MOST_AHEAD", 4)
