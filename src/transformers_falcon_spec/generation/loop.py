@@ -201,8 +201,9 @@ class SpeculativeDecoding:
                 note_step(self.stats.notes, f"Drafts are not made in fixed shapes: {self._draft_note}.")
                 return budget
             self.target.state.enter(self.generator, self.drafter, self.config.max_length)
-        for row in range(len(self.batch)) if budget.noise else ():
-            budget.noise(row, deepest(self.drafter))  # drawn now: a replay asks nobody
+        if budget.noise is not None:
+            for row in range(len(self.batch)):
+                budget.noise(row, deepest(self.drafter))  # drawn now: a replay asks nobody
         return replace(budget, prices=None)  # to price a node the host would wait for its probability
 
     def _draft_of_roots(self) -> Draft:

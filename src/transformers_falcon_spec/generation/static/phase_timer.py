@@ -1,4 +1,4 @@
-"""The seconds of the phases of a step on a GPU, taken by the device itself, so that the host need not wait for them."""
+"""The seconds of the phases of a step on a GPU, taken by the device, so that the host need not wait for them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -115,7 +115,7 @@ class StaticState:
         return found
 
     def enter(self, generator: TreeCandidateGenerator, drafter: Any, max_length: int) -> None:
-        """Let a generator go on in fixed shapes, in the buffers of an earlier call with its drafter if there are any."""
+        """Let a generator go on in fixed shapes, in the buffers of an earlier call with its drafter if any."""
         key, buffers = self._drafts.get(drafter, (None, None))
         weights, num_slots = weights_key(drafter), min(max_length, self.cache.capacity)
         buffers = generator.enter_fixed(num_slots, deepest(drafter) + 1, buffers if key == weights else None)

@@ -190,11 +190,9 @@ class StaticTarget(Target):
 
 
 def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Inside, experts are computed without asking the host how many tokens each of them has, where that is captured."""
+    """Inside, experts are computed without asking the host how many tokens each has, where that is captured."""
     if not graph.is_captured(model.device) or not model._can_set_experts_implementation():
         return nullcontext()
     config = model.config.get_text_config(decoder=True)
-    is_fast = (
-        config._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16
-    )  # it knows no other type
+    is_fast = config._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16  # the one type it has
     return nullcontext() if is_fast else attribute_set(config, "_experts_implementation", "batched_mm")
