@@ -63,7 +63,6 @@ class SpeculativeDecoding:
         self.generator.clock = clock
         self.verifier = batch.verifier
         self.drafter = drafter
-        self._draft_note: str | None = None  # why drafts are not made in fixed shapes, where the text is
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
@@ -166,14 +165,23 @@ class SpeculativeDecoding:
             self.states.add_prompt(output.outputs)
             reason = self.target.enter(self.batch, self.config.max_length, output.logits.shape[-1])
             self._note_dynamic(reason, self.stats.notes)
-        if self.target.choice_reason is not None:
-            note_step(self.stats.notes, f"The host chooses tokens: {self.target.choice_reason}.")
-        if self.target.state is not None and self.target.state.device.type == "cuda":
-            self._timer, self.tuner.device = PhaseTimer(self.target.state.device), None
+        if self.target.state is not None:
+            self._prepare_fixed_shapes(self.target.state.device)
         num_read = prompt_len if output.features is None else output.features.shape[1]
         first = prompt_len - num_read
         columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
         self._commit(columns, output.features)
+
+    def _prepare_fixed_shapes(self, device: torch.device) -> None:
+        """Decide which parts of the steps to come are in fixed shapes, and say of the others why not."""
+        reason = self.generator.why_not_fixed(self._budget((1,) * len(self.batch)))
+        self.tuner.is_fixed = reason is None
+        if reason is not None:
+            note_step(self.stats.notes, f"Drafts are not made in fixed shapes: {reason}.")
+        if self.target.choice_reason is not None:
+            note_step(self.stats.notes, f"The host chooses tokens: {self.target.choice_reason}.")
+        if device.type == "cuda":
+            self._timer, self.tuner.device = PhaseTimer(device), None
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
@@ -193,13 +201,9 @@ class SpeculativeDecoding:
 
     def _in_fixed_shapes(self, budget: DraftBudget) -> DraftBudget:
         """The budget of a draft in fixed shapes, where the text goes on in such and the drafter can, too."""
-        if self.target.state is None or self._draft_note is not None:
+        if self.target.state is None or not self.tuner.is_fixed:
             return budget
         if self.generator.fixed is None:
-            self._draft_note = self.generator.why_not_fixed(budget)
-            if self._draft_note is not None:
-                note_step(self.stats.notes, f"Drafts are not made in fixed shapes: {self._draft_note}.")
-                return budget
             self.target.state.enter(self.generator, self.drafter, self.config.max_length)
         if budget.noise is not None:
             for row in range(len(self.batch)):
@@ -320,12 +324,12 @@ class SpeculativeDecoding:
             self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage)
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self._add_seconds(phase, seconds)
-        num_kept = [path.num_accepted for path in step.paths if path.path]
+        paths = [path for path in step.paths if path.path]
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds, read_seconds = (
             getattr(self.stats, f"{phase}_seconds") - spent for phase, spent in measuring.items()
         )
-        self.tuner.learn(draft, num_kept, draft_seconds, read_seconds)
+        self.tuner.learn(draft, paths, draft_seconds, read_seconds)
         self.stats.num_passes += draft.num_passes
         show(draft, step.paths)
 

@@ -10,6 +10,7 @@ import torch
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.core.costs import CostCurve
 from transformers_falcon_spec.core.tree_growth import TreeGrowth
+from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget, Prices
 from transformers_falcon_spec.generation.tuning.cost_model import (
     LARGE,
@@ -28,6 +29,10 @@ pytestmark = pytest.mark.usefixtures("no_shape_checks")
 WIDTH = 4
 MOST_PASSES = 6
 CPU = torch.device("cpu")
+
+
+def _path(num_kept: int) -> AcceptedPath:
+    return AcceptedPath(tuple(range(num_kept + 1)), (0,) * (num_kept + 1))
 
 
 @dataclass
@@ -134,7 +139,7 @@ def _run(worlds: list[World], tuner: Tuner, num_steps: int) -> None:
             num_nodes = None if budget.prices else budget.num_nodes
             draft, num_kept = worlds[budget.drafter].step(num_nodes, num_passes, budget.prices)
         spent = [sum(getattr(world, name) for world in worlds) for name in ("draft_seconds", "read_seconds")]
-        tuner.learn(draft, [num_kept], *spent)
+        tuner.learn(draft, [_path(num_kept)], *spent)
 
 
 def cpu(skill: float, seed: int = 0) -> World:
@@ -266,7 +271,7 @@ def test_the_first_steps_learn_what_sizes_cost() -> None:
         taken.append((1, 0) if budget is None else (budget.num_nodes, budget.num_passes))
         num_nodes, num_passes = taken[-1]
         token_ids = torch.zeros(1, num_nodes, dtype=torch.long)
-        tuner.learn(Draft(token_ids, token_ids - 1, num_passes=num_passes), [0], 0.1 * len(taken), 1.0 * len(taken))
+        tuner.learn(Draft(token_ids, token_ids - 1, num_passes=num_passes), [_path(0)], 0.1 * len(taken), 1.0 * len(taken))
 
     assert tuple(taken) == WARM_UP
     assert tuner.limited(DraftBudget((99,), 256)).prices is not None
@@ -304,7 +309,7 @@ def test_a_proposal_that_read_much_text_first_teaches_nothing_of_passes() -> Non
 
     for draft_seconds, read_seconds in ((5.0, 1.0), (5.2, 2.0)):  # the first one reads the prompt
         assert tuner.limited(DraftBudget((99,), 256)) is not None
-        tuner.learn(drafted, [0], draft_seconds, read_seconds)
+        tuner.learn(drafted, [_path(0)], draft_seconds, read_seconds)
 
     assert tuner.cost_models[0].draft(1) == pytest.approx(0.2)
 
@@ -316,7 +321,7 @@ def test_a_draft_that_came_to_nothing_costs_its_seconds() -> None:
 
     for number in range(1, 4):
         assert tuner.limited(DraftBudget((99,), 256)) is not None
-        tuner.learn(Draft(root, root - 1, num_passes=0), [0], 0.5 * number, 1.0 * number)
+        tuner.learn(Draft(root, root - 1, num_passes=0), [_path(0)], 0.5 * number, 1.0 * number)
 
     assert known.draft(1) == pytest.approx(0.5)
     assert known.advantage.value < -0.3

@@ -1,7 +1,7 @@
 """The measured costs of a target and a drafter, and the tokens that nodes and passes bring."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -17,6 +17,8 @@ from ..options import OWN
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 LARGE = 16
 WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
+FIXED_WARM_UP = (False, True, False, True)  # the same of drafts in fixed shapes, each captured once
+FIXED_SIZES = (8, 16, 32, 64, 128, 256)  # nodes of smaller trees, of which each costs a capture
 # Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, one takes a pass more than
 # usual, whatever they seem to cost: else a price that is wrong might never be paid again.
 REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
@@ -90,6 +92,9 @@ class CostModel:
     pause: int = PAUSE  # the next one's length
     num_left: int = 0  # plain steps until drafting is tried again
     prices: Prices | None = None
+    # Where drafts have fixed shapes: the limit of the next ones, None for whole trees, and by size what was kept.
+    most_nodes: int | None = None
+    kept_by_size: dict[int, Mean] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -110,11 +115,36 @@ class CostModel:
         is_loss = self.advantage.num >= LEAST_STEPS and self.advantage.value + self.advantage.error < 0
         is_gain = self.advantage.value > self.advantage.error
         is_doubtful = self.pause > PAUSE and self.advantage.num >= TRIAL_AGAIN and not is_gain
-        if is_loss or is_doubtful:
+        if (is_loss or is_doubtful) and not self._shrink(num_nodes):
             self.num_left, self.pause = self.pause, min(4 * self.pause, LONGEST_PAUSE)
-            self.advantage = Mean()
+            self.advantage, self.most_nodes = Mean(), None
         elif self.advantage.num >= REFRESH and is_gain:
             self.pause = PAUSE
+
+    def next_fixed_size(self, num_nodes: int) -> int:
+        """The limit of the next draft, which has one of a few fixed shapes; 1 for a plain step."""
+        if self.num_steps < len(FIXED_WARM_UP):
+            return num_nodes if FIXED_WARM_UP[self.num_steps] else 1
+        if self.is_next_plain():
+            return 1
+        return num_nodes if self.most_nodes is None else min(num_nodes, self.most_nodes)
+
+    def learn_fixed(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
+        """Learn what smaller trees, the first nodes of this one, would have kept of these paths."""
+        for size in (each for each in FIXED_SIZES if each < num_nodes):
+            kept = sum(node < size for path in paths for node in path) - len(paths)
+            self.kept_by_size.setdefault(size, Mean()).learn(kept / len(paths))
+
+    def _shrink(self, num_nodes: int) -> bool:
+        """Go over to the smaller trees that should bring most, if any should pay."""
+        plain, draft = max(self.read(1), EPS), self.draft(1)
+        sizes = [size for size in FIXED_SIZES if size < num_nodes and size in self.kept_by_size]
+        gains = {size: 1 + self.kept_by_size[size].value - (self.read(size) + draft) / plain for size in sizes}
+        best = max(gains, key=gains.__getitem__, default=None)
+        if best is None or gains[best] <= 0:
+            return False
+        self.most_nodes, self.advantage = best, Mean()
+        return True
 
     def learn_node_probs(self, draft: Draft, num_kept: list[int]) -> None:
         """Compare the tokens that the drafter expected to be accepted with those that were."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ...core.verification import AcceptedPath
 from ..drafting import Draft, DraftBudget
 from .cost_model import WARM_UP, CostModel, cost_models_of
 
@@ -37,6 +38,7 @@ class Tuner:
         self._is_asked = False  # whether the newest step asked it for a draft
         self._num_unread = [UNREAD] * len(cost_models)  # steps since each one's last draft
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
+        self.is_fixed = False  # drafts have a few fixed shapes, and none is priced node by node
 
     def wait(self) -> None:
         """Wait for the device, so that its work is counted in the phase that caused it."""
@@ -49,7 +51,11 @@ class Tuner:
             return budget
         self._drafter = select_drafter(self.cost_models, self._drafter)
         known, limited = self.cost_models[self._drafter], replace(budget, drafter=self._drafter)
-        if known.num_steps < len(WARM_UP):
+        if self.is_fixed:
+            num_nodes = known.next_fixed_size(budget.num_nodes)
+            self._is_asked = num_nodes > 1
+            limited = replace(limited, num_nodes=num_nodes)
+        elif known.num_steps < len(WARM_UP):
             num_nodes, num_passes = WARM_UP[known.num_steps]
             self._is_asked = num_passes > 0
             limited = replace(limited, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
@@ -60,8 +66,9 @@ class Tuner:
             limited = replace(limited, prices=known.prices_now() if self._is_asked else None)
         return limited if self._is_asked else None
 
-    def learn(self, draft: Draft, num_kept: list[int], draft_seconds: float, read_seconds: float) -> None:
-        """Add a step: the drafted tokens that each row kept, if it took a step, and all seconds so far."""
+    def learn(self, draft: Draft, paths: Sequence[AcceptedPath], draft_seconds: float, read_seconds: float) -> None:
+        """Add a step: what each row accepted that took one, and all seconds so far."""
+        num_kept = [path.num_accepted for path in paths]
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
         is_asked, self._is_asked = self._is_asked, False
         if not self.cost_models or not num_kept:
@@ -78,6 +85,8 @@ class Tuner:
                 known.draft.learn(max(num_passes, 1), draft_seconds - before[0])
             self._num_unread[drafter] = 0
         known.learn_step(num_nodes, num_passes if is_asked else None, num_kept)
+        if self.is_fixed and is_asked:
+            known.learn_fixed(num_nodes, [path.path for path in paths])
         if draft.expected_by_depth is not None:
             known.learn_node_probs(draft, num_kept)
 
