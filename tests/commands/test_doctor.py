@@ -25,6 +25,7 @@ from transformers_falcon_spec.evaluation.doctor.findings import NAMES, Report
 from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, diagnose, measured_fault
 from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
 from transformers_falcon_spec.evaluation.doctor.weight_files import add_unreadable, file_faults
+from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 
 pytestmark = pytest.mark.benchmarks
 
@@ -169,7 +170,10 @@ def test_the_embedded_pair_is_well(pair: Any) -> None:
     assert names_of(report) == []
     assert report.conclusion.startswith(("Nothing is wrong: ", "No fault is found, "))  # the clock decides
     assert report.sections["acceptance"]["acceptance_length"] > 1.5
-    assert len(report.sections["costs"]["read_seconds_by_nodes"]) > 1
+    costs = report.sections["costs"]
+    assert len(costs["read_seconds_by_nodes"]) > 1
+    assert costs["packed_bytes"] == PackedReads(pair[::2], AUTO).num_bytes
+    assert costs["packable_bytes"] == PackedReads(pair[::2], True).num_bytes
 
 
 @pytest.mark.usefixtures("machine_clock")
@@ -335,7 +339,8 @@ def test_the_command_shows_every_section_and_the_conclusion(
     shown = capsys.readouterr().out
     for title in ("environment", "fingerprint", "reading", "template", "acceptance", "costs", "conclusion"):
         assert re.search(rf"^{title} ", shown, flags=re.MULTILINE)
-    assert re.search(r"^threads +\d+$", shown, flags=re.MULTILINE)
+    for name in ("threads", "packed bytes", "packable bytes"):
+        assert re.search(rf"^{name} +\d+$", shown, flags=re.MULTILINE)
     assert "LOW ACCEPTANCE: " in shown or "SLOW MACHINE: " in shown
 
 

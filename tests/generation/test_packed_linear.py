@@ -86,6 +86,15 @@ def test_every_drafter_writes_the_target_s_text_with_packed_weights(
     assert not held(target, *drafter.members)
 
 
+def test_a_drafter_that_wraps_another_has_its_layers_packed() -> None:
+    target = make_target()
+    drafter = packing(target, block_size=2)
+
+    stats = runs.informed(target, drafter).stats
+
+    assert stats.packed_bytes == PackedReads([target, drafter], True).num_bytes > PackedReads([target], True).num_bytes
+
+
 def test_only_reads_of_several_tokens_are_packed(packs: Any) -> None:
     target = make_target()
     drafter = packing(target, draft_tree={"parents": [-1, 0, 1], "ranks": [-1, 0, 0]}, block_size=2)
@@ -352,6 +361,18 @@ def test_the_tuner_does_not_take_measuring_for_reading() -> None:
         layer(torch.randn(4, 512))
     assert reads.measuring_seconds["draft"] > 0
     assert reads.measuring_seconds["read"] == 0
+
+
+def test_a_read_within_a_draft_leaves_the_draft_its_measurements() -> None:
+    layer = _large()
+    reads = PackedReads([layer], packed_linear.AUTO)
+    with torch.no_grad(), reads.prepared(), reads.reading("draft"):
+        with reads.reading("read"):
+            layer(torch.randn(2, 512))
+        spent = dict(reads.measuring_seconds)
+        layer(torch.randn(4, 512))
+    assert reads.measuring_seconds["draft"] > spent["draft"] == 0
+    assert reads.measuring_seconds["read"] == spent["read"] > 0
 
 
 def test_an_option_that_is_set_later_is_checked_in_the_call() -> None:

@@ -171,3 +171,18 @@ def test_rows_that_may_outgrow_the_index_are_refused_before_anything_is_written(
     runs.informed(target, RandomDrafter(12), prompt, max_new_tokens=4).assert_equal()
     with pytest.raises(GenerationError, match=r"at most the 16 tokens .* \(`index_topk`\), but they may grow to 20"):
         runs.drafted(target, RandomDrafter(12), prompt, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("seed", [0, 1000, 5000, 9000])
+def test_an_index_counts_tokens_and_not_the_positions_that_the_user_gives(seed: int) -> None:
+    target, prompt = sparse_target(16), make_prompt(seed=seed)
+    positions = torch.arange(prompt.shape[1])[None]
+    near, far = (positions - prompt.shape[1] + 1).clamp(min=0), 3 * positions  # the newest at 0, and behind 16
+
+    past = runs.informed(target, RandomDrafter(12), prompt, max_new_tokens=24, position_ids=near)
+    within = runs.informed(target, RandomDrafter(12), prompt, max_new_tokens=4, position_ids=far)
+
+    past.assert_equal(is_kept=False)
+    within.assert_equal(is_kept=False)
+    assert past.stats.num_steps >= 24 - 16 + prompt.shape[1]
+    assert within.stats.num_drafted > 0

@@ -1,6 +1,7 @@
 """Which call a seed stands for: a family, a drafter, a way of decoding and all that goes with them, drawn so that they fit together."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from tests.trials.call import Call
@@ -75,7 +76,7 @@ def draw(seed: int) -> Call:
     attention = "eager" if family in _EAGER or (is_likely(0.3) and not (dtype == "float64" and is_padded)) else "sdpa"
     cache, num_cached = _cache(rng, family, lengths)
     extras = _extras(rng, family, cache, is_padded, speculation)
-    return Call(
+    call = Call(
         seed=seed,
         family=family,
         attention=attention,
@@ -95,6 +96,7 @@ def draw(seed: int) -> Call:
         has_dict=is_likely(0.75),
         streams=is_likely(0.25),
     )
+    return replace(call, speculation=speculation | {"pack_weights": True}) if is_likely(0.4) else call
 
 
 def _decoding(rng: random.Random) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def target_traces(target: Any) -> dict[str, Any]:
         "configuration": repr(target.config.to_dict()),
         "generation configuration": repr(target.generation_config.to_dict()),
         "attention": target.config._attn_implementation,
-        "class": type(target),
+        "classes": [type(part) for part in target.modules()],
         "process": (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()),
     }
 
@@ -176,6 +176,7 @@ def drafter_traces(drafter: Any) -> dict[str, Any]:
     if not isinstance(drafter, torch.nn.Module):
         return options
     return options | {
+        "classes": [type(part) for part in drafter.modules()],
         "training flags": [part.training for part in drafter.modules()],
         "hooks": [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in drafter.modules()],
         "weights": [(weight.data_ptr(), weight._version, weight.requires_grad) for weight in drafter.parameters()],

@@ -41,9 +41,8 @@ class GenerationStats:
     verify_seconds: float = 0.0  # reading drafts
     read_seconds: float = 0.0  # of `verify_seconds`, the target's forwards
     total_seconds: float = 0.0  # of the whole call
-    packed_bytes: int = (
-        0  # memory of weights that are packed for reads of several tokens; of several calls the largest
-    )
+    # memory of weights that are packed for reads of several tokens; of several calls the largest
+    packed_bytes: int = 0
     notes: list[str] = field(default_factory=list)  # what differs from the usual: chain fallback, feature source
     rows: list["GenerationStats"] = field(default_factory=list)  # of each row, where there are several
     tuning: dict[str, Any] = field(default_factory=dict)  # what the tuner chose, and why; of one call alone

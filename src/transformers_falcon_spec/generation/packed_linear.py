@@ -81,15 +81,15 @@ class PackedReads:
     """The packed layers of one call of `generate`.
 
     Args:
-        models (`Sequence[torch.nn.Module]`): Target and drafters.
+        models (`Sequence[Any]`): Target and drafters; those without `modules()` have nothing to pack.
         pack_weights (`bool` or `"auto"`):
             `True` packs every layer that can be packed. `"auto"` packs layers if their copies fit in half of the free
             memory, and reads them packed where that was measured to be faster.
     """
 
     def __init__(self, models: Sequence[Any], pack_weights: bool | str) -> None:
-        modules = [model for model in models if isinstance(model, nn.Module)] if pack_weights else []
-        layers = list(dict.fromkeys(layer for model in modules for layer in _layers_of(model)))
+        found = [model for model in models if hasattr(model, "modules")] if pack_weights else []
+        layers = list(dict.fromkeys(layer for model in found for layer in _layers_of(model)))
         if pack_weights == AUTO:
             layers = [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS]
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)
@@ -135,12 +135,12 @@ class PackedReads:
     @contextmanager
     def reading(self, phase: Literal["draft", "read"], is_packed: bool = True) -> Iterator[None]:
         """Let this thread read packed for the time of the block, unless `is_packed` says no."""
-        before, self._phase = getattr(_ACTIVE, "reads", None), phase
-        _ACTIVE.reads = self if is_packed and self._layers else None
+        before = getattr(_ACTIVE, "reads", None), self._phase
+        _ACTIVE.reads, self._phase = self if is_packed and self._layers else None, phase
         try:
             yield
         finally:
-            _ACTIVE.reads = before
+            _ACTIVE.reads, self._phase = before
 
     def is_faster(self, packed: PackedWeight, inputs: Tensor, bias: Tensor | None) -> bool:
         """Whether the packed read is faster, which is measured once for each shape and doubling of the tokens."""
@@ -196,7 +196,7 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def _layers_of(model: nn.Module) -> Iterator[nn.Linear]:
+def _layers_of(model: Any) -> Iterator[nn.Linear]:
     """The layers that can be packed: those with a stock forward and weights of their own, in models not compiled."""
     parts = list(model.modules())
     if any(part._compiled_call_impl is not None for part in parts):

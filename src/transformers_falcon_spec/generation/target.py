@@ -69,7 +69,8 @@ class Target:
         self._next_position = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
         self._inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
         self._position_ids = self._inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
-        self._farthest: list[int] = []  # of each row the largest of its next positions
+        self._farthest: list[int] = []  # of each row the largest of its next position ids
+        self._num_tokens: list[int] = []  # of each row in the cache, padding left out
         self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
         self.switches = switch_lengths(self.config)
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
@@ -106,9 +107,12 @@ class Target:
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
         endless, context = cache_file.ENDLESS, getattr(self.config, "max_position_embeddings", None)
-        limits = [*self.switches, min(endless if context is None else context, longest_draftable(self.config))]
+        limits, longest = [*self.switches, endless if context is None else context], longest_draftable(self.config)
         before_switch = num_before_limit(self._text_ids.shape[1], [*self.switches, endless])  # without padding
-        return [min(num_before_limit(position, limits), before_switch) for position in self._farthest]
+        return [
+            min(num_before_limit(position, limits), before_switch, num_before_limit(num_tokens, [longest]))
+            for position, num_tokens in zip(self._farthest, self._num_tokens, strict=True)
+        ]
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
@@ -136,6 +140,7 @@ class Target:
         self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
         self._position_ids = self._inputs.position_ids
         self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
+        self._num_tokens = (self.slots.positions != cache_file.HOLE).sum(-1).tolist()
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
@@ -253,7 +258,8 @@ class Target:
         lengths = torch.tensor([[len(path)] for path in paths], device=self._next_position.device)
         self._next_position = self._next_position + lengths
         self._position_ids = self._position_ids + lengths.to(self._position_ids.device)
-        self._farthest = [farthest + len(path) for farthest, path in zip(self._farthest, paths, strict=True)]
+        for counts in (self._farthest, self._num_tokens):
+            counts[:] = [count + len(path) for count, path in zip(counts, paths, strict=True)]
         if self.switches:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...core.stats import GenerationStats
 from ...drafters.base import DrafterModel
 from ...drafters.compatibility.mismatches import Finding
+from ...generation.packed_linear import PackedReads
 from ..benchmark import Benchmark
 from ..methods import with_drafter, with_options
 from ..prompts import Prompt
@@ -62,7 +63,7 @@ def diagnose(case: Case, report: Report) -> None:
     explained_by = [finding.name for finding in report.findings if finding.name != TEMPLATE_MASK]
     acceptance, costs = _acceptance(runs, rows[UNTUNED], case.expected), _costs(runs, rows)
     report.sections["acceptance"] = acceptance | {"explained_by": explained_by if acceptance["is_low"] else []}
-    report.sections["costs"] = costs
+    report.sections["costs"] = costs | _packed(case, runs)
     report.findings += filter(None, [measured_fault(acceptance, costs, explained_by)])
 
 
@@ -129,6 +130,13 @@ def _costs(runs: Runs, rows: Mapping[str, dict[str, Any]]) -> Section:
         "speedup": configured.get("speedup"),
     }
     return section | {"least_cost": _least_cost(section)}
+
+
+def _packed(case: Case, runs: Runs) -> Section:
+    """Memory of the packed copies that the runs read, and that copies of all layers would take."""
+    used = max(run["speculation"]["packed_bytes"] for run in runs if run["method"] == AS_CONFIGURED)
+    models = (case.target, *case.drafter.members)
+    return {"packed_bytes": used, "packable_bytes": PackedReads(models, True).num_bytes}
 
 
 def _least_cost(section: Section) -> float | None:

@@ -9,6 +9,7 @@ from ...drafters.base import DrafterModel
 from ...drafters.compatibility.fingerprint import FIELD, TargetFingerprint
 from ...drafters.compatibility.mismatches import OTHER_TARGET, Finding, mismatches_of
 from ...errors import DrafterMismatchError, TargetError, TrainingError
+from ...generation.packed_linear import free_bytes
 from ...generation.probe import probe, reads_masks
 from ...provenance import provenance
 from ...training.dataset import ConversationDataset
@@ -33,12 +34,13 @@ CONVERSATIONS = [
 
 
 def environment(device: str) -> Section:
-    """The section on versions, device and threads, and on how busy the machine is."""
+    """The section on versions, device and threads, and on how busy and how full the machine is."""
     origin = provenance(device=device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     names = ("versions", "device", "threads", "commit")
-    return {name: origin[name] for name in names} | {"usable_cores": cores, "load": load}
+    free = free_bytes() or None  # 0 where the system does not say
+    return {name: origin[name] for name in names} | {"usable_cores": cores, "load": load, "free_bytes": free}
 
 
 def check_pair(
