@@ -53,6 +53,26 @@ def test_readings_since_the_last_take_are_joined() -> None:
     assert later.equal(third)
 
 
+def test_hooks_that_are_paused_catch_nothing_and_come_back() -> None:
+    model = make_target()
+    _read(model, make_prompt(2))  # Transformers has hooks of its own from then on
+    hooks, before = _hooks(model, 0, -1), _num_hooks(model)
+
+    with hooks.active():
+        num_hooks = _num_hooks(model)
+        with hooks.paused():
+            assert _num_hooks(model) == before
+            _read(model, make_prompt(3))
+        assert _num_hooks(model) == num_hooks == before + 2
+        states = _read(model, make_prompt(2))
+        features = hooks.take(2)
+    with hooks.paused():
+        pass
+
+    assert features.equal(torch.cat([states[0], states[-1]], dim=-1))
+    assert _num_hooks(model) == before
+
+
 def test_without_layers_nothing_is_hooked_and_nothing_caught() -> None:
     model = make_target()
     hooks = _hooks(model)

@@ -32,15 +32,33 @@ class FeatureHooks:
                 f"Feature layers must be -1 or lie in 0..{num_layers - 1}, but they are {self.feature_layers}."
             )
         self._caught: dict[int, list[Tensor]] = {}
+        self._registered, self._is_active = ExitStack(), False
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Register the hooks for the time of the block."""
         self.discard()
-        with ExitStack() as hooks:
-            for layer in set(self.feature_layers):
-                hooks.enter_context(self._hook(layer, threading.get_ident()))
+        self._is_active = True
+        try:
+            with self._registered:
+                self._register()
+                yield
+        finally:
+            self._is_active = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the hooks away for the time of the block, for forwards that would be compiled with them."""
+        self._registered.close()
+        try:
             yield
+        finally:
+            if self._is_active:
+                self._register()
+
+    def _register(self) -> None:
+        for layer in set(self.feature_layers):
+            self._registered.enter_context(self._hook(layer, threading.get_ident()))
 
     def _hook(self, layer: int, owner: int) -> RemovableHandle:
         """Register one hook, which ignores other threads, as they may use the same model at the same time."""

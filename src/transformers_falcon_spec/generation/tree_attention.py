@@ -34,7 +34,8 @@ def grouped_sdpa(
     is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
     if attention_mask is None or is_odd or query.device.type not in {"cpu", "cuda"}:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    if query.device.type == "cuda" or key.shape[:2].numel() >= torch.get_num_threads():
+    is_compiling = torch.compiler.is_compiling()  # which cannot ask for the number of threads
+    if query.device.type == "cuda" or is_compiling or key.shape[0] * key.shape[1] >= torch.get_num_threads():
         states = folded_sdpa(query, key, value, attention_mask, dropout, scaling)
     else:
         states = functional.scaled_dot_product_attention(

@@ -1,0 +1,143 @@
+"""The compiled forward reads as the eager one does, is compiled once for a shape, and holds no model."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import PreTrainedModel
+
+from tests.tiny import make_target
+from transformers_falcon_spec.core.masks import additive, slot_mask
+from transformers_falcon_spec.core.tree import DraftTree
+from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
+from transformers_falcon_spec.generation.model_parts import decoder_of, layer_kinds, masks_by_kind
+from transformers_falcon_spec.generation.static.compile import compiled_forward
+from transformers_falcon_spec.generation.static.slot_cache import SlotCache
+from transformers_falcon_spec.generation.tree_attention import tree_attention
+
+LAYERS = (0, 1, -1)
+CHAIN, TREE, OTHER_TREE = [-1, 0, 1], [-1, 0, 0, 1], [-1, 0, 1, 1]
+
+
+@pytest.fixture(autouse=True)
+def no_counts() -> Iterator[None]:
+    counters.clear()
+    with torch.no_grad():
+        yield
+
+
+def _num_compiled() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+class Reader:
+    """Two rows of 5 and 9 tokens in slots of a model's own, read with one tree after the other."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.config = model, model.config.get_text_config(decoder=True)
+        self.cache = SlotCache(self.config.num_hidden_layers, 2, 64, torch.device("cpu"))
+        self.hooks = FeatureHooks(decoder_of(model), self.config.num_hidden_layers, LAYERS)
+        self.eager([-1, *range(8)], seed=1)
+        self.cache.lengths.copy_(torch.tensor([[5], [9]]))
+
+    def inputs(self, parents: list[int], seed: int, num_shown: int) -> dict[str, Any]:
+        num_nodes = len(parents)
+        tree = DraftTree(*torch.tensor([[parents, parents], [parents, parents]]))
+        self.cache.show(num_nodes, num_shown)
+        masks = {}
+        for kind in layer_kinds(self.config):
+            limits = (kind.sliding_window, kind.chunk_size)
+            allowed = slot_mask(tree.ancestor_mask, tree.depths, self.cache.lengths, num_shown, *limits)
+            masks[kind.name] = additive(allowed, self.model.dtype)
+        rng = torch.Generator().manual_seed(seed)
+        return {
+            "input_ids": torch.randint(3, 90, (2, num_nodes), generator=rng),
+            "position_ids": self.cache.lengths + tree.depths,
+            "attention_mask": masks_by_kind(self.config, masks),
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+
+    def eager(self, parents: list[int], seed: int, num_shown: int = 32) -> tuple[Tensor, Tensor | None]:
+        with tree_attention(self.model), self.hooks.active():
+            logits = self.model(**self.inputs(parents, seed, num_shown)).logits
+            return logits, self.hooks.take(len(parents))
+
+    def compiled(
+        self, parents: list[int], seed: int, num_shown: int = 32, layers: tuple[int, ...] = LAYERS
+    ) -> tuple[Tensor, Tensor | None]:
+        forward = compiled_forward(self.model, "aot_eager")
+        with tree_attention(self.model), self.hooks.active(), self.hooks.paused():
+            return forward(self.model, layers, self.inputs(parents, seed, num_shown))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.families) for name in ("gemma3", "gpt2", "qwen3_moe", "gpt_oss")),
+    ],
+)
+def test_a_compiled_read_is_the_eager_one_with_its_features(family: str) -> None:
+    model = make_target(family)
+    eager, compiled = Reader(model), Reader(model)
+
+    for parents, seed in ((TREE, 2), (OTHER_TREE, 3)):
+        for found, expected in zip(compiled.compiled(parents, seed), eager.eager(parents, seed), strict=True):
+            torch.testing.assert_close(found, expected)
+    for mine, theirs in zip(compiled.cache.layers, eager.cache.layers, strict=True):
+        torch.testing.assert_close(mine.keys, theirs.keys)
+    assert _num_compiled() == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.families
+def test_a_shape_is_compiled_once_for_all_calls() -> None:
+    model = make_target(num_hidden_layers=2)
+    first, second = Reader(model), Reader(model)
+
+    for reader in (first, second, first):
+        for parents in (TREE, CHAIN, OTHER_TREE):
+            reader.compiled(parents, seed=4)
+    assert _num_compiled() == 2
+
+    first.compiled(CHAIN, seed=4, num_shown=64)
+    assert _num_compiled() == 3
+
+
+@pytest.mark.families
+def test_more_shapes_are_compiled_than_dynamo_allows_by_itself() -> None:
+    reader = Reader(make_target(num_hidden_layers=2))
+
+    with torch._dynamo.config.patch(cache_size_limit=1):
+        for size in (2, 3, 4):
+            reader.compiled([-1, *range(size - 1)], seed=5)
+
+    assert _num_compiled() == 3
+
+
+@pytest.mark.families
+def test_a_reader_without_features_gets_none() -> None:
+    reader = Reader(make_target(num_hidden_layers=2))
+
+    logits, features = reader.compiled(TREE, seed=6, layers=())
+
+    torch.testing.assert_close(logits, reader.eager(TREE, seed=6)[0])
+    assert features is None
+
+
+@pytest.mark.families
+def test_what_is_compiled_holds_no_model() -> None:
+    reader = Reader(make_target(num_hidden_layers=2))
+    reader.compiled(TREE, seed=7)
+    model = weakref.ref(reader.model)
+
+    del reader
+    gc.collect()
+
+    assert model() is None
