@@ -95,6 +95,15 @@ def drop_last(cache: Cache, num_slots: int) -> None:
         layer.crop(0)
 
 
+def empty(cache: Cache) -> None:
+    """Free the states of a dynamic cache, which [`take_over`] brings back."""
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        layer.keys, layer.values = (
+            states.new_empty(*states.shape[:-2], 0, states.shape[-1]) for states in (layer.keys, layer.values)
+        )
+
+
 def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor) -> None:
     """Let a dynamic cache hold the states that stand in the `slots` `[rows, columns]` of other `layers`."""
     chosen = slots.clamp(min=0)

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import add
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -258,10 +259,14 @@ class Target:
         lengths = torch.tensor([[len(path)] for path in paths], device=self._next_position.device)
         self._next_position = self._next_position + lengths
         self._position_ids = self._position_ids + lengths.to(self._position_ids.device)
-        for counts in (self._farthest, self._num_tokens):
-            counts[:] = [count + len(path) for count, path in zip(counts, paths, strict=True)]
+        self._count(list(map(len, paths)))
         if self.switches:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
+
+    def _count(self, num_kept: Sequence[int]) -> None:
+        """Count the tokens that each row has kept."""
+        for counts in (self._farthest, self._num_tokens):
+            counts[:] = map(add, counts, num_kept)
 
     @contextmanager
     def released(self) -> Iterator[None]:

@@ -31,7 +31,6 @@ class StaticTarget(Target):
     """
 
     state: StaticState | None = None
-    _lengths: list[int]  # of each row's text in the cache, as the host knows it
     _num_prompt: list[int]
     _columns: Tensor  # slot of each column of the dynamic cache
 
@@ -75,11 +74,10 @@ class StaticTarget(Target):
         """Move the prompt's states to the slots of a static cache."""
         is_held = self.slots.positions != cache_file.HOLE
         self._columns = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
-        self._lengths = list(self.slots.num_tokens)
-        self._num_prompt = list(self._lengths)
-        longest = max(self._lengths)
+        self._num_prompt = list(self._num_tokens)
+        longest = max(self._num_tokens)
         capacity = shown_slots(min(max_length, longest + MOST_AHEAD) + LEAST_SLOTS // 2)
-        lengths = torch.tensor([[num] for num in self._lengths], device=is_held.device)
+        lengths = torch.tensor([[num] for num in self._num_tokens], device=is_held.device)
         offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
         num_layers = len(self.cache.layers)
         changes = state_key(self.model, self.feature_hooks.feature_layers, self._inputs.constant)
@@ -89,6 +87,7 @@ class StaticTarget(Target):
         self.state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
         self.state.cache.fill(self.cache.layers, self._columns)
+        cache_file.empty(self.cache)  # until `leave`, so that the text has one copy of its states
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth, in buffers that stay where they are."""
@@ -108,7 +107,7 @@ class StaticTarget(Target):
         num_nodes = token_ids.shape[1]
         state, buffers = self.state, self.state.tree(num_nodes)
         size = buffers.token_ids.shape[1]
-        num_shown = shown_slots(max(self._lengths) + size)
+        num_shown = shown_slots(max(self._num_tokens) + size)
         if num_shown > state.cache.capacity:
             state.grow(num_shown)
         if list(is_open) != self._is_open:
@@ -151,15 +150,14 @@ class StaticTarget(Target):
             super().keep(num_nodes, paths)
             return
         num_kept = list(map(len, paths))
-        self._farthest = [farthest + num for farthest, num in zip(self._farthest, num_kept, strict=True)]
-        self._lengths = [before + num for before, num in zip(self._lengths, num_kept, strict=True)]
+        self._count(num_kept)
         device = self.state.device
         if self.acceptance is None:
             longest = max(num_kept)
             path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=device)
             self.state.cache.keep(path, torch.tensor(num_kept, device=device)[:, None])
         elif self.acceptance.num_kept != num_kept:  # a text ended within its path
-            self.state.cache.lengths.copy_(torch.tensor(self._lengths)[:, None])
+            self.state.cache.lengths.copy_(torch.tensor(self._num_tokens)[:, None])
             self.acceptance.reset()
 
     @contextmanager
@@ -179,7 +177,7 @@ class StaticTarget(Target):
         self.capture_failure = self.state.failure
         static, self.state, self.acceptance = self.state.cache, None, None
         num_columns = self._columns.shape[1]
-        num_new = [now - before for now, before in zip(self._lengths, self._num_prompt, strict=True)]
+        num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
         device = self._columns.device
         steps = torch.arange(max(num_new), device=device)
         first, news = (torch.tensor(values, device=device)[:, None] for values in (self._num_prompt, num_new))
