@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,7 @@ import torch
 
 from tests.drafters.texts import merged
 from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_kept, assert_same
-from tests.tape import taped
-from transformers_falcon_spec.drafters.tree_drafting import fixed
+from tests.tape import install
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
 from transformers_falcon_spec.generation.static import state
 
@@ -57,31 +56,18 @@ def test_drafts_by_noise_are_those_of_the_same_drafter_as_ever(name: str) -> Non
     decode(Twins(name, num_rows=2, seed=5), temperature=0.7)
 
 
-class TapedWork:
-    """Stands for [`RepeatedWork`] on a device that captures: after its first run, work is replayed without Python."""
-
-    def __init__(self, *_: Any) -> None:
-        self.replay: Any = None
-
-    def run(self, work: Callable[[], None]) -> None:
-        if self.replay is None:
-            self.replay = taped(work)
-        else:
-            self.replay()
-
-
 @pytest.mark.parametrize("temperature", [None, 0.7])
 @pytest.mark.parametrize("name", ALL)
 def test_work_that_is_replayed_drafts_the_same(
     name: str, temperature: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fixed, "RepeatedWork", TapedWork)
+    tapes = install(monkeypatch)
     twins = Twins(name, num_rows=2, seed=7)
 
     decode(twins, temperature)
 
-    (draft,) = twins.buffers._drafts.values()  # one shape, so that all drafts but the first were replayed
-    assert len(draft.work) == 1
+    # the pairs of a step and of many, drafts of one shape, and pairs that a step kept
+    assert 3 <= len(tapes) == len(twins.buffers.repeated) <= 4
 
 
 def on_meta(twins: Twins) -> None:
@@ -153,6 +139,17 @@ def test_pauses_of_any_length_forget_nothing(name: str) -> None:
     plain, drafted = twins.drafts((100, 100))
 
     assert_same(plain, drafted, 2)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_text_that_ended_for_the_host_alone_disturbs_nobody(name: str) -> None:
+    twins = Twins(name, num_rows=2)
+
+    for _ in range(14):
+        twins.give((1, 0), is_kept=True, num_ended=MOST_KEPT)
+    plain, drafted = twins.drafts((100, 0))
+
+    assert_same(plain, drafted, 1)
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,6 +86,7 @@ class Twins:
         self.rng = random.Random(seed)
         self.noise = torch.ones(num_rows, 12, VOCAB_SIZE)  # of this step, where it was drawn
         self._drawn: dict[tuple[int, int], torch.Tensor] = {}
+        self._kept: Any = None  # what steps keep, always in the same place
         self.plain, self.fixed = (self._generator() for _ in range(2))
         self.give([self.rng.randint(4, 20) for _ in self.texts])
         self.buffers = self.fixed.enter_fixed(num_slots, MOST_KEPT, buffers)
@@ -93,12 +95,18 @@ class Twins:
         generator = torch.Generator().manual_seed(0)
         return self.drafter.candidate_generator(self.target, 1000, generator)
 
-    def give(self, num_new: Sequence[int], is_kept: bool = False) -> None:
-        """Commit so many pairs of each text to both."""
+    def give(self, num_new: Sequence[int], is_kept: bool = False, num_ended: int = 0) -> None:
+        """Commit so many pairs of each text to both; on the device a text that gets none may have `num_ended` more."""
         committed = merged([text.more(num) for text, num in zip(self.texts, num_new, strict=True)])
         self.plain.commit(committed)
         if is_kept:
-            self.fixed.commit_kept(as_kept(committed))
+            kept = as_kept(committed)
+            self._kept = self._kept or as_kept(committed)
+            for place, new in ((self._kept.token_ids, kept.token_ids), (self._kept.num, kept.num)):
+                place.copy_(new)
+            self._kept.features.copy_(kept.features)
+            self._kept.num[self._kept.num == 0] = num_ended
+            self.fixed.commit_kept(replace(self._kept, num_new=kept.num_new))
         else:
             self.fixed.commit(committed)
         self._drawn = {}

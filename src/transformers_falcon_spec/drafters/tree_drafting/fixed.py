@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...generation.cache import HOLE, RowSlots
+from ...generation.drafting import Kept
 from ...generation.static.graph import RepeatedWork
 from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots
@@ -77,6 +78,7 @@ class FixedPairs:
             self.first = torch.zeros_like(prompt.first)
             self.carried = {name: torch.zeros_like(states) for name, states in prompt.carried.items()}
         self._host_limits: tuple[int, ...] = ()
+        self._adds: dict[Any, tuple[Kept, RepeatedWork]] = {}  # by where what is added lies
         self._reads: dict[tuple[int, int], RepeatedWork] = {}
         self._drafts: dict[Any, FixedDraft] = {}
 
@@ -98,6 +100,28 @@ class FixedPairs:
         self.cache, self.num_slots = self.cache.grown(self.num_before + num_slots), num_slots
         self._reads, self._drafts = {}, {}
 
+    @property
+    def repeated(self) -> list[RepeatedWork]:
+        """All work that is held."""
+        drafts = [work for draft in self._drafts.values() for work in draft.work.values()]
+        return [*(work for _, work in self._adds.values()), *self._reads.values(), *drafts]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the buffers; drafts take next to none."""
+        tensors = (self.token_ids, self.features, self.first, *self.carried.values())
+        return self.cache.num_bytes + sum(tensor.nbytes for tensor in tensors)
+
+    def add_kept(self, kept: Kept) -> None:
+        """[`FixedPairs.add`] of what a step kept, in buffers that every such step writes anew."""
+        parts = (kept.token_ids, kept.features, kept.num)
+        key = tuple((part.data_ptr(), part.shape) for part in parts if part is not None)
+        if key not in self._adds:
+            self._adds[key] = (kept, RepeatedWork(self.roots.device, (self.num_waiting, self.roots)))
+        while len(self._adds) > MOST_DRAFTS:
+            del self._adds[next(iter(self._adds))]
+        self._adds[key][1].run(lambda: self.add(*parts))
+
     def add(self, token_ids: Tensor, features: Tensor, num: Tensor) -> None:
         """Let pairs wait: of each row the first `num` `[rows, 1]` of `[rows, pairs]`."""
         steps = torch.arange(token_ids.shape[1], device=self.roots.device)
@@ -105,7 +129,7 @@ class FixedPairs:
         self.token_ids.scatter_(1, columns, token_ids)
         features = features.to(self.features)
         self.features.scatter_(1, columns[..., None].expand_as(features), features)
-        newest = token_ids.gather(1, (num - 1).clamp(min=0))
+        newest = token_ids.gather(1, (num - 1).clamp(0, len(steps) - 1))
         self.roots.copy_(torch.where(num > 0, newest, self.roots))
         self.num_waiting.add_(num)
 
@@ -183,5 +207,6 @@ class FixedPairs:
 
 
 def newest_of(states: Tensor, indices: Tensor) -> Tensor:
-    """The entries of `states` `[rows, tokens, size]` at `indices` `[rows, wanted]`, those below 0 taken as 0."""
-    return states.gather(1, indices.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1]))
+    """The entries of `states` `[rows, tokens, size]` at `indices` `[rows, wanted]`, or those nearest to these."""
+    indices = indices.clamp(0, states.shape[1] - 1)
+    return states.gather(1, indices[..., None].expand(-1, -1, states.shape[-1]))

@@ -1,5 +1,6 @@
 """The base of generators that read pairs of feature and token: unread pairs, and the slots of the cache."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -216,18 +217,29 @@ class PairGenerator(TreeCandidateGenerator):
         return self.draft_fixed(budget, self.fixed.shown(max(self.num_read)))
 
     def commit_kept(self, kept: Kept) -> None:
-        """Let the new pairs wait, in pieces if they are more than can; before a piece too many, what waits is read."""
+        """Let the new pairs wait, which lie where those of all such steps lie; if they are too many, they are read."""
         assert self.fixed is not None  # `enter_fixed` comes first
+        if max(kept.num_new) > self.fixed.most_waiting:
+            self._commit_in_pieces(kept)
+        else:
+            self._let_wait(kept.num_new)
+            self.fixed.add_kept(kept)
+
+    def _let_wait(self, num_new: Sequence[int]) -> None:
+        """Count pairs that will wait, after reading what waits if they are too many together."""
+        assert self.fixed is not None  # the caller asked
+        if max(map(sum, zip(self._num_waiting, num_new, strict=True))) > self.fixed.most_waiting:
+            self._catch_up()
+        self._num_waiting = [old + new for old, new in zip(self._num_waiting, num_new, strict=True)]
+
+    def _commit_in_pieces(self, kept: Kept) -> None:
+        assert self.fixed is not None  # the caller asked
         assert kept.features is not None  # as above
         most = self.fixed.most_waiting
         for start in range(0, max(kept.num_new), most):
-            num_new = [min(max(num - start, 0), most) for num in kept.num_new]
-            if max(map(sum, zip(self._num_waiting, num_new, strict=True))) > most:
-                self._catch_up()
+            self._let_wait([min(max(num - start, 0), most) for num in kept.num_new])
             piece = slice(start, start + most)
-            num = (kept.num - start).clamp(0, most)
-            self.fixed.add(kept.token_ids[:, piece], kept.features[:, piece], num)
-            self._num_waiting = [old + new for old, new in zip(self._num_waiting, num_new, strict=True)]
+            self.fixed.add(kept.token_ids[:, piece], kept.features[:, piece], (kept.num - start).clamp(0, most))
 
     def _commit_fixed(self, committed: Committed) -> None:
         """The same of pairs that the host knows."""
@@ -236,7 +248,7 @@ class PairGenerator(TreeCandidateGenerator):
         ids, num_new = committed.sequence_ids, torch.tensor(committed.num_new, device=device)[:, None]
         first = torch.tensor(committed.lengths, device=device)[:, None] - num_new
         columns = (first + torch.arange(features.shape[1], device=device)).clamp(max=ids.shape[1] - 1)
-        self.commit_kept(Kept(ids.to(device).gather(1, columns), features, num_new, committed.num_new))
+        self._commit_in_pieces(Kept(ids.to(device).gather(1, columns), features, num_new, committed.num_new))
 
     def _catch_up(self) -> None:
         """Read the pairs that wait."""
