@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, StoppingCriteriaList
 
 from tests import runs, tape
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
+from transformers_falcon_spec.drafters.tree_drafting.fixed import MOST_DRAFTS
 from transformers_falcon_spec.generation.static import state as states
 from transformers_falcon_spec.generation.static.state import StaticState, bucket, release, shown_slots, states_of
 
@@ -115,6 +116,25 @@ def test_the_drafters_weights_may_change_too(tapes: list[object]) -> None:
     assert changed.acceptance_histogram == expected.acceptance_histogram
 
 
+@pytest.mark.parametrize("change", ["another attention", "an adapter"])
+def test_a_drafter_that_changed_is_captured_anew(change: str, tapes: list[object]) -> None:
+    target, drafter = _pair()
+    runs.drafted(target, drafter, **OPTIONS)
+    (before,), num_tapes = states_of(target), len(tapes)
+    num_graphs = before.num_graphs
+
+    if change == "an adapter":
+        drafter = _static(peft.get_peft_model(drafter, LORA).get_base_model())
+    else:
+        drafter.set_attn_implementation("eager")
+    runs.drafted(target, drafter, **OPTIONS)
+
+    (after,) = states_of(target)
+    assert after is before
+    assert after.num_graphs == num_graphs  # those of before are gone
+    assert len(tapes) > num_tapes
+
+
 def test_a_second_call_at_the_same_time_grows_its_shapes() -> None:
     target, drafter = _pair()
     inner: list[Any] = []
@@ -169,7 +189,7 @@ def test_what_is_kept_is_bounded_over_many_calls() -> None:
         assert len(states_of(target)) <= states.MOST_STATES
         for each in states_of(target):
             assert len(each.scorings) <= states.MOST_SCORINGS
-            assert each.num_graphs <= 2 + 2 * states.MOST_SCORINGS
+            assert each.num_graphs <= 2 + 2 * states.MOST_SCORINGS + 2 + 2 * MOST_DRAFTS
 
     release(target)
     assert not states_of(target)

@@ -18,7 +18,7 @@ from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots
 
 LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
-MOST_DRAFTS = 16  # shapes of drafts that are kept
+MOST_DRAFTS = 8  # shapes of drafts that are kept, each for one temperature
 MULTIPLE = 8  # slots before the text: kernels of attention want masks so aligned
 
 
@@ -114,8 +114,9 @@ class FixedPairs:
 
     def add_kept(self, kept: Kept) -> None:
         """[`FixedPairs.add`] of what a step kept, in buffers that every such step writes anew."""
+        assert kept.features is not None  # a drafter of this kind reads at least one layer
         parts = (kept.token_ids, kept.features, kept.num)
-        key = tuple((part.data_ptr(), part.shape) for part in parts if part is not None)
+        key = tuple((part.data_ptr(), part.shape) for part in parts)
         if key not in self._adds:
             self._adds[key] = (kept, RepeatedWork(self.roots.device, (self.num_waiting, self.roots)))
         while len(self._adds) > MOST_DRAFTS:

@@ -71,9 +71,6 @@ def why_host_chooses(batch: SequenceBatch) -> str | None:
 def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: dict[str, Any]) -> tuple[Any, ...]:
     """What captured work depends on besides its buffers: where it differs, the work is made anew."""
     config = model.config.get_text_config(decoder=True)
-    parts = map(vars, model.modules())
-    switches = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers
-    adapters = [[part.get(name) for name in switches] for part in parts if "_active_adapter" in part]
     kernels = (
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),
@@ -82,9 +79,7 @@ def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: d
     )
     return (
         weights_key(model),
-        config._attn_implementation,
         getattr(config, "_experts_implementation", None),
-        repr(adapters),
         kernels,
         tuple(feature_layers),
         repr(constant),

@@ -35,10 +35,17 @@ def shown_slots(num_slots: int) -> int:
     return shown
 
 
+_SWITCHES = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers
+
+
 def weights_key(model: nn.Module) -> int:
-    """What captured work depends on of a model's weights: where they lie."""
+    """What captured work depends on of a model: where its weights lie, its adapters, and kernels of attention."""
     weights = (*model.parameters(), *model.buffers())
-    return hash(tuple((weight.data_ptr(), weight.dtype, weight.device) for weight in weights))
+    parts = list(map(vars, model.modules()))
+    adapters = [[part.get(name) for name in _SWITCHES] for part in parts if "_active_adapter" in part]
+    kernels = [getattr(part["config"], "_attn_implementation", None) for part in parts if "config" in part]
+    places = tuple((weight.data_ptr(), weight.dtype, weight.device) for weight in weights)
+    return hash((places, repr(adapters), tuple(kernels)))
 
 
 def deepest(drafter: Any) -> int:
@@ -134,29 +141,40 @@ class StaticState:
 
     @property
     def num_graphs(self) -> int:
-        """Pieces of work that are held."""
-        return len(self._work)
+        """Pieces of work that are held, those of drafters included."""
+        return len(self._all_work)
 
     @property
     def capture_seconds(self) -> float:
         """Seconds that all captures took."""
-        return sum(work.capture_seconds for work in self._work.values())
+        return sum(work.capture_seconds for work in self._all_work)
 
     @property
     def failure(self) -> str | None:
         """Why some of the work could not be captured and runs as it is; None if all could."""
-        return next((work.failure for work in self._work.values() if work.failure is not None), None)
+        return next((work.failure for work in self._all_work if work.failure is not None), None)
+
+    @property
+    def _all_work(self) -> list[RepeatedWork]:
+        return [*self._work.values(), *(work for each in self._of_drafters for work in each.repeated)]
+
+    @property
+    def _of_drafters(self) -> list[Any]:
+        """The buffers of all drafters; a pool has several."""
+        held = [buffers for _, buffers in self._drafts.values()]
+        return [each for buffers in held for each in (buffers if isinstance(buffers, tuple) else (buffers,))]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cache and of the trees' buffers."""
+        """Memory of the cache, of the trees' buffers, and of drafters."""
         buffers = [
             each
             for tree in self.trees.values()
             for each in (tree.token_ids, tree.logits, tree.features)
             if each is not None
         ]
-        return self.cache.num_bytes + sum(tensor.nbytes for tensor in (*buffers, *self.noise))
+        num_bytes = [self.cache.num_bytes, *(each.num_bytes for each in self._of_drafters)]
+        return sum(num_bytes) + sum(tensor.nbytes for tensor in (*buffers, *self.noise))
 
 
 _STATES: WeakKeyDictionary[PreTrainedModel, dict[Any, StaticState]] = WeakKeyDictionary()
