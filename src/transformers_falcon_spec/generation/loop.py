@@ -58,7 +58,7 @@ class SpeculativeDecoding:
         self.processes = processes_of(drafter, model)
         self.capability = self.processes.broadcast(probe(model))
         self.step, notes = drafter.generation_config.step, self._notes(model)
-        self.target = self._target(model, drafter.feature_layers, notes)
+        self.target = self._target(model, drafter, notes)
         self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_rng())
         self.generator.clock = clock
         self.verifier = batch.verifier
@@ -85,14 +85,17 @@ class SpeculativeDecoding:
             return "chain"  # paths are read as rows, and their attention weights stand in other slots
         return form
 
-    def _target(self, model: PreTrainedModel, feature_layers: Sequence[int], notes: list[str]) -> Target:
+    def _target(self, model: PreTrainedModel, drafter: Drafter, notes: list[str]) -> Target:
         """The target that decodes as the options ask; a note says why where it cannot."""
         kind: type[Target] = Target
         if eligibility.is_wanted(self.step, model.device):
             reason = eligibility.why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
             kind = StaticTarget if reason is None else Target
             self._note_dynamic(reason, notes)
-        return kind(model, feature_layers, self.capability.has_hooks)
+        target = kind(model, drafter.feature_layers, self.capability.has_hooks)
+        if drafter.generation_config.compile and not self.config.disable_compile:
+            target.backend = "inductor"
+        return target
 
     def _note_dynamic(self, reason: str | None, notes: list[str]) -> None:
         if self.step == "static" and reason not in {None, eligibility.BUSY}:

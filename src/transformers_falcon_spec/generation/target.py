@@ -50,6 +50,7 @@ class Target:
     """
 
     state: "StaticState | None" = None  # of a text that goes on in fixed shapes
+    backend: str | None = None  # with which `torch.compile` compiles forwards of fixed shape, if it does
     capture_failure: str | None = None  # why some of the work in fixed shapes was not captured, where it could be
     choice_reason: str | None = None  # why the host chooses tokens, where the device could
     acceptance: "DeviceAcceptance | None" = None  # chooses tokens where the logits lie; None: the verifier does

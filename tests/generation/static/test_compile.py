@@ -11,12 +11,15 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
-from tests.tiny import make_target
+from tests import runs
+from tests.every_drafter import every_drafter
+from tests.tiny import in_double, make_target
 from transformers_falcon_spec.core.masks import additive, slot_mask
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
 from transformers_falcon_spec.generation.model_parts import decoder_of, layer_kinds, masks_by_kind
-from transformers_falcon_spec.generation.static.compile import compiled_forward
+from transformers_falcon_spec.generation.static import target as static_target
+from transformers_falcon_spec.generation.static.compile import CompiledForward, compiled_forward
 from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.tree_attention import tree_attention
 
@@ -141,3 +144,45 @@ def test_what_is_compiled_holds_no_model() -> None:
     gc.collect()
 
     assert model() is None
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those that calls ask for; each gets one that needs no compiler."""
+    asked: list[str] = []
+
+    def quick(model: PreTrainedModel, backend: str) -> CompiledForward:
+        asked.append(backend)
+        return compiled_forward(model, "aot_eager")
+
+    monkeypatch.setattr(static_target, "compiled_forward", quick)
+    return asked
+
+
+def _compiling(drafter: Any) -> Any:
+    drafter.generation_config.step, drafter.generation_config.compile = "static", True
+    drafter.generation_config.tune = False
+    return drafter
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("mixtral", marks=pytest.mark.families)])
+def test_the_text_of_compiled_steps_is_the_targets_own(family: str, backends: list[str]) -> None:
+    target = in_double(make_target(family))
+    drafter = _compiling(every_drafter("eagle-3", target))
+
+    runs.both(target, drafter, max_new_tokens=12).assert_equal(is_kept=False)
+    num_compiled = _num_compiled()
+    runs.both(target, drafter, max_new_tokens=12).assert_equal(is_kept=False)
+
+    assert set(backends) == {"inductor"}
+    assert _num_compiled() == num_compiled > 0
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("options", [{"disable_compile": True}, {"max_new_tokens": 1}])
+def test_nothing_is_compiled_where_it_must_not_or_need_not_be(options: dict[str, Any], backends: list[str]) -> None:
+    target = in_double(make_target())
+
+    runs.drafted(target, _compiling(every_drafter("falcon", target)), **{"max_new_tokens": 6, **options})
+
+    assert not backends

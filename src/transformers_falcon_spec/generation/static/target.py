@@ -19,6 +19,7 @@ from ..target import Form, Target, TargetOutput
 from ..tree_attention import tree_attention
 from . import graph
 from .acceptance import DeviceAcceptance
+from .compile import compiled_forward
 from .eligibility import BUSY, state_key, why_host_chooses
 from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, shown_slots, state_of, vacate
 
@@ -114,7 +115,7 @@ class StaticTarget(Target):
             self._is_open = list(is_open)
             state.is_open.copy_(torch.tensor(self._is_open)[:, None])
         buffers.give(token_ids, tree.parents)
-        state.work(("read", size, num_shown)).run(lambda: self._read_static(state, buffers, num_shown))
+        state.work(("read", size, num_shown, self.backend)).run(lambda: self._read_static(state, buffers, num_shown))
         features = buffers.features
         return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
 
@@ -133,16 +134,17 @@ class StaticTarget(Target):
         inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
         inputs["attention_mask"] = masks_by_kind(self.config, masks)
+        inputs |= {**self._not_asked, "input_ids": buffers.token_ids, "past_key_values": cache, "use_cache": True}
         with tree_attention(self.model), batched_experts(self.model):
-            outputs = self.model(
-                **inputs,
-                **self._not_asked,
-                input_ids=buffers.token_ids,
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
-            )
-        buffers.take(outputs.logits, self.features(outputs, num_nodes))
+            buffers.take(*self._logits_and_features(inputs))
+
+    def _logits_and_features(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        if self.backend is None:
+            outputs = self.model(**inputs, return_dict=True)
+            return outputs.logits, self.features(outputs, inputs["input_ids"].shape[1])
+        with self.feature_hooks.paused():
+            compiled = compiled_forward(self.model, self.backend)
+            return compiled(self.model, self.feature_hooks.feature_layers, inputs)
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last; where the device has kept it, note how long it was."""
