@@ -42,7 +42,7 @@ def install(patch: pytest.MonkeyPatch) -> list[object]:
     """Let all repeated work go through a tape, warmed up as on CUDA; returns a list that grows with every tape."""
     tapes: list[object] = []
 
-    def capture(_device: Any, warm_up: graph.Work, work: graph.Work) -> graph.Work:
+    def capture(_device: Any, warm_up: graph.Work, work: graph.Work, _pool: Any) -> graph.Work:
         warm_up()
         replay, num_calls = taped(work), 0  # recording runs the work, a capture does not
         tapes.append(replay)

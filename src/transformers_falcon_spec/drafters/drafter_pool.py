@@ -147,6 +147,11 @@ class PoolGenerator(TreeCandidateGenerator):
         """The reason of the first one that cannot draft in fixed shapes."""
         return next(filter(None, (generator.why_not_fixed(budget) for generator in self.generators)), None)
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether each of them has new text."""
+        return all(generator.has_unread for generator in self.generators)
+
     def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> tuple[Any, ...]:
         """Let all of them go on in fixed shapes."""
         own = [None] * len(self.generators) if buffers is None else buffers

@@ -165,6 +165,11 @@ class TreeCandidateGenerator(CandidateGenerator):
         """Draft a tree for each row within `budget`. None means that the target should write the next token alone."""
         raise NotImplementedError
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether there is new text that the drafter has not read."""
+        return False
+
     def why_not_fixed(self, budget: DraftBudget) -> str | None:  # noqa: ARG002  it decides in subclasses
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         return f"a `{type(self).__name__}` drafts in shapes that follow the text"

@@ -174,6 +174,7 @@ class SpeculativeDecoding:
         first = prompt_len - num_read
         columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
         self._commit(columns, output.features)
+        self._enter_fixed_shapes()
 
     def _prepare_fixed_shapes(self, device: torch.device) -> None:
         """Decide which parts of the steps to come are in fixed shapes, and say of the others why not."""
@@ -202,12 +203,17 @@ class SpeculativeDecoding:
                 self.tuner.wait()
         return self._draft_of_roots() if draft is None else draft
 
+    def _enter_fixed_shapes(self) -> None:
+        """Let the drafter go on in fixed shapes once it has something to read, where the text does and it can."""
+        is_next = self.tuner.is_fixed and self.generator.fixed is None and self.generator.has_unread
+        if is_next and self.target.state is not None:
+            self.target.state.enter(self.generator, self.drafter, self.config.max_length)
+
     def _in_fixed_shapes(self, budget: DraftBudget) -> DraftBudget:
         """The budget of a draft in fixed shapes, where the text goes on in such and the drafter can, too."""
-        if self.target.state is None or not self.tuner.is_fixed:
-            return budget
+        self._enter_fixed_shapes()
         if self.generator.fixed is None:
-            self.target.state.enter(self.generator, self.drafter, self.config.max_length)
+            return budget
         if budget.noise is not None:
             for row in range(len(self.batch)):
                 budget.noise(row, deepest(self.drafter))  # drawn now: a replay asks nobody

@@ -216,7 +216,7 @@ class SequenceBatch:
         for column in range(self.prompt_len + self._num_streamed, self.longest):
             if any(len(row) <= column and not (row.is_complete and self._pad is not None) for row in self.rows):
                 return
-            self._streamer.put(torch.cat([self._padded(row.input_ids)[:, column] for row in self.rows]).cpu())
+            self._streamer.put(torch.cat([self._padded(row.host_ids)[:, column] for row in self.rows]))
             self._num_streamed += 1
 
 

@@ -271,7 +271,9 @@ def test_the_first_steps_learn_what_sizes_cost() -> None:
         taken.append((1, 0) if budget is None else (budget.num_nodes, budget.num_passes))
         num_nodes, num_passes = taken[-1]
         token_ids = torch.zeros(1, num_nodes, dtype=torch.long)
-        tuner.learn(Draft(token_ids, token_ids - 1, num_passes=num_passes), [_path(0)], 0.1 * len(taken), 1.0 * len(taken))
+        tuner.learn(
+            Draft(token_ids, token_ids - 1, num_passes=num_passes), [_path(0)], 0.1 * len(taken), 1.0 * len(taken)
+        )
 
     assert tuple(taken) == WARM_UP
     assert tuner.limited(DraftBudget((99,), 256)).prices is not None

@@ -98,6 +98,11 @@ class PairGenerator(TreeCandidateGenerator):
         """Of each row the pairs not read yet."""
         return [sum(map(len, pending.token_ids)) for pending in self.pending]
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether there are pairs that the drafter has not read."""
+        return any(self.num_unread)
+
     def take_pending(self, padding_side: str = "right") -> tuple[Tensor, Tensor, list[int]]:
         """Ids `[rows, pairs]` and features `[rows, pairs, feature]` of all unread pairs, and each row's number."""
         rows = zip(*(pending.take() for pending in self.pending), strict=True)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,12 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def capture(device: torch.device, warm_up: Work, work: Work) -> Work:
+def memory_pool(device: torch.device) -> Any:
+    """A pool of memory for work that never runs at the same time; None where nothing is captured."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def capture(device: torch.device, warm_up: Work, work: Work, pool: Any = None) -> Work:
     """Capture work after it was warmed up; what is returned replays it."""
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()
@@ -27,7 +33,7 @@ def capture(device: torch.device, warm_up: Work, work: Work) -> Work:
             warm_up()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
     return graph.replay
 
@@ -40,8 +46,10 @@ class RepeatedWork:
     every row, so that work that moves something moves nothing.
     """
 
-    def __init__(self, device: torch.device, state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> None:
-        self._device, self._state, self._is_open = device, tuple(state), is_open
+    def __init__(
+        self, device: torch.device, state: Sequence[Tensor] = (), is_open: Tensor | None = None, pool: Any = None
+    ) -> None:
+        self._device, self._state, self._is_open, self._pool = device, tuple(state), is_open, pool
         self._replay: Work | None = None
         self.capture_seconds = 0.0
         self.failure: str | None = None  # why it could not be captured, and so runs as it is
@@ -59,7 +67,7 @@ class RepeatedWork:
         start = time.perf_counter()
         try:
             with _CAPTURING:
-                self._replay = capture(self._device, lambda: self._warm_up(work), work)
+                self._replay = capture(self._device, lambda: self._warm_up(work), work, self._pool)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             self.failure = " ".join(str(error).split())

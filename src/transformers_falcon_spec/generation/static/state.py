@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..drafting import TreeCandidateGenerator
-from .graph import RepeatedWork
+from .graph import RepeatedWork, memory_pool
 from .scoring import DeviceScoring
 from .slot_cache import SlotCache
 
@@ -101,13 +101,15 @@ class StaticState:
         self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
         self.scorings: list[DeviceScoring] = []  # of the processors of earlier calls, the newest last
+        self._pool = memory_pool(self.device)  # what crosses from one piece of work to another lies outside of it
         self._drafts: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # buffers of drafters
+        self._done: torch.cuda.Event | None = None
         self._work: dict[tuple[Any, ...], RepeatedWork] = {}
 
     def work(self, key: tuple[Any, ...], state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> RepeatedWork:
         """The work of this key."""
         if key not in self._work:
-            self._work[key] = RepeatedWork(self.device, state, is_open)
+            self._work[key] = RepeatedWork(self.device, state, is_open, self._pool)
         return self._work[key]
 
     def scoring(self, processors: LogitsProcessorList, vocab_size: int) -> DeviceScoring:
@@ -138,6 +140,15 @@ class StaticState:
     def grow(self, capacity: int) -> None:
         """Move the text to a larger cache; what was captured is captured anew."""
         self.cache, self._work = self.cache.grown(capacity), {}
+
+    def done(self) -> None:
+        """Note where the work of a call ends on its stream."""
+        self._done = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+
+    def wait(self) -> None:
+        """Let the present stream wait for the call before, which may have used another one."""
+        if self._done is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._done)
 
     @property
     def num_graphs(self) -> int:
@@ -202,6 +213,7 @@ def state_of(model: PreTrainedModel, key: Any, capacity: int, make: Callable[[],
         states = _STATES.setdefault(model, {})
         found = states.pop(key, None)
     if found is None or found.cache.capacity < capacity:
+        found = None  # its memory may be needed
         found = make()
     with _LOCK:
         states[key] = found

@@ -42,11 +42,16 @@ class StaticTarget(Target):
             reason = BUSY
         if reason is not None:
             return reason
-        self._move_in(max_length)
-        assert self.state is not None  # just moved in
-        self.choice_reason = why_host_chooses(batch)
-        if self.choice_reason is None:
-            self.acceptance = DeviceAcceptance(self.state, batch, num_logits)
+        try:
+            state = self._moved_in(max_length)
+            self.choice_reason = why_host_chooses(batch)
+            if self.choice_reason is None:
+                self.acceptance = DeviceAcceptance(state, batch, num_logits)
+        except BaseException:
+            vacate(self.model)
+            raise
+        cache_file.empty(self.cache)  # until `leave`, so that the text has one copy of its states
+        self.state = state
         return None
 
     def _why_not(self) -> str | None:
@@ -71,8 +76,8 @@ class StaticTarget(Target):
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def _move_in(self, max_length: int) -> None:
-        """Move the prompt's states to the slots of a static cache."""
+    def _moved_in(self, max_length: int) -> StaticState:
+        """A state that holds the prompt's keys and values in the slots of its cache."""
         is_held = self.slots.positions != cache_file.HOLE
         self._columns = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
         self._num_prompt = list(self._num_tokens)
@@ -83,12 +88,13 @@ class StaticTarget(Target):
         num_layers = len(self.cache.layers)
         changes = state_key(self.model, self.feature_hooks.feature_layers, self._inputs.constant)
         key = (len(lengths), offsets.shape, *changes)
-        self.state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
-        self.state.offsets.copy_(offsets)
-        self.state.is_open.fill_(True)
+        state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
+        state.wait()
+        state.offsets.copy_(offsets)
+        state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
-        self.state.cache.fill(self.cache.layers, self._columns)
-        cache_file.empty(self.cache)  # until `leave`, so that the text has one copy of its states
+        state.cache.fill(self.cache.layers, self._columns)
+        return state
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth, in buffers that stay where they are."""
@@ -175,6 +181,7 @@ class StaticTarget(Target):
         """Write the states of all texts back to the dynamic cache, each row's padding in front of it."""
         if self.state is None:
             return
+        self.state.done()
         vacate(self.model)
         self.capture_failure = self.state.failure
         static, self.state, self.acceptance = self.state.cache, None, None
