@@ -176,6 +176,8 @@ def test_the_text_of_compiled_steps_is_the_targets_own(family: str, backends: li
 
     assert set(backends) == {"inductor"}
     assert _num_compiled() == num_compiled > 0
+    if family == "llama":  # experts in double precision are a loop over what the host reads
+        assert not counters["graph_break"]  # which hooks of the features would be
 
 
 @pytest.mark.families
