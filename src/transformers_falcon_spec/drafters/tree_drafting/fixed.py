@@ -18,7 +18,7 @@ from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots
 
 LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
-MOST_DRAFTS = 8  # shapes of drafts that are kept, each for one temperature
+MOST_DRAFTS = 16  # shapes of drafts that are kept, each for one temperature
 MULTIPLE = 8  # slots before the text: kernels of attention want masks so aligned
 
 

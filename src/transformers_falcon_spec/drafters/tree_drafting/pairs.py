@@ -160,8 +160,6 @@ class PairGenerator(TreeCandidateGenerator):
         """`states` in the drafter's type and device."""
         return states.to(self.drafter.device, self.drafter.dtype)
 
-    # ---- in fixed shapes ------------------------------------------------------------------------------------------
-
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         if not self.can_be_fixed:
