@@ -28,7 +28,7 @@ READY_RAY := $(VENV_RAY)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-grammar \
-	test-quantized test-browser test-ray test-gpu test-slow lint check fix bench docs
+	test-quantized test-browser test-ray test-static test-gpu test-slow lint check fix bench docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -66,7 +66,8 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 
 # What does not depend on the version of Transformers is left to the newest one: the algorithms on tensors (`core`, on the same torch),
 # the shape checks, pages, what measures and renders figures, the layout of the house; and the random trials, which run once.
-NEWEST_ALONE := tests/core tests/trials $(addprefix tests/test_,$(addsuffix .py,layering layout map measure_house provenance))
+NEWEST_ALONE := tests/core tests/trials $(addprefix tests/generation/static/test_,$(addsuffix .py,meta graph compile scoring)) \
+	$(addprefix tests/test_,$(addsuffix .py,layering layout map measure_house provenance))
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
@@ -83,6 +84,9 @@ test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
 
 test-ray: $(READY_RAY) ## Run the test that serves with Ray.
 	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
+
+test-static: $(READY) ## Run the tests of texts and drafters in fixed shapes, as on a GPU, but uncaptured.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --static tests/generation tests/drafters tests/trials tests/test_lossless.py $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need a CUDA device.
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -57,7 +57,8 @@ def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("mode", ["greedy", "sampling"])
+# What the target reads is the same in both modes, so that one will do by default.
+@pytest.mark.parametrize("mode", [pytest.param("greedy", marks=pytest.mark.slow), "sampling"])
 @pytest.mark.parametrize("family", [family for family in VERIFYING if family not in INELIGIBLE])
 def test_the_text_is_the_targets_own(family: str, mode: str, device_steps: list[int]) -> None:
     options = {"max_new_tokens": 16, **MODES[mode]}
@@ -78,6 +79,7 @@ def test_other_families_are_named_with_the_reason(family: str) -> None:
         runs.drafted(_target(family), _static(RandomDrafter()))
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", FIXED)
 def test_drafts_in_fixed_shapes_are_those_in_growing_ones(kind: str, mode: str, device_steps: list[int]) -> None:
@@ -98,6 +100,7 @@ def test_drafts_in_fixed_shapes_are_those_in_growing_ones(kind: str, mode: str, 
     assert max(device_steps) > 1
 
 
+@pytest.mark.families
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("kind", FIXED)
