@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ...generation.cache import HOLE, RowSlots
 from ...generation.drafting import Kept
-from ...generation.static.graph import RepeatedWork
+from ...generation.static.graph import RepeatedWork, memory_pool
 from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots
 
@@ -77,6 +77,7 @@ class FixedPairs:
             self.num_waiting, self.roots, self.limits = (torch.zeros_like(self.token_ids[:, :1]) for _ in range(3))
             self.first = torch.zeros_like(prompt.first)
             self.carried = {name: torch.zeros_like(states) for name, states in prompt.carried.items()}
+        self._pool = memory_pool(device)
         self._host_limits: tuple[int, ...] = ()
         self._adds: dict[Any, tuple[Kept, RepeatedWork]] = {}  # by where what is added lies
         self._reads: dict[tuple[int, int], RepeatedWork] = {}
@@ -118,7 +119,7 @@ class FixedPairs:
         parts = (kept.token_ids, kept.features, kept.num)
         key = tuple((part.data_ptr(), part.shape) for part in parts)
         if key not in self._adds:
-            self._adds[key] = (kept, RepeatedWork(self.roots.device, (self.num_waiting, self.roots)))
+            self._adds[key] = (kept, self._work((self.num_waiting, self.roots)))
         while len(self._adds) > MOST_DRAFTS:
             del self._adds[next(iter(self._adds))]
         self._adds[key][1].run(lambda: self.add(*parts))
@@ -152,7 +153,7 @@ class FixedPairs:
         width = self.most_kept if num_waiting <= self.most_kept else self.most_waiting
         if (width, shown) not in self._reads:
             state = (self.cache.lengths, self.num_waiting, self.first, *self.carried.values())
-            self._reads[width, shown] = RepeatedWork(self.roots.device, state)
+            self._reads[width, shown] = self._work(state)
         self._repeat(self._reads[width, shown], shown, lambda: work(width))
 
     def draft(self, key: Any, num_nodes: int) -> FixedDraft:
@@ -170,8 +171,11 @@ class FixedPairs:
     def fill(self, draft: FixedDraft, shown: int, work: Callable[[], None]) -> None:
         """Do the work that fills the buffers of a draft."""
         if shown not in draft.work:
-            draft.work[shown] = RepeatedWork(self.roots.device)
+            draft.work[shown] = self._work()
         self._repeat(draft.work[shown], shown, work)
+
+    def _work(self, state: Sequence[Tensor] = ()) -> RepeatedWork:
+        return RepeatedWork(self.roots.device, state, pool=self._pool)
 
     def _repeat(self, repeated: RepeatedWork, shown: int, work: Callable[[], None]) -> None:
         def seeing() -> None:
