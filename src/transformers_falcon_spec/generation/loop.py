@@ -27,7 +27,6 @@ from .sequence_state import NodeScores
 from .static import eligibility
 from .static.acceptance import RowStep
 from .static.phase_timer import PhaseTimer
-from .static.state import deepest
 from .static.target import StaticTarget
 from .target import Form, Target, TargetOutput
 from .text_limits import longest_draftable
@@ -214,9 +213,6 @@ class SpeculativeDecoding:
         self._enter_fixed_shapes()
         if self.generator.fixed is None:
             return budget
-        if budget.noise is not None:
-            for row in range(len(self.batch)):
-                budget.noise(row, deepest(self.drafter))  # drawn now: a replay asks nobody
         return replace(budget, prices=None)  # to price a node the host would wait for its probability
 
     def _draft_of_roots(self) -> Draft:

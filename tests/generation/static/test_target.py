@@ -22,7 +22,7 @@ INELIGIBLE = {
     **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", "lfm2"), TREELESS),
     **dict.fromkeys(("deepseek_v32", "deepseek_v32_sparse"), "DynamicIndexedLayer"),
     "longcat_flash": "asks the host which of its experts have tokens",
-    **dict.fromkeys(("gemma3n_shared_kv", "gemma4_shared_kv"), "DummyLayer"),
+    **dict.fromkeys(("gemma3n_shared_kv", "gemma4_shared_kv"), "share keys and values"),
 }
 VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"]
 MODES: dict[str, dict[str, Any]] = {

@@ -61,11 +61,11 @@ class StaticTarget(Target):
         asked = " and ".join(f"`{name}`" for name in self._asked)
         inputs = self._inputs
         reasons = {
+            "layers of the target share keys and values": bool(getattr(self.config, "num_kv_shared_layers", 0)),
             f"layers of the target keep their states in a `{', '.join(odd)}`": bool(odd),
             "a layer of the target keeps no states of its own": not all(
                 cache_file.num_held(self.cache, index) for index in range(len(layers))
             ),
-            "layers of the target share keys and values": bool(getattr(self.config, "num_kv_shared_layers", 0)),
             "the target takes no `position_ids`": not self._takes_position_ids,
             "the target's rotary frequencies switch with the length of the text": bool(self.switches),
             f"the call asks for {asked}": bool(asked),
