@@ -39,7 +39,7 @@ from ..provenance import portable, provenance
 from .loading import load_target, load_tree, read_config
 from .memory import MemoryRun
 from .methods import MethodEntry, parse_methods, parse_targets
-from .options import TREE_HELP, ModelOptions, ResultOptions, TextOptions, check_least, option
+from .options import STEP_HELP, TREE_HELP, ModelOptions, ResultOptions, Step, TextOptions, check_least, option
 
 Entry = dict[str, Any]
 
@@ -60,6 +60,7 @@ class BenchCommand(ModelOptions, TextOptions, ResultOptions):
     seed: int = option("Of sampling, order and intervals.", 0)
     threads: int | None = option("CPU threads; None leaves torch's choice.", None)
     draft_tree: str | None = option(f"{TREE_HELP} Methods that are no drafters of this package do without.", None)
+    step: Step | None = option(f"{STEP_HELP} Other methods do without.", None)
 
 
 def run(command: BenchCommand) -> None:
@@ -122,7 +123,7 @@ def _measure(
     loaded = []
     for entry in (entry for entry in wanted if entry.name not in killed):
         with noting(failures, name, entry.name, "loading"):
-            loaded.append(entry.load(target, command.draft_tree))
+            loaded.append(entry.load(target, command.draft_tree, command.step))
     benchmark = Benchmark(
         target=target,
         tokenizer=tokenizer,
@@ -166,6 +167,7 @@ def _memory(
             device=command.device,
             threads=torch.get_num_threads(),
             draft_tree=command.draft_tree,
+            step=command.step,
         )
         with noting(failures, name, method, "measuring memory"):
             peaks[method] = asdict(memory_run.measure())

@@ -24,7 +24,7 @@ from ..evaluation.steps import ObservedText, StepLog, render_step_page, step_tex
 from ..generation.output import observe_steps
 from ..generation.timed import Run, timed_generate
 from .loading import load_drafter
-from .options import DTYPE_HELP, TREE_HELP, TargetOptions, TextOptions, option
+from .options import DTYPE_HELP, STEP_HELP, TREE_HELP, Step, TargetOptions, TextOptions, option
 
 WARM_UP_TOKENS = 8
 BAR_WIDTH = 40
@@ -45,6 +45,7 @@ class GenerateCommand(TargetOptions, TextOptions):
     seed: int = option("Seed of the sampling.", 0)
     dtype: str = option(DTYPE_HELP, "auto")
     draft_tree: str | None = option(TREE_HELP, None)
+    step: Step | None = option(STEP_HELP, None)
     show_tree: bool = option(
         "Print the tree of each step: tokens, their probabilities, and which were accepted.", False
     )
@@ -71,7 +72,7 @@ def run(command: GenerateCommand) -> None:
     """Write the text of each prompt; compare or show trees if asked."""
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
-    drafters = [load_drafter(name, target, tokenizer, command.draft_tree) for name in command.drafter]
+    drafters = [load_drafter(name, target, tokenizer, command.draft_tree, command.step) for name in command.drafter]
     drafter = drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
     prompts = [Prompt("command", str(i), (("user", text),)) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit)

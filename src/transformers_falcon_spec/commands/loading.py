@@ -66,12 +66,14 @@ def load_drafter(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tree: str | None = None,
+    step: str | None = None,
 ) -> DrafterModel:
     """Load a drafter, or a drafter with an adapter, in the dtype and on the device of the target.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` the drafter
-    uses the static tree of that file. With `tokenizer` the chat template is compared with that of the target that the
-    drafter was trained for; a difference is logged, as other differences are when the drafter is used.
+    uses the static tree of that file, and with `step` that option replaces its own. With `tokenizer` the chat template
+    is compared with that of the target that the drafter was trained for; a difference is logged, as other differences
+    are when the drafter is used.
     """
     if name.partition(":")[0] == LAYER_PARALLEL:
         drafter: DrafterModel = _layer_parallel(name, target)
@@ -79,6 +81,8 @@ def load_drafter(
         with readable(name):
             kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
         drafter = kind.from_pretrained(name, dtype=target.dtype).eval().to(target.device)
+    if step is not None:
+        drafter.generation_config.step = step
     if draft_tree is not None:
         _set_tree(drafter, name, draft_tree)
     if draft_tree is not None or tokenizer is not None:

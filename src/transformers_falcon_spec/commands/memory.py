@@ -44,6 +44,7 @@ class MemoryRun:
     device: str = "cpu"
     threads: int = 1
     draft_tree: str | None = None
+    step: str | None = None
 
     def measure(self) -> Peak:
         """Do the work in a fresh process, and return its peak."""
@@ -64,7 +65,7 @@ class MemoryRun:
         """Do the work in this process, which should do nothing else."""
         torch.set_num_threads(self.threads)
         target, tokenizer = load_target(self.target, self.dtype, self.device)
-        method = MethodEntry.parse(self.source).load(target, self.draft_tree) if self.source else target_alone()
+        method = MethodEntry.parse(self.source).load(target, self.draft_tree, self.step) if self.source else target_alone()
         for prompt in read_prompts(self.prompts, self.limit) if self.limit else []:
             ids = prompt.input_ids(tokenizer)
             with method.path(target):

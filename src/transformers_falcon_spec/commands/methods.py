@@ -54,18 +54,18 @@ class MethodEntry:
             )
         return cls(name, target or None, source)
 
-    def load(self, target: PreTrainedModel, draft_tree: str | None = None) -> Method:
+    def load(self, target: PreTrainedModel, draft_tree: str | None = None, step: str | None = None) -> Method:
         """Load the method in the dtype and on the device of the target.
 
         The config of a folder decides whether it is a drafter of this package, which then uses the static tree in the
-        file `draft_tree`, a DFlash drafter of Transformers, or a language model for stock assisted generation.
+        file `draft_tree` and the option `step`, a DFlash drafter of Transformers, or a language model for stock assisted generation.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
         kind = LAYER_PARALLEL if lookup == LAYER_PARALLEL else self._model_type()
         if kind in {LAYER_PARALLEL, *drafter_classes()}:
-            drafter = load_drafter(self.source, target, draft_tree=draft_tree)
+            drafter = load_drafter(self.source, target, draft_tree=draft_tree, step=step)
             drafter.check_target(target)
             return with_drafter(self.name, drafter)
         if kind == MuseGlimmerAssistantConfig.model_type:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +20,12 @@ TREE_HELP = (
     "trees."
 )
 DTYPE_HELP = "auto, float32, bfloat16 or float16."
+Step: TypeAlias = Literal["auto", "dynamic", "static"]
+STEP_HELP = (
+    "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that cannot "
+    "be decoded so is an error that says why, and `falcon-spec doctor` says it of a pair. dynamic: in tensors that grow "
+    "with the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options."
+)
 
 
 def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:

@@ -28,7 +28,7 @@ from ..evaluation.parity import LOW_PRECISION, ParityCheck, Result, checked_resu
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from .loading import load_drafter
-from .options import DTYPE_HELP, TREE_HELP, PairOptions, ResultOptions, TextOptions, option
+from .options import DTYPE_HELP, STEP_HELP, TREE_HELP, PairOptions, ResultOptions, Step, TextOptions, option
 
 
 @dataclass(kw_only=True)
@@ -40,6 +40,7 @@ class ParityCommand(PairOptions, TextOptions, ResultOptions):
     seed: int = option("Seed of both texts.", 0)
     dtype: str = option(f"{DTYPE_HELP[:-1]}: the dtype in which target and drafter compute.", "float32")
     draft_tree: str | None = option(TREE_HELP, None)
+    step: Step | None = option(STEP_HELP, None)
     tune: bool = option(
         "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
         False,
@@ -75,7 +76,7 @@ def run(command: ParityCommand) -> None:
 def _make_check(command: ParityCommand) -> ParityCheck:
     """Load the pair, and print whether differences are computed again in float32."""
     target, tokenizer = command.load_target()
-    drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree)
+    drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, step=command.step)
     drafter.generation_config.tune = command.tune
     if target.dtype in LOW_PRECISION:
         rereads = (
@@ -92,6 +93,8 @@ def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
     settings["drafter"] = [settings["drafter"], check.drafter.draft_settings]
     if command.tune:
         settings["tune"] = True
+    if command.step is not None:
+        settings["step"] = command.step
     if check.target.dtype in LOW_PRECISION:
         settings["reread_in_float32"] = command.reread_in_float32
     return settings
