@@ -39,6 +39,7 @@ from .generation.drafting import Draft, TreeCandidateGenerator
 from .generation.options import SpeculationConfig
 from .generation.output import collect_speculation
 from .generation.patch import attach, disable, enable
+from .generation.static.state import release
 from .generation.verifier import Verifier, register_verifier
 from .hub import let_drafters_publish
 
@@ -91,6 +92,7 @@ __all__ = [
     "match_tokens",
     "register_drafter",
     "register_verifier",
+    "release",
 ]
 
 enable()

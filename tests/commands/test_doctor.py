@@ -117,7 +117,7 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
 
     assert [name for name in names_of(report) if name not in MEASURED] == fault
     assert message in "".join(finding.text for finding in report.findings)
-    assert list(report.sections) == ["fingerprint", "reading", "template", "acceptance", "costs"]
+    assert list(report.sections) == ["fingerprint", "reading", "template", "acceptance", "costs", "step"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
 
@@ -337,7 +337,7 @@ def test_the_command_shows_every_section_and_the_conclusion(
     assert main(["doctor", *folders, "--limit", "1", "--max_new_tokens", "8"]) == 0
 
     shown = capsys.readouterr().out
-    for title in ("environment", "fingerprint", "reading", "template", "acceptance", "costs", "conclusion"):
+    for title in ("environment", "fingerprint", "reading", "template", "acceptance", "costs", "step", "conclusion"):
         assert re.search(rf"^{title} ", shown, flags=re.MULTILINE)
     for name in ("threads", "packed bytes", "packable bytes"):
         assert re.search(rf"^{name} +\d+$", shown, flags=re.MULTILINE)

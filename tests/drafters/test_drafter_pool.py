@@ -152,11 +152,12 @@ def test_options_in_common_become_those_of_the_pool() -> None:
     target = make_eagle_target()
     drafters = list(make_pool(target).members)
     for drafter in drafters:
-        drafter.generation_config = SpeculationConfig(deterministic=False, tune=False)
+        drafter.generation_config = SpeculationConfig(deterministic=False, tune=False, step="static", compile=True)
 
     options = DrafterPool(drafters).generation_config
 
     assert (options.deterministic, options.tune, options.verifier) == (False, False, "token_matching")
+    assert (options.step, options.compile) == ("static", True)
 
 
 def test_options_of_the_pool_decide_how_text_is_judged() -> None:

@@ -2,7 +2,8 @@
 
 It checks the machine, the target that the drafter's config names, how the target reads trees, and the chat template.
 Then it writes a few texts with and without the drafter, and compares acceptance with results or the training record,
-and the cost of steps with the tokens that they write. Each finding has a section in docs/troubleshooting.md.
+and the cost of steps with the tokens that they write. One more text shows whether steps can be decoded in fixed
+shapes, which a GPU captures once and replays, and if not, why. Each finding has a section in docs/troubleshooting.md.
 
 Example, on the embedded pair:
   falcon-spec doctor --target models/reference-target --drafter models/falcon-reference

@@ -65,7 +65,8 @@ class MemoryRun:
         """Do the work in this process, which should do nothing else."""
         torch.set_num_threads(self.threads)
         target, tokenizer = load_target(self.target, self.dtype, self.device)
-        method = MethodEntry.parse(self.source).load(target, self.draft_tree, self.step) if self.source else target_alone()
+        entry = MethodEntry.parse(self.source) if self.source else None
+        method = entry.load(target, self.draft_tree, self.step) if entry else target_alone()
         for prompt in read_prompts(self.prompts, self.limit) if self.limit else []:
             ids = prompt.input_ids(tokenizer)
             with method.path(target):

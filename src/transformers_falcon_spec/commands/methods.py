@@ -58,7 +58,8 @@ class MethodEntry:
         """Load the method in the dtype and on the device of the target.
 
         The config of a folder decides whether it is a drafter of this package, which then uses the static tree in the
-        file `draft_tree` and the option `step`, a DFlash drafter of Transformers, or a language model for stock assisted generation.
+        file `draft_tree` and is decoded as `step` says, a DFlash drafter of Transformers, or a language model for
+        stock assisted generation.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:

@@ -22,9 +22,9 @@ TREE_HELP = (
 DTYPE_HELP = "auto, float32, bfloat16 or float16."
 Step: TypeAlias = Literal["auto", "dynamic", "static"]
 STEP_HELP = (
-    "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that cannot "
-    "be decoded so is an error that says why, and `falcon-spec doctor` says it of a pair. dynamic: in tensors that grow "
-    "with the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options."
+    "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
+    "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow with "
+    "the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options."
 )
 
 

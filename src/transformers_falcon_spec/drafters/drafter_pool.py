@@ -26,7 +26,8 @@ class DrafterPool(LoopOnly, nn.Module):
     """Drafters of any kinds as one assistant. Under the walk the text does not depend on who drafts.
 
     Each one keeps its own trees. The pool's `generation_config` begins with what the drafters have in common
-    of `verifier`, `tune`, `deterministic`, `pack_weights`, `step` and `compile`. Where nothing may be tuned the first one drafts alone.
+    of `verifier`, `tune`, `deterministic`, `pack_weights`, `step` and `compile`. Where nothing may be tuned the first
+    one drafts alone.
 
     Args:
         drafters (`Sequence[DrafterModel]`): At least one, each maybe inside a `PeftModel`; all of them for the same

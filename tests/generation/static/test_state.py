@@ -195,6 +195,18 @@ def test_what_is_kept_is_bounded_over_many_calls() -> None:
     assert not states_of(target)
 
 
+def test_what_is_kept_of_a_target_is_released_through_its_adapter() -> None:
+    target, drafter = _pair()
+    model = peft.get_peft_model(target, LORA)
+    runs.drafted(target, drafter, **OPTIONS)
+    assert states_of(target)
+
+    release(model)
+
+    assert not states_of(target)
+    runs.both(target, drafter, **OPTIONS).assert_equal(is_kept=False)
+
+
 def test_nothing_names_the_models(tapes: list[object]) -> None:
     target, drafter = _pair()
     runs.drafted(target, drafter, do_sample=True, **OPTIONS)

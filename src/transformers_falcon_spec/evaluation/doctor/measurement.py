@@ -20,6 +20,7 @@ from ..summary import pooled_stats, summarize, wilson_interval
 from .expectation import Expectation
 from .findings import LOW_ACCEPTANCE, SLOW_MACHINE, TEMPLATE_MASK, Report, Section
 from .setup_checks import check_pair, check_template, check_tree_reading
+from .static_step import check_static_step
 
 Runs = list[dict[str, Any]]  # as `Benchmark` records them
 UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
@@ -64,6 +65,8 @@ def diagnose(case: Case, report: Report) -> None:
     acceptance, costs = _acceptance(runs, rows[UNTUNED], case.expected), _costs(runs, rows)
     report.sections["acceptance"] = acceptance | {"explained_by": explained_by if acceptance["is_low"] else []}
     report.sections["costs"] = costs | _packed(case, runs)
+    input_ids = case.prompts[0].input_ids(case.tokenizer)
+    report.sections["step"] = check_static_step(case.target, case.drafter, input_ids)
     report.findings += filter(None, [measured_fault(acceptance, costs, explained_by)])
 
 

@@ -70,7 +70,7 @@ class RepeatedWork:
                 self._replay = capture(self._device, lambda: self._warm_up(work), work, self._pool)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            self.failure = " ".join(str(error).split())
+            self.failure = " ".join(str(error).split()).removesuffix(".")
         self.capture_seconds = time.perf_counter() - start
 
     def _warm_up(self, work: Work) -> None:

@@ -71,12 +71,12 @@ class DeviceScoring:
 def device_scoring(
     processors: LogitsProcessorList, num_rows: int, vocab_size: int, device: torch.device
 ) -> DeviceScoring | str:
-    """The processors of a batch as work of fixed shape, or a sentence that says which of them is in the way."""
+    """The processors of a batch as work of fixed shape, or in words which of them is in the way."""
     return obstacle_to(processors, num_rows) or DeviceScoring(processors, num_rows, vocab_size, device)
 
 
 def obstacle_to(processors: LogitsProcessorList, num_rows: int) -> str | None:
-    """A sentence that says which processor has no form of fixed shape; a subclass of one that has may do more."""
+    """Which processor has no form of fixed shape, in words; a subclass of one that has may do more."""
     for each in processors:
         kind, reason = type(each), None
         if kind not in _STAGES:
@@ -86,7 +86,7 @@ def obstacle_to(processors: LogitsProcessorList, num_rows: int) -> str | None:
         elif _STAGES[kind] is _PromptPenalty and len(each.encoder_input_ids) not in {1, num_rows}:
             reason = f"has {len(each.encoder_input_ids)} prompts for {num_rows} rows"
         if reason is not None:
-            return f"The logits processor `{kind.__qualname__}` {reason}."
+            return f"the logits processor `{kind.__qualname__}` {reason}"
     return None
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from ..adapters import unwrapped
 from ..drafting import TreeCandidateGenerator
 from .graph import RepeatedWork, memory_pool
 from .scoring import DeviceScoring
@@ -228,7 +229,32 @@ def states_of(model: PreTrainedModel) -> list[StaticState]:
         return list(_STATES.get(model, {}).values())
 
 
-def release(model: PreTrainedModel) -> None:
-    """Free the buffers and graphs that the static step keeps of a model for later calls."""
+def release(target: PreTrainedModel) -> None:
+    """Free what the static step keeps of a target for later calls: caches, buffers and captured graphs.
+
+    The next call makes them anew. A call that is running keeps its own until it ends. They also go with the target
+    itself, so this is for programs that keep the target and need the memory for something else. PyTorch then has the
+    memory for other tensors; `torch.cuda.empty_cache()` gives it to other programs.
+
+    Args:
+        target (`PreTrainedModel`): The model that generated, or the `PeftModel` around it.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM
+    >>> from transformers_falcon_spec import FalconSpecDrafter
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> drafter = FalconSpecDrafter.from_pretrained("models/falcon-reference")
+    >>> drafter.generation_config.step = "static"
+    >>> text = target.generate(torch.tensor([[1, 2, 3]]), assistant_model=drafter, max_new_tokens=8)
+    >>> len(states_of(target))
+    1
+    >>> release(target)
+    >>> len(states_of(target))
+    0
+
+    ```
+    """
     with _LOCK:
-        _STATES.pop(model, None)
+        _STATES.pop(unwrapped(target), None)

@@ -1,0 +1,132 @@
+"""`--step` of the commands that write texts: it reaches the drafter, is refused where it cannot be, and is kept with results."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.chat import save_target
+from tests.tiny import make_drafter
+from transformers_falcon_spec import cli
+from transformers_falcon_spec.commands.memory import MemoryRun, Peak
+from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance
+
+pytestmark = pytest.mark.commands
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a drafter and prompts."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_target(folder / "target")
+    drafter = make_drafter(AutoModelForCausalLM.from_pretrained(target), block_size=2)
+    drafter.save_pretrained(folder / "drafter")
+    (folder / "sums.jsonl").write_text('{"id": "a", "prompt": "one plus two"}\n', encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The nodes of each draft that was accepted in fixed shapes."""
+    steps: list[int] = []
+    accept = DeviceAcceptance.accept
+
+    def counted(self: Any, draft: Any) -> Any:
+        steps.append(draft.token_ids.shape[1])
+        return accept(self, draft)
+
+    monkeypatch.setattr(DeviceAcceptance, "accept", counted)
+    return steps
+
+
+def _generate(folder: Path, _output: Path, *options: str) -> int:
+    drafters = ["--drafter", str(folder / "drafter"), str(folder / "drafter")]  # as a pool
+    return cli.main(["generate", "--target", str(folder / "target"), *drafters, *_texts(folder), *options])
+
+
+def _parity(folder: Path, output: Path, *options: str) -> int:
+    pair = ["--target", str(folder / "target"), "--drafter", str(folder / "drafter")]
+    return cli.main(["parity", *pair, *_texts(folder), "--output", str(output), *options])
+
+
+def _bench(folder: Path, output: Path, *options: str) -> int:
+    models = ["--targets", str(folder / "target"), "--methods", f"d={folder / 'drafter'}"]
+    files = ["--output", str(output), "--decodings", "greedy"]
+    return cli.main(["bench", *models, *_texts(folder), *files, *options])
+
+
+def _texts(folder: Path) -> list[str]:
+    return ["--prompts", str(folder / "sums.jsonl"), "--max_new_tokens", "8"]
+
+
+Command = Callable[..., int]
+COMMANDS: list[Command] = [_generate, _parity, _bench]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__.strip("_"))
+def test_texts_are_decoded_as_the_option_says(
+    command: Command, folder: Path, tmp_path: Path, device_steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryRun, "measure", lambda _: Peak(1, None, 1))
+
+    assert command(folder, tmp_path / "grown.json", "--step", "dynamic") == 0
+    assert not device_steps
+    assert command(folder, tmp_path / "fixed.json", "--step", "static") == 0
+    assert max(device_steps) > 1
+
+
+def test_memory_is_measured_as_the_option_says(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_steps: list[int]
+) -> None:
+    measured: list[MemoryRun] = []
+    monkeypatch.setattr(MemoryRun, "measure", lambda each: measured.append(each) or Peak(1, None, 1))
+    assert _bench(folder, tmp_path / "speed.json", "--step", "static", "--memory_texts", "1") == 0
+    device_steps.clear()
+
+    measured[-1].run_here()
+
+    assert max(device_steps) > 1
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [(_parity, "must hold measurements under the same settings"), (_bench, "must hold runs of the same models")],
+)
+def test_results_of_different_steps_are_not_mixed(
+    command: Command, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--memory_texts", "0"] if command is _bench else []
+    assert command(folder, tmp_path / "results.json", "--step", "static", *options) == 0
+
+    assert command(folder, tmp_path / "results.json", "--step", "dynamic", *options) == 1
+
+    assert message in capsys.readouterr().err
+    result = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert result["provenance"]["step"] == "static"
+
+
+def test_a_target_without_fixed_shapes_is_an_error_that_says_why(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    save_target(tmp_path / "target", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+
+    assert _generate(tmp_path, tmp_path, "--step", "static") == 1
+
+    shown = capsys.readouterr().err
+    assert '`step="static"` needs a call' in shown
+    assert "rotary frequencies depend on the length of the text" in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__.strip("_"))
+def test_other_words_are_refused(
+    command: Command, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command(folder, tmp_path / "results.json", "--step", "captured")
+
+    assert "--step" in capsys.readouterr().err
