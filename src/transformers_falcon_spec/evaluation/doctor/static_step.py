@@ -46,7 +46,7 @@ def check_static_step(target: PreTrainedModel, drafter: DrafterModel, input_ids:
 def _reasons(target: PreTrainedModel, drafter: Any, input_ids: Tensor) -> dict[str, str]:
     """By part of a step, why it was not in fixed shapes or not captured."""
     with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
-        out: Any = target.generate(
+        out: Any = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
             input_ids.to(target.device),
             attention_mask=torch.ones_like(input_ids, device=target.device),
             assistant_model=drafter,
