@@ -89,8 +89,7 @@ def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch:
     is_taped = request.config.getoption("--taped")
     if LOOP not in sys.modules or not (is_taped or request.config.getoption("--static")):
         return
-    module = "transformers_falcon_spec.generation.static.eligibility"
-    monkeypatch.setattr(f"{module}.is_wanted", lambda step, _device: step != "dynamic")
+    monkeypatch.setattr(f"{LOOP}.is_wanted", lambda step, _device: step != "dynamic")
     monkeypatch.setattr(
         f"{LOOP}.note_step", lambda _notes, _sentence: None
     )  # what the tests say of notes holds for growing shapes

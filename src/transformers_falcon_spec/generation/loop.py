@@ -24,8 +24,8 @@ from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
-from .static import eligibility
 from .static.acceptance import RowStep
+from .static.eligibility import BUSY, is_wanted, why_not_static
 from .static.phase_timer import PhaseTimer
 from .static.target import StaticTarget
 from .target import Form, Target, TargetOutput
@@ -87,8 +87,8 @@ class SpeculativeDecoding:
     def _target(self, model: PreTrainedModel, drafter: Drafter, notes: list[str]) -> Target:
         """The target that decodes as the options ask; a note says why where it cannot."""
         kind: type[Target] = Target
-        if eligibility.is_wanted(self.step, model.device):
-            reason = eligibility.why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
+        if is_wanted(self.step, model.device):
+            reason = why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
             kind = StaticTarget if reason is None else Target
             self._note_dynamic(reason, notes)
         target = kind(model, drafter.feature_layers, self.capability.has_hooks)
@@ -97,7 +97,7 @@ class SpeculativeDecoding:
         return target
 
     def _note_dynamic(self, reason: str | None, notes: list[str]) -> None:
-        if self.step == "static" and reason not in {None, eligibility.BUSY}:
+        if self.step == "static" and reason not in {None, BUSY}:
             raise GenerationError(
                 f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
                 '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'

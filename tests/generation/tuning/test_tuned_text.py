@@ -38,6 +38,9 @@ class Fickle(CostModel):
         self.prices = None
         return self.random.random() < 0.3
 
+    def next_fixed_size(self, num_nodes: int) -> int:
+        return self.random.choice([1, 2, num_nodes])
+
     def new_prices(self, num_nodes: int) -> Prices:
         price = self.random.choice([0.0, 1e-4, 1e-3, 0.01, 0.1])
         return Prices(
@@ -63,12 +66,13 @@ def make_dear(generator: Any, clock: HandClock, patch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dynamic_tree", [False, True])
 @pytest.mark.parametrize("kind", ["falcon", pytest.param("eagle", marks=pytest.mark.families)])
+@pytest.mark.parametrize("step", ["auto", pytest.param("static", marks=pytest.mark.families)])
 def test_the_text_is_the_targets_own_whatever_is_chosen(
-    kind: str, dynamic_tree: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+    step: str, kind: str, dynamic_tree: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make_eagle_target()
     drafter = KINDS[kind](target)
-    drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree)
+    drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree, step=step)
     monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_models_of", lambda *_: (Fickle(3),))
     monkeypatch.setattr(pairs, "MOST_WAITING", 3)
 

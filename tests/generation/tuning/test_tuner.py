@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -327,3 +328,50 @@ def test_a_draft_that_came_to_nothing_costs_its_seconds() -> None:
 
     assert known.draft(1) == pytest.approx(0.5)
     assert known.advantage.value < -0.3
+
+
+def _kept(num: int, first: int) -> list[AcceptedPath]:
+    """A path that goes over nodes `first`, `first + 1` and so on."""
+    return [AcceptedPath((0, *range(first, first + num)), (0,) * (num + 1))]
+
+
+def _run_fixed(
+    known: CostModel, num_steps: int, seconds: Callable[[int], float], kept: list[AcceptedPath]
+) -> list[int]:
+    """Steps of drafts in fixed shapes, of 64 nodes where nothing limits them; the nodes of each."""
+    tuner, sizes, spent = Tuner((known,), CPU), [], 0.0
+    tuner.is_fixed = True
+    for _ in range(num_steps):
+        budget = tuner.limited(DraftBudget((9,), 64))
+        size = 1 if budget is None else budget.num_nodes
+        sizes.append(size)
+        spent += seconds(size)
+        nodes = [[node for node in path.path if node < size] for path in kept]
+        paths = [AcceptedPath(tuple(each), (0,) * len(each)) for each in nodes]
+        token_ids = torch.zeros(1, size, dtype=torch.long)
+        tuner.learn(Draft(token_ids, token_ids - 1, num_passes=int(size > 1)), paths, 0.0, spent)
+    return sizes
+
+
+def test_fixed_drafts_that_pay_stay_whole() -> None:
+    sizes = _run_fixed(CostModel(), 300, lambda size: 1.0 + size / 128, _kept(3, 1))
+
+    assert sizes[:4] == [1, 64, 1, 64]
+    assert sizes.count(64) >= 290
+
+
+def test_fixed_drafts_shrink_where_smaller_ones_pay() -> None:
+    sizes = _run_fixed(CostModel(), 300, lambda size: 1.0 + size / 16, _kept(2, 1))
+
+    assert set(sizes) == {1, 8, 64}
+    assert sizes.count(64) < 10
+    assert sizes.count(8) > 250
+    changes = sum(one != other for one, other in pairwise(size for size in sizes if size > 1))
+    assert changes == 1  # it does not oscillate
+
+
+def test_fixed_drafts_pause_where_none_pays() -> None:
+    sizes = _run_fixed(CostModel(), 1024, lambda size: 1.0 if size == 1 else 1.3, _kept(0, 1))
+
+    seconds = sum(1.0 if size == 1 else 1.3 for size in sizes)
+    assert len(sizes) / seconds > 0.97
