@@ -28,7 +28,7 @@ READY_RAY := $(VENV_RAY)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-grammar \
-	test-quantized test-browser test-ray test-static test-gpu test-slow lint check fix bench docs
+	test-quantized test-browser test-ray test-static test-gpu test-slow lint check fix bench bench-gpu docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -128,6 +128,10 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python -m benchmarks.report
 	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py
+
+bench-gpu: $(READY) ## Measure the captured step on a GPU for ten minutes, and render the figures into docs/gpu.md; resumes.
+	@$(BIN)/python -m benchmarks.gpu --minutes 10 $(ARGS)
+	@$(BIN)/python -m benchmarks.report
 
 # Material announces its successor in each build; the variable keeps that out of the log, where warnings stand.
 docs: $(READY) ## Draw the figures, and build the documentation into site/.

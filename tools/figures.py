@@ -1,8 +1,9 @@
-"""Draw the figures of the README and of `docs/how_it_works.md` from the package's own trees, walk and masks.
+"""Draw the figures of the README and of `docs/how_it_works.md` from the package's own trees, walk and masks, and that of `docs/gpu.md`.
 
 Command: python tools/figures.py
 """
 
+import json
 from html import escape
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 WORDS = ["cat", "sat", "ran", "down", "on", "away", "."]  # the tokens of the nodes, and the bonus token
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2])
 MIDDLES = [(165, 60), (95, 140), (240, 140), (50, 220), (140, 220), (240, 220)]  # the middle of each node
@@ -168,7 +170,27 @@ def block() -> str:
     return figure(740, 330, "Causal mask and relaxed causal mask of blocks", parts)
 
 
-FIGURES = {"walk.svg": walk, "tree_mask.svg": tree_mask, "block.svg": block}
+def gpu() -> str:
+    """Tokens a second of the ways in the first cell of `benchmarks/gpu.py`, on a GPU if one was measured."""
+    path = next(path for name in ("gpu.json", "gpu_cpu.json") if (path := RESULTS / name).is_file())
+    result = json.loads(path.read_text(encoding="utf-8"))
+    cell, device = result["cells"][0], result["provenance"]["device"]
+    most = max(row["tokens_per_second_interval"][1] for row in cell["rows"])
+    where = device if result["on_cuda"] else f"without a GPU, nothing captured: {device}"
+    parts = [label((20, 22), f"{where}, shape {cell['shape']}, {cell['decoding']}", PALE, "start")]
+    for index, row in enumerate(cell["rows"]):
+        y, length = 56 + 34 * index, 330 * row["tokens_per_second"] / most
+        low, high = (330 + 330 * end / most for end in row["tokens_per_second_interval"])
+        fill = GRID if row["way"].startswith("plain") else KEPT
+        parts += [label((320, y), row["way"], anchor="end", size=13), box((330 + length / 2, y), (length, 22), fill)]
+        parts += [line((low, y), (high, y), INK), label((700, y), f"{row['tokens_per_second']:.1f}", size=13)]
+    parts.append(label((330, 56 + 34 * len(cell["rows"])), "tokens a second, with 95 % intervals", PALE, "start", 13))
+    return figure(
+        740, 80 + 34 * len(cell["rows"]), "Tokens a second of plain decoding and of the embedded drafter", parts
+    )
+
+
+FIGURES = {"walk.svg": walk, "tree_mask.svg": tree_mask, "block.svg": block, "gpu.svg": gpu}
 
 
 def main() -> None:

@@ -1,0 +1,63 @@
+"""Cells are ordered by value, and none is left out."""
+
+from benchmarks.on_gpu.cells import (
+    DRAFTERS,
+    EAGER,
+    EMBEDDED,
+    NARROW,
+    PLAIN,
+    PLAIN_COMPILED,
+    RANDOM,
+    Way,
+    cells,
+    cells_of,
+)
+
+
+def test_the_first_cells_are_the_plains_and_falcon_three_ways_at_7b() -> None:
+    first, second, *_ = cells()
+
+    assert [(cell.shape, cell.rows, cell.decoding) for cell in (first, second)] == [
+        ("7b", 1, "greedy"),
+        ("7b", 1, "temperature-1"),
+    ]
+    for cell in (first, second):
+        assert {PLAIN, PLAIN_COMPILED, Way(EAGER)} < set(cell.ways)
+        assert {(way.step, way.compiles) for way in cell.ways if way.who == EMBEDDED} == {
+            ("dynamic", False),
+            ("static", False),
+            ("static", True),
+        }
+
+
+def test_names_of_cells_and_of_ways_are_their_own_and_every_drafter_is_measured_everywhere() -> None:
+    found = [*cells()]
+    grid = [
+        (cell.shape, cell.rows, cell.decoding, who)
+        for cell in found
+        if cell.is_grid
+        for who in DRAFTERS
+        if cell.name.startswith(who)
+    ]
+
+    assert len({cell.name for cell in found}) == len(found)
+    assert all(len({way.name for way in cell.ways}) == len(cell.ways) for cell in found)
+    assert len(set(grid)) == 2 * 3 * 3 * len(DRAFTERS)
+
+
+def test_every_goal_of_a_ratio_names_a_way_of_its_cell() -> None:
+    named = {(cell.name, way.name) for cell in cells() for way in cell.ways}
+    wanted = {("batch 8", f"{EMBEDDED}, static"), ("random drafter", f"{RANDOM}, static")}
+    wanted |= {("large vocabulary", Way(EMBEDDED, "static", compiles=True, decoding=NARROW).name)}
+
+    assert wanted < named
+
+
+def test_on_a_cpu_nothing_is_compiled_and_the_other_ways_stay() -> None:
+    of_cpu, of_cuda = ({cell.name: cell for cell in cells_of(device, "0.3b")} for device in ("cpu", "cuda"))
+
+    assert all(
+        cell.ways == tuple(way for way in of_cuda[name].ways if not way.compiles) for name, cell in of_cpu.items()
+    )
+    assert {name for name, cell in of_cuda.items() if cell.shape != "1b"} - of_cpu.keys() == {"large vocabulary"}
+    assert {cell.shape for cell in of_cuda.values()} == {"0.3b", "1b", "small"}

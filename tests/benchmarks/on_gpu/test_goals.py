@@ -1,0 +1,91 @@
+"""Goals check themselves: met, missed, or not measured."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.on_gpu import goals, texts
+from benchmarks.on_gpu.cells import Way, cells
+
+MEMORY = "device memory at the end of 2,000 mixed calls over that of their first half"
+LEFT = "attributes, buffers and hooks that these calls leave in the target"
+
+
+def row(way: Way, **changes: Any) -> dict[str, Any]:
+    """A complete row in which everything is 1."""
+    numbers = ("ratio", "tokens_per_second", "step_over_floor", "step_over_phases", "step_seconds")
+    intervals = {f"{name}_interval": [0.9, 1.1] for name in numbers[:2]}
+    flags = {"is_complete": True, "is_static": way.step == "static", "fell_back": False}
+    counted = {"verdicts": dict.fromkeys(texts.VERDICTS, 0), "by_length": []}
+    return {"way": way.name, **dict.fromkeys(numbers, 1.0), **intervals, **flags, **counted, **changes}
+
+
+def measured_cells(**changes: Any) -> list[dict[str, Any]]:
+    """All cells, every way of which has a row; `changes` go to all rows."""
+    found = []
+    for cell in cells():
+        calls = (
+            {"samples": [{"reserved_bytes": size} for size in (5, 9, 9, 9)], "left_in_model": []}
+            if cell.num_calls
+            else None
+        )
+        lengths = [
+            {"length": size, "step_seconds": 1 + 1.2 * size, "floor_seconds": 0.5 + size} for size in cell.lengths
+        ]
+        of_cell = [row(way, by_length=lengths, **changes) for way in cell.ways]
+        found.append({**cell.describe(), "rows": of_cell, "calls": calls})
+    return found
+
+
+def test_goals_are_met_or_missed_by_what_was_measured() -> None:
+    cells_ = measured_cells()
+
+    before = {goal["what"]: goal for goal in goals.check_goals(cells_, on_cuda=True)}
+    cells_[0]["rows"][-1] |= {"ratio": 2.41, "ratio_interval": [2.3, 2.5], "step_over_floor": 1.81}
+    after = {goal["what"]: goal for goal in goals.check_goals(cells_, on_cuda=True)}
+
+    first = "embedded Falcon beside captured, compiled plain decoding, T = 0"
+    assert (before[first]["state"], before[first]["measured"]) == (goals.MISSED, 1.0)
+    assert (after[first]["state"], after[first]["measured"], after[first]["interval"]) == (goals.MET, 2.41, [2.3, 2.5])
+    floor_goal = "a compiled step over the memory floor"
+    assert (before[floor_goal]["state"], after[floor_goal]["state"]) == (goals.MET, goals.MISSED)
+    assert before["growth of a step with the text over reading its keys and values once"]["measured"] == pytest.approx(
+        1.2
+    )
+    assert before["device memory at the end of 2,000 mixed calls over that of their first half"]["state"] == goals.MET
+    assert goals.NOT_MEASURED not in {goal["state"] for goal in before.values()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_cuda"),
+    [({}, False), ({"is_complete": False}, True), ({"fell_back": True, "is_static": False}, True)],
+)
+def test_a_goal_counts_on_cuda_alone_in_complete_cells_of_steps_that_were_static(
+    changes: dict[str, Any], on_cuda: bool
+) -> None:
+    found = goals.check_goals(measured_cells(**changes), on_cuda=on_cuda)
+
+    of_calls = {
+        "device memory at the end of 2,000 mixed calls over that of their first half",
+        "attributes, buffers and hooks that these calls leave in the target",
+    }
+    assert {goal["state"] for goal in found if not on_cuda or goal["what"] not in of_calls} == {goals.NOT_MEASURED}
+
+
+def test_a_goal_of_one_shape_is_not_met_by_another() -> None:
+    cells_ = [{**cell, "shape": "0.3b"} for cell in measured_cells(ratio=9.0)]
+
+    found = {goal["what"]: goal["state"] for goal in goals.check_goals(cells_, on_cuda=True)}
+
+    assert found["8 rows, embedded Falcon beside captured plain decoding"] == goals.NOT_MEASURED
+
+
+def test_texts_that_differ_and_things_left_in_the_model_miss_their_goals() -> None:
+    cells_ = measured_cells()
+    cells_[0]["rows"][0]["verdicts"]["different"] = 1
+    next(cell for cell in cells_ if cell["calls"])["calls"]["left_in_model"] = ["lm_head._hook"]
+
+    found = {goal["what"]: goal["state"] for goal in goals.check_goals(cells_, on_cuda=True)}
+
+    assert found["texts of static steps that differ without a near tie"] == goals.MISSED
+    assert found["attributes, buffers and hooks that these calls leave in the target"] == goals.MISSED

@@ -1,0 +1,26 @@
+"""Many calls leave nothing in the model, and their graphs are counted."""
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.on_gpu.cells import EMBEDDED
+from benchmarks.on_gpu.many_calls import mixed_calls
+from benchmarks.on_gpu.pairs import Pair
+from tests.benchmarks.on_gpu.tiny_pair import models
+from tests.fake_cuda import FakeGraph, fake_cuda
+from tests.tiny import make_prompt
+
+__all__ = ["fake_cuda", "models"]
+CPU = torch.device("cpu")
+
+
+def test_many_calls_leave_nothing_in_the_model(models: Path, fake_cuda: type[FakeGraph]) -> None:
+    pair = Pair(models, None, "small", None, torch.float32, CPU)
+    prompts = [make_prompt(length, seed=length) for length in (5, 9, 12, 17)]
+    pair._drafters["lookahead"] = pair.drafter(EMBEDDED)
+
+    found = mixed_calls(pair, prompts, 4)
+
+    assert (found["num_calls"], len(found["samples"]), found["left_in_model"]) == (4, 4, [])
+    assert found["num_captures"] == fake_cuda.made > 0

@@ -1,0 +1,45 @@
+"""A cell is measured turn by turn, with what is at hand."""
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.on_gpu import runs
+from benchmarks.on_gpu.cells import PLAIN, Cell, Way
+from benchmarks.on_gpu.pairs import Pair
+from tests.benchmarks.on_gpu.tiny_pair import models
+from tests.tiny import make_prompt
+
+__all__ = ["models"]
+CPU = torch.device("cpu")
+
+
+def test_a_way_that_fails_is_left_out_and_the_others_are_measured(models: Path, tmp_path: Path) -> None:
+    pair = Pair(models, None, "small", None, torch.float32, CPU)
+    records = runs.Records(tmp_path / "gpu.jsonl", {})
+    cell = Cell("both", "small", (PLAIN, Way("eagle1", "static")), num_turns=2)
+
+    run = runs.CellRun(cell, pair, [make_prompt(9)], records, 1e9, 5)
+    run.run(runs.Deadline(None))
+
+    assert list(run.failures) == ["eagle1, static"]
+    turns = [(row["turn"], row["way"]) for row in records.entries if "turn" in row]
+    assert turns == [(0, "plain, static"), (1, "plain, static")]
+    assert runs.failures_of(cell, records.entries) == run.failures
+
+
+def test_a_prompt_of_a_given_length_is_made_of_the_prompts(models: Path, tmp_path: Path) -> None:
+    pair = Pair(models, None, "small", None, torch.float32, CPU)
+    cell = Cell("long", "small", (PLAIN,), lengths=(4, 11), num_turns=4)
+    run = runs.CellRun(
+        cell, pair, [torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])], runs.Records(tmp_path / "a.jsonl", {}), 1.0, 4
+    )
+
+    ids = [run.batch(turn)[0].tolist() for turn in range(4)]
+
+    assert ids == [
+        [[1, 2, 3, 4]],
+        [[4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4]],
+        [[1, 2, 3, 4]],
+        [[4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4]],
+    ]

@@ -1,0 +1,119 @@
+"""The benchmark of the captured step: what it needs, that it stops in good order and goes on, and what its page says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu as script
+from benchmarks.on_gpu import floor, goals, phases, runs, texts
+from benchmarks.on_gpu.cells import DFLASH, EMBEDDED, cells
+from tests.benchmarks.on_gpu.tiny_pair import models
+from tests.fake_cuda import FakeGraph, fake_cuda
+
+__all__ = ["fake_cuda", "models"]
+ROOT = Path(__file__).parents[2]
+
+
+def command(models: Path, output: Path, *more: str) -> list[str]:
+    """A call of the script that takes seconds."""
+    common = ["--device", "cpu", "--shape", "small", "--max_new_tokens", "6", "--turns", "2"]
+    return ["--models", str(models), "--output", str(output), *common, *more]
+
+
+@pytest.fixture(autouse=True)
+def _few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "PER_SET", 2)
+    monkeypatch.setattr(floor, "BYTES", {"cpu": 2**12})
+
+
+def test_a_call_measures_what_is_left_and_the_page_says_what_it_is(models: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results" / "gpu.json"
+    asked = command(models, output, "--cells", "first, greedy", "falcon5, greedy", "DFlash")
+
+    script.main(asked)
+    written = output.with_suffix(".jsonl").read_text("utf-8")
+    script.main(asked)
+
+    assert output.with_suffix(".jsonl").read_text("utf-8") == written
+    result = json.loads(output.read_text("utf-8"))
+    first, other = result["cells"]  # none of `falcon5`, for there is nothing to compare
+    assert [row["way"] for row in first["rows"]] == [way.name for way in next(cells()).ways if not way.compiles]
+    assert all(row["verdicts"] == {**dict.fromkeys(texts.VERDICTS, 0), "identical": 2} for row in first["rows"])
+    assert {row["way"]: row["is_static"] for row in first["rows"] if row["who"] == EMBEDDED} == {
+        f"{EMBEDDED}, dynamic": False,
+        f"{EMBEDDED}, static": True,
+    }
+    assert not any(row["is_complete"] for row in first["rows"])  # two turns of twelve
+    assert "`--trained` must name a folder that holds `dflash`" in other["failures"][DFLASH]
+    assert {goal["state"] for goal in result["goals"]} == {goals.NOT_MEASURED}
+    page = script.REPORT.render(result, "gpu_cpu.json")
+    assert "### Tried without a GPU: CPU, " in page
+    assert "nothing is captured or compiled here" in page
+    assert f"| {EMBEDDED}, static | {first['rows'][4]['tokens_per_second']:.1f} (" in page
+
+
+def test_time_that_is_over_stops_between_turns_and_the_next_call_goes_on(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, now = tmp_path / "gpu.json", [0.0]
+    take = runs.CellRun._take
+
+    def slow(self: Any, *args: Any) -> None:
+        take(self, *args)
+        now[0] += 40
+
+    monkeypatch.setattr(runs.CellRun, "_take", slow)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    calls = command(models, output, "--cells", "first, ", "--minutes", "1", "--turns", "3")
+    files = []
+
+    for _ in range(4):
+        script.main(calls)
+        files.append(output.with_suffix(".jsonl").read_text("utf-8").splitlines())
+
+    assert [len(file) for file in files] == [1 + 2 * 5, 1 + 4 * 5, 1 + 6 * 5, 1 + 6 * 5]
+    assert [files[3][: len(file)] for file in files] == files
+    rows_ = map(json.loads, files[3][1::5])
+    assert [(row["cell"], row["turn"]) for row in rows_] == [
+        (f"first, {decoding}", turn) for decoding in ("greedy", "temperature-1") for turn in range(3)
+    ]
+
+
+def test_nothing_on_the_way_needs_datasets_or_evaluate(models: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('datasets', 'evaluate', 'matplotlib', 'tensorboard'): sys.modules[name] = None\n"
+        "from benchmarks import gpu\n"
+        "gpu.main(sys.argv[1:])\n"
+    )
+    asked = command(models, tmp_path / "gpu.json", "--cells", "first, greedy", "--turns", "1")
+
+    done = subprocess.run([sys.executable, "-c", code, *asked], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "gpu.json").read_text("utf-8"))["cells"][0]["rows"]) == 5
+
+
+def test_the_script_runs_with_captured_work(
+    models: Path, tmp_path: Path, fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "watched_work", lambda _device: phases.watched_work(torch.device("cuda")))
+    output = tmp_path / "gpu.json"
+
+    script.main(command(models, output, "--cells", "first, ", "batch 8"))
+
+    result = json.loads(output.read_text("utf-8"))
+    static = [row for cell in result["cells"] for row in cell["rows"] if row["is_static"]]
+    assert len(static) == 2 * 2 + 2
+    assert all(row["phases_by"] == phases.EVENTS for row in static)
+    assert all(bool(row["num_captures"]) == bool(row["capture_seconds"]) for row in static)
+    assert fake_cuda.made == sum(row["num_captures"] for row in static) > 0
+    assert all(set(row["phases"]) >= {"read", "accept"} and row["step_over_phases"] > 1 for row in static)
+    for row in static:
+        assert row["verdicts"]["identical"] == sum(row["verdicts"].values())

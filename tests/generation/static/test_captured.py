@@ -1,0 +1,164 @@
+"""Captured steps write the target's own text: on CUDA for the main families and every drafter, on a CPU with work repeated on tapes.
+
+Without a GPU a family and all drafters show that these tests can be passed. `make test-gpu` runs all of them captured, and there the device
+raises an error where work asks it for a value.
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.on_gpu.phases import watched_work
+from tests import runs
+from tests.every_drafter import KINDS, every_drafter, informed_of
+from tests.fake_cuda import fake_cuda
+from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec.commands.loading import load_target
+from transformers_falcon_spec.generation.static.graph import RepeatedWork
+
+__all__ = ["fake_cuda"]
+pytestmark = pytest.mark.families
+MODELS = Path(__file__).parents[3] / "models"
+MAIN_FAMILIES = (
+    *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "cohere", "granite", "gpt2", "gpt_neox"),
+    *("mixtral", "qwen3_moe", "llama4"),
+)
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1},
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where work is captured: a CPU with tapes for graphs, or CUDA, which then lets no piece of work wait for it."""
+    if request.param == "cpu":
+        request.getfixturevalue("fake_cuda")
+        return torch.device("cpu")
+    run = RepeatedWork.run
+
+    def strict(self: RepeatedWork, work: Callable[[], None]) -> None:
+        def watched() -> None:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        run(self, watched)
+
+    monkeypatch.setattr(RepeatedWork, "run", strict)
+    return torch.device("cuda")
+
+
+def assert_captured(target: Any, drafter: Any, prompt: Tensor, **options: Any) -> Any:
+    """Two calls write plain decoding's text; the first makes graphs, the second repeats them alone. Returns its output."""
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False  # one size of tree
+    plain = runs.plain(target, prompt, **options)
+    with watched_work(torch.device("cpu")) as watch:
+        first = runs.drafted(target, drafter, prompt, **options)
+        num_captures = watch.num_captures
+        second = runs.drafted(target, drafter, prompt, **options)
+
+    assert (first.sequences.tolist(), second.sequences.tolist()) == (plain.sequences.tolist(),) * 2
+    assert num_captures > 0
+    assert watch.num_captures == num_captures
+    assert watch.marks
+    return second
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("device", "family"),
+    [("cpu", "llama"), *(pytest.param("cuda", family, marks=pytest.mark.gpu) for family in MAIN_FAMILIES)],
+    indirect=["device"],
+)
+def test_a_family_writes_its_own_text_captured(device: torch.device, family: str, mode: str) -> None:
+    target, prompt = make_target(family).to(device), make_prompt().to(device)
+    drafter = every_drafter("falcon", target).to(device)
+    text = runs.plain(target, prompt, **MODES[mode]).sequences
+
+    output = assert_captured(target, informed_of(drafter, text), prompt, **MODES[mode])
+
+    assert output.speculation.acceptance_length > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in {"with an adapter", "pool"}])
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_every_drafter_writes_the_text_captured(device: torch.device, kind: str, mode: str) -> None:
+    target, prompt = make_target().to(device), make_prompt().to(device)
+    drafter = every_drafter(kind, target).to(device)
+
+    output = assert_captured(target, drafter, prompt, **MODES[mode])
+
+    assert output.speculation.num_drafted > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_padded_rows_that_end_apart_are_captured(device: torch.device, mode: str) -> None:
+    target = make_target().to(device)
+    prompt = torch.cat([make_prompt(seed=seed) for seed in range(3)]).to(device)
+    mask = torch.ones_like(prompt)
+    mask[1, :4], mask[2, :7] = 0, 0
+    options = {**MODES[mode], "attention_mask": mask}
+    drafter = every_drafter("falcon", target).to(device)
+    drafter.generation_config.tune = False
+    drafter.generation_config.step = "dynamic"
+    dynamic = runs.drafted(target, drafter, prompt, **options).sequences
+    new_ids = dynamic[:, prompt.shape[1] :]
+    options["eos_token_id"] = int(new_ids[0, 5])  # ends the first row there, the others elsewhere or not at all
+    expected = runs.drafted(target, drafter, prompt, **options)
+
+    drafter.generation_config.step = "static"
+    outputs = [runs.drafted(target, drafter, prompt, **options) for _ in range(2)]
+
+    assert [output.sequences.tolist() for output in outputs] == [expected.sequences.tolist()] * 2
+    assert len({row.num_tokens for row in outputs[0].speculation.rows}) > 1
+
+
+@pytest.mark.parametrize("mode", ["greedy", "temperature 1"])
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_the_embedded_pair_keeps_its_drafts_captured(device: torch.device, mode: str) -> None:
+    target, tokenizer = load_target(str(MODELS / "reference-target"), "float32", "cpu")
+    target, prompt = (
+        target.to(device),
+        tokenizer("What is seven plus five?", return_tensors="pt")["input_ids"].to(device),
+    )
+    drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval().to(device)
+    options = {} if mode == "greedy" else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+
+    output = assert_captured(target, drafter, prompt, max_new_tokens=32, **options)
+
+    assert output.speculation.acceptance_length > 1.5
+    assert output.speculation.notes == []
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_the_device_once() -> None:
+    target, prompt = make_target().cuda(), make_prompt().cuda()
+    drafter = every_drafter("falcon", target).cuda()
+    drafter.generation_config.tune, drafter.generation_config.step = False, "static"
+    runs.drafted(target, drafter, prompt, max_new_tokens=40)  # makes the graphs
+
+    def counts(num_new: int) -> tuple[int, int]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                output = runs.drafted(target, drafter, prompt, max_new_tokens=num_new)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(each.message) for each in caught), output.speculation.num_steps
+
+    (few_waits, few_steps), (many_waits, many_steps) = counts(16), counts(40)
+
+    assert many_waits - few_waits == many_steps - few_steps > 0
