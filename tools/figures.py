@@ -1,11 +1,13 @@
-"""Draw the figures of the README and of `docs/how_it_works.md` from the package's own trees, walk and masks, and that of `docs/gpu.md`.
+"""Draw the figures of the README and of `docs/how_it_works.md` from the package's own trees, walk and masks, and that of `docs/gpu.md`, if a GPU was measured.
 
 Command: python tools/figures.py
 """
 
 import json
+from functools import partial
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +16,7 @@ from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+GPU = Path(__file__).parents[1] / "benchmarks" / "results" / "gpu.json"
 WORDS = ["cat", "sat", "ran", "down", "on", "away", "."]  # the tokens of the nodes, and the bonus token
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2])
 MIDDLES = [(165, 60), (95, 140), (240, 140), (50, 220), (140, 220), (240, 220)]  # the middle of each node
@@ -170,14 +172,12 @@ def block() -> str:
     return figure(740, 330, "Causal mask and relaxed causal mask of blocks", parts)
 
 
-def gpu() -> str:
-    """Tokens a second of the ways in the first cell of `benchmarks/gpu.py`, on a GPU if one was measured."""
-    path = next(path for name in ("gpu.json", "gpu_cpu.json") if (path := RESULTS / name).is_file())
-    result = json.loads(path.read_text(encoding="utf-8"))
-    cell, device = result["cells"][0], result["provenance"]["device"]
+def gpu(result: dict[str, Any]) -> str:
+    """Tokens a second of the ways in the first cell of `benchmarks/gpu.py`."""
+    cell = result["cells"][0]
     most = max(row["tokens_per_second_interval"][1] for row in cell["rows"])
-    where = device if result["on_cuda"] else f"without a GPU, nothing captured: {device}"
-    parts = [label((20, 22), f"{where}, shape {cell['shape']}, {cell['decoding']}", PALE, "start")]
+    where = f"{result['provenance']['device']}, shape {cell['shape']}, {cell['decoding']}"
+    parts = [label((20, 22), where, PALE, "start")]
     for index, row in enumerate(cell["rows"]):
         y, length = 56 + 34 * index, 330 * row["tokens_per_second"] / most
         low, high = (330 + 330 * end / most for end in row["tokens_per_second_interval"])
@@ -190,7 +190,9 @@ def gpu() -> str:
     )
 
 
-FIGURES = {"walk.svg": walk, "tree_mask.svg": tree_mask, "block.svg": block, "gpu.svg": gpu}
+FIGURES = {"walk.svg": walk, "tree_mask.svg": tree_mask, "block.svg": block}
+if GPU.is_file():  # else no GPU was measured
+    FIGURES["gpu.svg"] = partial(gpu, json.loads(GPU.read_text(encoding="utf-8")))
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The benchmark of the captured step: what it needs, that it stops in good order and goes on, and what its page says."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from benchmarks.on_gpu import floor, goals, phases, runs, texts
 from benchmarks.on_gpu.cells import DFLASH, EMBEDDED, cells
 from tests.benchmarks.on_gpu.tiny_pair import models
 from tests.fake_cuda import FakeGraph, fake_cuda
+from transformers_falcon_spec.provenance import provenance
 
 __all__ = ["fake_cuda", "models"]
 ROOT = Path(__file__).parents[2]
@@ -55,7 +57,8 @@ def test_a_call_measures_what_is_left_and_the_page_says_what_it_is(models: Path,
     page = script.REPORT.render(result, "gpu_cpu.json")
     assert "### Tried without a GPU: CPU, " in page
     assert "nothing is captured or compiled here" in page
-    assert f"| {EMBEDDED}, static | {first['rows'][4]['tokens_per_second']:.1f} (" in page
+    assert f"| {EMBEDDED}, static | {first['rows'][4]['acceptance_length']:.2f} | 2 of 2 identical |" in page
+    assert "tokens/s" not in page
 
 
 def test_time_that_is_over_stops_between_turns_and_the_next_call_goes_on(
@@ -117,3 +120,40 @@ def test_the_script_runs_with_captured_work(
     assert all(set(row["phases"]) >= {"read", "accept"} and row["step_over_phases"] > 1 for row in static)
     for row in static:
         assert row["verdicts"]["identical"] == sum(row["verdicts"].values())
+
+
+def test_a_measured_gpu_has_a_plot_and_tables_of_times() -> None:
+    numbers = dict.fromkeys(
+        ("ratio", "acceptance_length", "step_seconds", "floor_seconds", "waiting_share", "capture_seconds"), 0.5
+    )
+    row = {
+        **numbers,
+        "ratio_interval": [0.25, 0.75],
+        "who": EMBEDDED,
+        "step": "static",
+        "fell_back": False,
+        "notes": [],
+    }
+    row |= {"phases": {"read": 0.001}, "peak_bytes": 2**30, "verdicts": None}
+    ways = {"plain, static": (50.0, [40.0, 60.0]), f"{EMBEDDED}, static": (100.0, [80.0, 120.0])}
+    rows = [
+        {**row, "way": way, "tokens_per_second": rate, "tokens_per_second_interval": ends}
+        for way, (rate, ends) in ways.items()
+    ]
+    cell = {**next(cells()).describe(), "num_turns": 12, "failures": {}, "rows": rows}
+    result = {"provenance": {**provenance(seed=0), "device": "GPU X"}, "on_cuda": True, "goals": [], "cells": [cell]}
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "tools" / "figures.py")
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+
+    page, drawn = script.REPORT.render(result, "gpu.json"), figures.gpu(result)
+
+    assert "### Measured on GPU X" in page
+    assert "(figures/gpu.svg)" in page
+    assert (
+        "| embedded Falcon, static | 100.0 (80.0 to 120.0) | 0.50 (0.25 to 0.75) | 0.50 | 500.00 | - / 1.00 / - | 500.00 | - | 50% | 1.0 | 0.5 s |"
+        in page
+    )
+    assert "GPU X, shape 7b, greedy" in drawn
+    assert 'width="275" height="22"' in drawn  # 100 of 120 tokens on 330 points
+    assert 'width="137.5" height="22"' in drawn
