@@ -132,6 +132,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 bench-gpu: $(READY) ## Measure the captured step on a GPU for ten minutes, and render the figures into docs/gpu.md; resumes.
 	@$(BIN)/python -m benchmarks.gpu --minutes 10 $(ARGS)
 	@$(BIN)/python -m benchmarks.report
+	@$(BIN)/python tools/figures.py
 
 # Material announces its successor in each build; the variable keeps that out of the log, where warnings stand.
 docs: $(READY) ## Draw the figures, and build the documentation into site/.
