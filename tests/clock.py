@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 LOOP = "transformers_falcon_spec.generation.loop"
+SHAPES = "transformers_falcon_spec.generation.static.shapes"
 CALLS = "transformers_falcon_spec.generation.call.SpeculativeDecoding"
 
 
@@ -27,8 +28,8 @@ class HandClock(threading.local):
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Give it to every call of `generate` with a drafter."""
-        loop: Any = sys.modules[LOOP]  # not imported here: the shape checks come first
-        for kind in (loop.Target, loop.StaticTarget):
+        shapes: Any = sys.modules[SHAPES]  # not imported here: the shape checks come first
+        for kind in (shapes.Target, shapes.StaticTarget):
             patch.setattr(kind, "read", self._timed(kind.read))
         give(patch, self)
 

@@ -10,7 +10,7 @@ import jaxtyping
 import pytest
 import torch
 
-from tests.clock import LOOP, HandClock, give
+from tests.clock import LOOP, SHAPES, HandClock, give
 from tests.families import FAMILIES, ONE_OF_EACH
 
 TESTS = Path(__file__).parent
@@ -89,9 +89,9 @@ def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch:
     is_taped = request.config.getoption("--taped")
     if LOOP not in sys.modules or not (is_taped or request.config.getoption("--static")):
         return
-    monkeypatch.setattr(f"{LOOP}.is_wanted", lambda step, _device: step != "dynamic")
+    monkeypatch.setattr(f"{SHAPES}.is_wanted", lambda step, _device: step != "dynamic")
     monkeypatch.setattr(
-        f"{LOOP}.note_step", lambda _notes, _sentence: None
+        f"{SHAPES}.note_step", lambda _notes, _sentence: None
     )  # what the tests say of notes holds for growing shapes
     if is_taped:
         from tests import tape  # noqa: PLC0415  it imports the package

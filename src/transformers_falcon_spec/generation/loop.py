@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,30 +15,21 @@ from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import AcceptedPath, TokenTree
-from ..errors import GenerationError
 from .distributed import Decision, named_options, processes_of
 from .drafting import Committed, Draft, DraftBudget, Drafter
 from .model_parts import sliding_windows
-from .output import LayerStates, SpeculativeOutput, is_observed, report, show
+from .output import LayerStates, SpeculativeOutput, is_observed, notes_of, report, show
 from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
-from .static.acceptance import RowStep
-from .static.eligibility import BUSY, is_wanted, why_not_static
 from .static.phase_timer import PhaseTimer
-from .static.target import StaticTarget
-from .target import Form, Target, TargetOutput
-from .text_limits import longest_draftable
+from .static.shapes import StepShapes
+from .target import Form, TargetOutput
 from .tuning.tuner import Tuner, tuner_of
 from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, counts_of, trees_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
-
-
-def note_step(notes: list[str], sentence: str) -> None:
-    """Say which part of a step is not repeated in fixed shapes."""
-    notes.append(sentence)
 
 
 class SpeculativeDecoding:
@@ -56,12 +47,13 @@ class SpeculativeDecoding:
         self.batch, self.config, self.model_kwargs, self.clock = batch, config, model_kwargs, clock
         self.processes = processes_of(drafter, model)
         self.capability = self.processes.broadcast(probe(model))
-        self.step, notes = drafter.generation_config.step, self._notes(model)
-        self.target = self._target(model, drafter, notes)
+        has_hooks = self.capability.has_hooks
+        notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
+        self.shapes = StepShapes(drafter, config, notes)
+        self.target = self.shapes.target(model, self.form, self.processes.num, has_hooks)
         self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_rng())
         self.generator.clock = clock
         self.verifier = batch.verifier
-        self.drafter = drafter
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
@@ -83,44 +75,6 @@ class SpeculativeDecoding:
         if form == "paths" and (len(self.batch) > 1 or self.config.output_attentions):
             return "chain"  # paths are read as rows, and their attention weights stand in other slots
         return form
-
-    def _target(self, model: PreTrainedModel, drafter: Drafter, notes: list[str]) -> Target:
-        """The target that decodes as the options ask; a note says why where it cannot."""
-        kind: type[Target] = Target
-        if is_wanted(self.step, model.device):
-            reason = why_not_static(model, self.form, self.processes.num, self.capability.has_hooks)
-            kind = StaticTarget if reason is None else Target
-            self._note_dynamic(reason, notes)
-        target = kind(model, drafter.feature_layers, self.capability.has_hooks)
-        if drafter.generation_config.compile and not self.config.disable_compile:
-            target.backend = "inductor"
-        return target
-
-    def _note_dynamic(self, reason: str | None, notes: list[str]) -> None:
-        if self.step == "static" and reason not in {None, BUSY}:
-            raise GenerationError(
-                f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
-                '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'
-            )
-        if reason is not None:
-            note_step(notes, f"The step is dynamic: {reason}.")
-
-    def _notes(self, model: PreTrainedModel) -> list[str]:
-        notes, num = [], self.processes.num
-        if num > 1:
-            notes.append(f"{num} processes write this text together: the first one decides for all of them.")
-        if self.form != "tree":
-            what = "chains only" if self.form == "chain" else "one row for each path of a draft"
-            notes.append(f"The target verifies {what}: {self.capability.reason}.")
-        limit = longest_draftable(model.config.get_text_config(decoder=True))
-        if self.config.max_length > limit:
-            notes.append(
-                f"The target's attention keeps {limit} tokens of a text by an index, so drafting ends where a text is "
-                "longer than that."
-            )
-        if not self.capability.has_hooks:
-            notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
-        return notes
 
     def _tuner(self, drafter: Drafter) -> Tuner:
         """The tuner of the call; other processes than the first one get one that changes nothing."""
@@ -149,9 +103,7 @@ class SpeculativeDecoding:
         self.stats.packed_bytes = self.packed.num_bytes
         if self.packed.failure is not None:
             self.stats.notes.append(f"Weights could not be packed, and were read as they are: {self.packed.failure}.")
-        if self.target.capture_failure is not None:
-            failure = f"Some of the work could not be captured and ran without: {self.target.capture_failure}."
-            note_step(self.stats.notes, failure)
+        self.shapes.end(self.target)
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
         self.stats.tuning = self.tuner.to_json()
@@ -165,26 +117,16 @@ class SpeculativeDecoding:
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
             self.accept_and_emit(self._draft_of_roots(), output.logits[:, -1:])
             self.states.add_prompt(output.outputs)
-            reason = self.target.enter(self.batch, self.config.max_length, output.logits.shape[-1])
-            self._note_dynamic(reason, self.stats.notes)
-        if self.target.state is not None:
-            self._prepare_fixed_shapes(self.target.state.device)
+            budget = partial(self._budget, (1,) * len(self.batch))
+            self.shapes.enter(self.target, self.batch, self.generator, budget, output.logits.shape[-1])
+        self.tuner.is_fixed = self.shapes.has_fixed_drafts
+        if self.target.state is not None and self.target.state.device.type == "cuda":
+            self._timer, self.tuner.device = PhaseTimer(self.target.state.device), None
         num_read = prompt_len if output.features is None else output.features.shape[1]
         first = prompt_len - num_read
         columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
         self._commit(columns, output.features)
-        self._enter_fixed_shapes()
-
-    def _prepare_fixed_shapes(self, device: torch.device) -> None:
-        """Decide which parts of the steps to come are in fixed shapes, and say of the others why not."""
-        reason = self.generator.why_not_fixed(self._budget((1,) * len(self.batch)))
-        self.tuner.is_fixed = reason is None
-        if reason is not None:
-            note_step(self.stats.notes, f"Drafts are not made in fixed shapes: {reason}.")
-        if self.target.choice_reason is not None:
-            note_step(self.stats.notes, f"The host chooses tokens: {self.target.choice_reason}.")
-        if device.type == "cuda":
-            self._timer, self.tuner.device = PhaseTimer(device), None
+        self.shapes.enter_drafter(self.target, self.generator)
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
@@ -196,24 +138,11 @@ class SpeculativeDecoding:
         draft = None
         if budget is not None:
             with self._seconds("draft"), self.packed.reading("draft"):
-                draft = self.generator.propose(self._in_fixed_shapes(budget))
+                draft = self.generator.propose(self.shapes.of_draft(self.target, self.generator, budget))
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
         return self._draft_of_roots() if draft is None else draft
-
-    def _enter_fixed_shapes(self) -> None:
-        """Let the drafter go on in fixed shapes once it has something to read, where the text does and it can."""
-        is_next = self.tuner.is_fixed and self.generator.fixed is None and self.generator.has_unread
-        if is_next and self.target.state is not None:
-            self.target.state.enter(self.generator, self.drafter, self.config.max_length)
-
-    def _in_fixed_shapes(self, budget: DraftBudget) -> DraftBudget:
-        """The budget of a draft in fixed shapes, where the text goes on in such and the drafter can, too."""
-        self._enter_fixed_shapes()
-        if self.generator.fixed is None:
-            return budget
-        return replace(budget, prices=None)  # to price a node the host would wait for its probability
 
     def _draft_of_roots(self) -> Draft:
         roots = self.target.roots_of(self.batch)
@@ -272,7 +201,9 @@ class SpeculativeDecoding:
         is_open = self._is_open
         rows = [row for row in range(len(batch)) if is_open[row]]
         if self.target.acceptance is not None:
-            return self._emit_accepted(self.target.acceptance.accept(draft), rows)
+            steps = self.target.acceptance.accept(draft)
+            emitted = batch.emit({row: steps[row].path for row in rows}, steps)
+            return AcceptedStep([emitted.get(*each) for each in enumerate(paths)], [step.counts for step in steps])
         verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
         trees = trees_of(draft, verifier, is_open, batch.probs_device)
         scores = batch.node_scores(trees, logits)
@@ -290,12 +221,6 @@ class SpeculativeDecoding:
         all_parents = draft.parents.expand_as(draft.token_ids).tolist()
         num_nodes = [1 + len(parents) - parents.count(-1) for parents in all_parents]  # lookahead nodes included
         return AcceptedStep(paths, list(map(counts_of, scores, paths, num_nodes)))
-
-    def _emit_accepted(self, steps: Sequence[RowStep], rows: Sequence[int]) -> AcceptedStep:
-        """Emit what the device has accepted."""
-        emitted = self.batch.emit({row: steps[row].path for row in rows}, steps)
-        paths = [emitted.get(row, AcceptedPath()) for row in range(len(steps))]
-        return AcceptedStep(paths, [step.counts for step in steps])
 
     def _next_nodes(
         self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]

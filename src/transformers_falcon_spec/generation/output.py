@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.stats import GenerationStats
 from ..core.verification import AcceptedPath
 from .drafting import Draft
+from .text_limits import longest_draftable
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
 _LAYER_STATES = {"hidden_states": -3, "attentions": 0}  # and their axis of rows; Gemma 3n's states have one before it
@@ -28,6 +29,27 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """A `GenerateDecoderOnlyOutput` that also says what speculation did."""
 
     speculation: GenerationStats | None = None  # counts, rates and seconds of the call
+
+
+def notes_of(
+    model: PreTrainedModel, form: str, form_reason: str, has_hooks: bool, num_processes: int, max_length: int
+) -> list[str]:
+    """What differs from the usual in a call, one sentence each."""
+    notes = []
+    if num_processes > 1:
+        notes.append(f"{num_processes} processes write this text together: the first one decides for all of them.")
+    if form != "tree":
+        what = "chains only" if form == "chain" else "one row for each path of a draft"
+        notes.append(f"The target verifies {what}: {form_reason}.")
+    limit = longest_draftable(model.config.get_text_config(decoder=True))
+    if max_length > limit:
+        notes.append(
+            f"The target's attention keeps {limit} tokens of a text by an index, so drafting ends where a text is "
+            "longer than that."
+        )
+    if not has_hooks:
+        notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
+    return notes
 
 
 class LayerStates:

@@ -21,7 +21,7 @@ ON_A_CPU = {**FIXED, "capture": "nothing is captured on a CPU"}
 @pytest.fixture
 def kept_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notes on steps, which runs of the suite in fixed shapes leave out."""
-    monkeypatch.setattr("transformers_falcon_spec.generation.loop.note_step", list.append)
+    monkeypatch.setattr("transformers_falcon_spec.generation.static.shapes.note_step", list.append)
 
 
 def test_a_pair_that_can_do_all_of_it_is_said_to() -> None:

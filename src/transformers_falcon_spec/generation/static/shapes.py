@@ -1,0 +1,81 @@
+"""Which parts of a call's steps are in fixed shapes: decided part by part, with a note for each that is not."""
+
+from dataclasses import replace
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from ...errors import GenerationError
+from ..drafting import DraftBudget, Drafter, TreeCandidateGenerator
+from ..sequence_batch import SequenceBatch
+from ..target import Target
+from .eligibility import BUSY, is_wanted, why_not_static
+from .target import StaticTarget
+
+
+def note_step(notes: list[str], sentence: str) -> None:
+    """Say which part of a step is not repeated in fixed shapes."""
+    notes.append(sentence)
+
+
+class StepShapes:
+    """What the option `step` comes to in one call; `notes` are those of its statistics."""
+
+    def __init__(self, drafter: Drafter, config: GenerationConfig, notes: list[str]) -> None:
+        self._drafter, self._config, self._notes = drafter, config, notes
+        self._step = drafter.generation_config.step
+        self.has_fixed_drafts = False  # whether the drafter can go on in fixed shapes, too
+
+    def target(self, model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> Target:
+        """The target that decodes as the option asks; a note says why where it cannot."""
+        kind: type[Target] = Target
+        if is_wanted(self._step, model.device):
+            reason = why_not_static(model, form, num_processes, has_hooks)
+            kind = StaticTarget if reason is None else Target
+            self._note_dynamic(reason)
+        target = kind(model, self._drafter.feature_layers, has_hooks)
+        if self._drafter.generation_config.compile and not self._config.disable_compile:
+            target.backend = "inductor"
+        return target
+
+    def enter(
+        self, target: Target, batch: SequenceBatch, generator: TreeCandidateGenerator, budget: Any, num_logits: int
+    ) -> None:
+        """After the prefill, let the text go on in fixed shapes, if the target can; say of other parts why not."""
+        self._note_dynamic(target.enter(batch, self._config.max_length, num_logits))
+        if target.state is None:
+            return
+        reason = generator.why_not_fixed(budget())
+        self.has_fixed_drafts = reason is None
+        if reason is not None:
+            note_step(self._notes, f"Drafts are not made in fixed shapes: {reason}.")
+        if target.choice_reason is not None:
+            note_step(self._notes, f"The host chooses tokens: {target.choice_reason}.")
+
+    def of_draft(self, target: Target, generator: TreeCandidateGenerator, budget: DraftBudget) -> DraftBudget:
+        """The budget of the next draft; the drafter enters fixed shapes once there is something to read."""
+        self.enter_drafter(target, generator)
+        if generator.fixed is None:
+            return budget
+        return replace(budget, prices=None)  # to price a node the host would wait for its probability
+
+    def enter_drafter(self, target: Target, generator: TreeCandidateGenerator) -> None:
+        """Let the drafter go on in fixed shapes, where the text does and it can and has something to read."""
+        is_next = self.has_fixed_drafts and generator.fixed is None and generator.has_unread
+        if is_next and target.state is not None:
+            target.state.enter(generator, self._drafter, self._config.max_length)
+
+    def _note_dynamic(self, reason: str | None) -> None:
+        if self._step == "static" and reason not in {None, BUSY}:
+            raise GenerationError(
+                f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
+                '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'
+            )
+        if reason is not None:
+            note_step(self._notes, f"The step is dynamic: {reason}.")
+
+    def end(self, target: Target) -> None:
+        """Say after the call what could not be captured."""
+        if target.capture_failure is not None:
+            failure = f"Some of the work could not be captured and ran without: {target.capture_failure}."
+            note_step(self._notes, failure)
