@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests import tape
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.evaluation.doctor import static_step
-from transformers_falcon_spec.evaluation.doctor.static_step import FIXED, check_static_step
+from transformers_falcon_spec.evaluation.doctor.static_step import FIXED, NOTES, check_static_step
 from transformers_falcon_spec.generation.static import graph
 
 pytestmark = pytest.mark.usefixtures("kept_notes")
@@ -102,3 +103,11 @@ def test_where_work_is_captured_graphs_and_memory_are_told(monkeypatch: pytest.M
     assert section["num_graphs"] == len(tapes) > 2
     assert section["capture_seconds"] > 0
     assert section["reserved_bytes"] == 4096
+
+
+def test_every_note_is_explained() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+
+    explained = re.findall(r'^\| "(.+?): \.\.\." \|', page.partition("\n## Notes on steps\n")[2], flags=re.MULTILINE)
+
+    assert explained == list(NOTES)
