@@ -66,7 +66,8 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 
 # What does not depend on the version of Transformers is left to the newest one: the algorithms on tensors (`core`, on the same torch),
 # the shape checks, pages, what measures and renders figures, the layout of the house; and the random trials, which run once.
-NEWEST_ALONE := tests/core tests/trials $(addprefix tests/generation/static/test_,$(addsuffix .py,meta graph compile scoring)) \
+NEWEST_ALONE := tests/core tests/trials $(addprefix tests/generation/static/test_,$(addsuffix .py,meta graph captured compile scoring)) \
+	tests/drafters/tree_drafting/test_fixed.py \
 	$(addprefix tests/test_,$(addsuffix .py,layering layout map measure_house provenance))
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.

@@ -59,7 +59,8 @@ class SpeculativeDecoding:
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.tuner = self._tuner(drafter)
-        self.packed = PackedReads((model, *drafter.members), drafter.generation_config.pack_weights)
+        is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
+        self.packed = PackedReads((model, *drafter.members), is_packed)
 
     def _draft_rng(self) -> torch.Generator:
         rng = private_generator()
