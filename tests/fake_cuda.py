@@ -52,6 +52,18 @@ class FakeEvent:
         return 1000 * (end.moment - self.moment)
 
 
+class FakeGenerator:
+    """A generator whose state is the text `state`."""
+
+    state = "before"
+
+    def clone_state(self) -> str:
+        return self.state
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.state = state
+
+
 class FakeStream:
     """A stream that has nothing to wait for."""
 
@@ -67,6 +79,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
     graphs = type("FakeGraph", (FakeGraph,), {"made": 0})
     fakes = {"CUDAGraph": graphs, "graph": graphs.captured, "Event": FakeEvent, "Stream": FakeStream}
     fakes |= {"stream": nullcontext, "device": nullcontext, "current_stream": FakeStream}
+    fakes |= {"default_generators": (FakeGenerator(),), "empty_cache": lambda: None}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     make = RepeatedWork.__init__

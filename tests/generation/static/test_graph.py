@@ -1,15 +1,20 @@
 """Repeated work: it runs as it is on a CPU, and where it can be captured it is warmed up without a trace."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from tests import tape
 from tests.doubles import RandomDrafter
+from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.runs import both
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.generation.static import graph
 from transformers_falcon_spec.generation.static.graph import RepeatedWork
 
+__all__ = ["fake_cuda"]
 CPU = torch.device("cpu")
 
 
@@ -73,3 +78,41 @@ def test_without_memory_for_graphs_the_work_runs_as_it_is(monkeypatch: pytest.Mo
     assert "Some of the work could not be captured and ran without: CUDA out of memory. Tried to allocate 2 GiB." in (
         pair.stats.notes
     )
+
+
+def test_work_that_cannot_be_captured_runs_as_it_is(
+    fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def fails(_graph: object, **_: object) -> Iterator[None]:
+        torch.cuda.default_generators[0].state = "capturing"
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        yield  # pragma: no cover  a capture runs nothing
+
+    monkeypatch.setattr(torch.cuda, "graph", fails)
+    drafter = RandomDrafter()
+    drafter.generation_config.step = "static"
+
+    pair = both(in_double(make_target()), drafter)
+
+    pair.assert_equal(is_kept=False)
+    assert any("ran without: CUDA error: operation not permitted" in note for note in pair.stats.notes)
+    assert torch.cuda.default_generators[0].state == "before"  # else the next draw would fail
+
+
+def test_all_captures_share_a_stream(fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = []
+
+    @contextmanager
+    def noted(_graph: FakeGraph, stream: object, **_: object) -> Iterator[None]:
+        streams.append(stream)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", noted)
+    monkeypatch.setattr(FakeGraph, "replay", lambda _graph: None)
+
+    for _ in range(3):
+        RepeatedWork(CPU).run(lambda: None)
+
+    assert len(streams) == 3
+    assert len(set(map(id, streams))) == 1  # otherwise their pool shares no memory

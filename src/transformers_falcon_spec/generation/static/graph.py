@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,17 +25,39 @@ def memory_pool(device: torch.device) -> Any:
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
+class CaptureError(Exception):
+    """Work that runs could not be captured."""
+
+
+@lru_cache
+def _stream_of(_device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures on the present device: graphs of one pool share memory if they share their stream."""
+    return torch.cuda.Stream()
+
+
 def capture(device: torch.device, warm_up: Work, work: Work, pool: Any = None) -> Work:
-    """Capture work after it was warmed up; what is returned replays it."""
+    """Capture work after it was warmed up; what is returned replays it.
+
+    Raises:
+        [`CaptureError`]: the work asks the host for something, or there is no memory for it. It was not done.
+    """
     with torch.cuda.device(device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            warm_up()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            work()
+        present, stream = torch.cuda.current_stream(), _stream_of(device)
+        stream.wait_stream(present)
+        try:
+            with torch.cuda.stream(stream):
+                warm_up()
+        finally:
+            present.wait_stream(stream)
+        generator = torch.cuda.default_generators[device.index or 0]
+        graph, before = torch.cuda.CUDAGraph(), generator.clone_state()
+        captured = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        try:
+            with torch.cuda.stream(present), captured:  # which stays on its own stream if it fails
+                work()
+        except RuntimeError as error:
+            generator.graphsafe_set_state(before)  # otherwise it counts draws of a capture that has ended
+            raise CaptureError(str(error)) from error
     return graph.replay
 
 
@@ -68,7 +91,7 @@ class RepeatedWork:
         try:
             with _CAPTURING:
                 self._replay = capture(self._device, lambda: self._warm_up(work), work, self._pool)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, CaptureError) as error:
             torch.cuda.empty_cache()
             self.failure = " ".join(str(error).split()).removesuffix(".")
         self.capture_seconds = time.perf_counter() - start
