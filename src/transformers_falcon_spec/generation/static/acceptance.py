@@ -31,7 +31,14 @@ class RowStep:
     def settle_draws(self, node: int) -> None:
         """Put the draws where plain decoding has them once the token after a node of the path is drawn."""
         if self.draw_states:
-            self.draws.set_state(self.draw_states[self.path.path.index(node)], self.device)
+            self.draws.set_state(self._state_after(node), self.device)
+
+    def is_settled(self, node: int) -> bool:
+        """Whether the draws are still there, so that later tokens of the path are those that plain decoding draws."""
+        return not self.draw_states or self.draws.is_at(self._state_after(node), self.device)
+
+    def _state_after(self, node: int) -> Any:
+        return self.draw_states[self.path.path.index(node)]
 
 
 class PathBuffers:
@@ -169,7 +176,6 @@ class DeviceAcceptance:
         """What the newest step kept, for drafters that take it as it lies on the device."""
         buffers, num_new = self._paths, tuple(len(path.path) for path in paths)
         assert buffers is not None  # a step was accepted
-        num = buffers.num
         if list(num_new) != self.num_kept:  # a text ended within its path
-            num = torch.tensor(num_new, device=num.device)[:, None]
-        return Kept(buffers.token_ids, buffers.features, num, num_new)
+            buffers.num.copy_(torch.tensor(num_new)[:, None])
+        return Kept(buffers.token_ids, buffers.features, buffers.num, num_new)

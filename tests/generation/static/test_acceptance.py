@@ -1,0 +1,56 @@
+"""What the device accepts becomes text on the host, whoever else ends a text or draws meanwhile."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+from tests import runs
+from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec.generation.static.state import states_of
+
+MODELS = Path(__file__).parents[3] / "models"
+PROMPT = torch.tensor([[1, 2, 3]])
+
+
+class DrawingCriterion(StoppingCriteria):
+    """Ends nothing, but draws a number for every second token."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        if input_ids.shape[1] % 2:
+            torch.rand(1)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    target = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target")
+    drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference")
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    return target, drafter
+
+
+def test_a_text_that_ends_within_its_path_needs_no_work_of_its_own(pair: tuple[Any, Any]) -> None:
+    target, drafter = pair
+    text = runs.plain(target, PROMPT, max_new_tokens=24).sequences
+    runs.drafted(target, drafter, PROMPT, max_new_tokens=24)
+    [state] = states_of(target)
+    num_graphs = state.num_graphs
+
+    for token in set(text[0, 6:].tolist()):
+        ended = runs.both(target, drafter, PROMPT, max_new_tokens=24, eos_token_id=token)
+
+        ended.assert_equal(is_kept=False)
+
+    assert state.num_graphs == num_graphs
+
+
+def test_tokens_behind_a_draw_of_others_are_chosen_anew(pair: tuple[Any, Any]) -> None:
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 32}
+
+    drawn = runs.both(*pair, PROMPT, stopping_criteria=StoppingCriteriaList([DrawingCriterion()]), **options)
+
+    drawn.assert_equal()
