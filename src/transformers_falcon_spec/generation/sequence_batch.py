@@ -116,9 +116,10 @@ class SequenceBatch:
         emitted = {}
         for row, path in accepted.items():
             for num_tokens, token in enumerate(zip(path.path, path.token_ids, strict=True), start=1):
-                scores[row].settle_draws(token[0])
+                node = path.path[num_tokens - 1]
+                scores[row].settle_draws(node)
                 self._emit_tokens({row: token}, scores)
-                if self.is_closed(row) or not (self._has_row_criteria or scores[row].is_settled(token[0])):
+                if self.is_closed(row) or not (self._has_row_criteria or scores[row].is_settled(node)):
                     break
             emitted[row] = path.cut(num_tokens)
         return emitted
