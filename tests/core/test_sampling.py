@@ -71,7 +71,9 @@ def test_noise_of_rows_ahead_draws_what_is_drawn_one_by_one(kind: str, num_kept:
     draws.categorical(scores[0].softmax(-1))  # they need not be fresh
     before = draws.get_state(CPU)
 
-    noise, states = draws.rows_ahead(4, 50, CPU)
+    noise, states = draws.rows_ahead(1, 50, CPU)
+    more, later = draws.rows_ahead(3, 50, CPU, start=states[-1])
+    noise, states = torch.cat([noise, more]), states + later
     unmoved = draws.get_state(CPU)
     ahead = [int(choose_by_noise(each, row[None])[0]) for each, row in zip(scores, noise, strict=False)]
     draws.set_state(states[num_kept - 1], CPU)

@@ -41,13 +41,16 @@ class GeneratorDraws:
         return noise
 
     def rows_ahead(
-        self, num: int, vocab_size: int, device: torch.device
+        self, num: int, vocab_size: int, device: torch.device, start: Tensor | None = None
     ) -> tuple[Float[Tensor, "{num} {vocab_size}"], list[Tensor]]:
         """The noise of the next `num` draws, and the stream's state after each of them; the stream stays where it is.
 
-        Each row is a draw of its own, as one draw of all rows is another stream on CUDA.
+        They are the next ones after the state `start`, where one is given. Each row is a draw of its own, as one draw
+        of all rows is another stream on CUDA.
         """
         copy, rows, states = self._copied_stream(device), [], []
+        if start is not None:
+            copy.set_state(start)
         for _ in range(num):
             rows.append(multinomial_noise(torch.empty(1, vocab_size, dtype=torch.float, device=device), copy))
             states.append(copy.get_state())
@@ -115,10 +118,11 @@ class CoupledDraws:
         return lambda depth: self.noise(self.num_drawn + depth - 1, vocab_size).to(device)
 
     def rows_ahead(
-        self, num: int, vocab_size: int, device: torch.device
+        self, num: int, vocab_size: int, device: torch.device, start: tuple[int, int] | None = None
     ) -> tuple[Float[Tensor, "{num} {vocab_size}"], list[tuple[int, int]]]:
-        """The noise of the next `num` draws, and the state after each of them; nothing is drawn."""
-        numbers = range(self.num_drawn, self.num_drawn + num)
+        """The noise of the next `num` draws, or those after `start`, and the state after each; nothing is drawn."""
+        first = self.num_drawn if start is None else start[1]
+        numbers = range(first, first + num)
         rows = torch.stack([self.noise(number, vocab_size) for number in numbers])
         return rows.to(device), [(self.seed, number + 1) for number in numbers]
 

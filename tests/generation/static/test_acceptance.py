@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 
 from tests import runs
 from transformers_falcon_spec import FalconSpecDrafter
-from transformers_falcon_spec.generation.static.state import states_of
+from transformers_falcon_spec.core import sampling
+from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance
+from transformers_falcon_spec.generation.static.state import release, states_of
 
 MODELS = Path(__file__).parents[3] / "models"
 PROMPT = torch.tensor([[1, 2, 3]])
@@ -54,3 +56,23 @@ def test_tokens_behind_a_draw_of_others_are_chosen_anew(pair: tuple[Any, Any]) -
     drawn = runs.both(*pair, PROMPT, stopping_criteria=StoppingCriteriaList([DrawingCriterion()]), **options)
 
     drawn.assert_equal()
+
+
+def test_no_noise_is_drawn_twice(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    noise, read = sampling.multinomial_noise, DeviceAcceptance._read
+    monkeypatch.setattr(sampling, "multinomial_noise", lambda *args: events.append("noise") or noise(*args))
+    monkeypatch.setattr(DeviceAcceptance, "_read", lambda *args: events.append("step") or read(*args))
+
+    runs.drafted(*pair, PROMPT, do_sample=True, top_k=0, max_new_tokens=32)
+
+    by_step = " ".join(events).split("step")[:-1]
+    assert max(step.count("noise") for step in by_step) == 5  # of four drafted tokens and the bonus token
+
+
+def test_a_call_of_one_token_needs_no_buffers(pair: tuple[Any, Any]) -> None:
+    release(pair[0])
+
+    runs.both(*pair, PROMPT, max_new_tokens=1).assert_equal(is_kept=False)
+
+    assert not states_of(pair[0])

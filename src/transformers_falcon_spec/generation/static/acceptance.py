@@ -61,7 +61,7 @@ class DeviceAcceptance:
     def __init__(self, state: StaticState, batch: SequenceBatch, vocab_size: int) -> None:
         self._state, self._batch, self._vocab_size = state, batch, vocab_size
         self._scoring = state.scoring(batch.processors, vocab_size)
-        self._num_drawn = [0] * len(batch)  # noises of the coming draws that are in the buffers
+        # of each row the states after the coming draws whose noise is in the buffers
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
         self._paths: PathBuffers | None = None  # of the newest step
         self.num_kept: list[int] = []  # in the newest step, by row
@@ -83,16 +83,18 @@ class DeviceAcceptance:
         return self._state.noise[depth - 1][row]
 
     def _draw(self, row: int, num: int) -> None:
-        if self._num_drawn[row] >= num:
+        noise, rows, states = self._state.noise, self._batch.rows, self._draw_states[row]
+        num_more = num - len(states)
+        if num_more <= 0:
             return
-        noise, rows = self._state.noise, self._batch.rows
         while len(noise) < num:
             with torch.inference_mode(False):
                 noise.append(torch.ones(len(rows), self._vocab_size, dtype=torch.float, device=self._state.device))
-        drawn, states = rows[row].draws.rows_ahead(num, self._vocab_size, self._state.device)
-        for depth in range(self._num_drawn[row], num):
-            noise[depth][row].copy_(drawn[depth])
-        self._num_drawn[row], self._draw_states[row] = num, states
+        start = states[-1] if states else None
+        drawn, more = rows[row].draws.rows_ahead(num_more, self._vocab_size, self._state.device, start)
+        for buffer, new in zip(noise[len(states) : num], drawn, strict=True):
+            buffer[row].copy_(new)
+        states += more
 
     def accept(self, draft: Draft) -> list[RowStep]:
         """Accept a draft that was just read, and keep its path in the cache."""
@@ -167,8 +169,7 @@ class DeviceAcceptance:
             draws = self._batch.rows[row].draws
             accepted = AcceptedPath(path, token_ids)
             steps.append(RowStep(accepted, counts, draws, self._draw_states[row], self._state.device))
-        self._num_drawn = [0] * len(steps)  # the rest is drawn anew: a criterion may draw, too
-        self._draw_states = [[] for _ in steps]
+        self._draw_states = [[] for _ in steps]  # the rest is drawn anew: a criterion may draw, too
         self.num_kept = [len(step.path.path) for step in steps]
         return steps
 

@@ -41,7 +41,9 @@ class StepShapes:
     def enter(
         self, target: Target, batch: SequenceBatch, generator: TreeCandidateGenerator, budget: Any, num_logits: int
     ) -> None:
-        """After the prefill, let the text go on in fixed shapes, if the target can; say of other parts why not."""
+        """After the prefill, let a text go on in fixed shapes if the target can; say of other parts why not."""
+        if batch.is_complete:
+            return
         self._note_dynamic(target.enter(batch, self._config.max_length, num_logits))
         if target.state is None:
             return
