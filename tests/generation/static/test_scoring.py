@@ -11,7 +11,7 @@ from transformers.generation import logits_process as stock
 
 from tests.tape import taped
 from transformers_falcon_spec.generation.processors import of_row
-from transformers_falcon_spec.generation.static.scoring import DeviceScoring, device_scoring
+from transformers_falcon_spec.generation.static.scoring import DeviceScoring, obstacle_to
 
 VOCAB, ROWS, CPU = 40, 3, torch.device("cpu")
 TEXTS = [torch.tensor([text]) for text in ([0, 0, 5, 7], [0, 9, 5, 11, 3], [8, 6, 7, 5, 3, 9])]  # 0 is padding
@@ -58,9 +58,8 @@ CHANGE_NOTHING_HERE = {"none", "a top-k beyond the vocabulary", "no least length
 
 
 def _made(processors: LogitsProcessorList, device: torch.device = CPU) -> DeviceScoring:
-    scoring = device_scoring(processors, ROWS, VOCAB, device)
-    assert isinstance(scoring, DeviceScoring)
-    return scoring
+    assert obstacle_to(processors, ROWS) is None
+    return DeviceScoring(processors, ROWS, VOCAB, device)
 
 
 class Walk:
@@ -233,8 +232,8 @@ class Cooling(stock.TemperatureLogitsWarper):
     ],
 )
 def test_the_processor_in_the_way_is_named(processor: Any, reason: str) -> None:
-    found = device_scoring(LogitsProcessorList([stock.TemperatureLogitsWarper(0.5), processor]), ROWS, VOCAB, CPU)
+    found = obstacle_to(LogitsProcessorList([stock.TemperatureLogitsWarper(0.5), processor]), ROWS)
 
-    assert isinstance(found, str)
+    assert found is not None
     assert reason in found
     assert not found.endswith(".")  # it ends a note

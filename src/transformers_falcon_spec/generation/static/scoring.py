@@ -15,7 +15,8 @@ class DeviceScoring:
     """The processors of a batch as work of fixed shape, and what they must know of each row's text.
 
     `reset` takes the texts. A step is then `begin`, in every depth of its walk `score` and `add`, and `end`; until
-    `end` the texts are as they were. All but `reset` may be captured. [`device_scoring`] makes it.
+    `end` the texts are as they were. All but `reset` may be captured. [`obstacle_to`] says of which
+    processors it can be made.
     """
 
     def __init__(self, processors: LogitsProcessorList, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -66,13 +67,6 @@ class DeviceScoring:
         """Make what was added part of the texts."""
         for kept, working in zip(self.state, self._working, strict=True):
             kept.copy_(working)
-
-
-def device_scoring(
-    processors: LogitsProcessorList, num_rows: int, vocab_size: int, device: torch.device
-) -> DeviceScoring | str:
-    """The processors of a batch as work of fixed shape, or in words which of them is in the way."""
-    return obstacle_to(processors, num_rows) or DeviceScoring(processors, num_rows, vocab_size, device)
 
 
 def obstacle_to(processors: LogitsProcessorList, num_rows: int) -> str | None:
