@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, StoppingCriteriaList
 from tests import runs, tape
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.tree_drafting.fixed import MOST_DRAFTS
+from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.static import state as states
 from transformers_falcon_spec.generation.static.state import StaticState, bucket, release, shown_slots, states_of
 
@@ -235,4 +236,6 @@ def test_a_text_that_outgrows_its_slots_goes_on(monkeypatch: pytest.MonkeyPatch,
 
 def test_sizes_are_buckets() -> None:
     assert [bucket(num) for num in (1, 2, 8, 9, 512)] == [1, 8, 8, 16, 512]
+    with pytest.raises(GenerationError, match="at most 512 nodes, and its tree that depth, but there are 513"):
+        bucket(513)
     assert [shown_slots(num) for num in (1, 256, 257, 1025)] == [256, 256, 512, 2048]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..adapters import unwrapped
+from ...errors import GenerationError
 from ..drafting import TreeCandidateGenerator
 from .graph import RepeatedWork, memory_pool
 from .scoring import DeviceScoring
@@ -25,7 +26,13 @@ MOST_SCORINGS = 4  # of a state, for calls with different processors
 
 def bucket(size: int, buckets: Sequence[int] = NODE_BUCKETS) -> int:
     """The least of the buckets that holds so many."""
-    return next(each for each in buckets if each >= size)
+    found = next((each for each in buckets if each >= size), None)
+    if found is None:
+        raise GenerationError(
+            f"A draft in fixed shapes must have at most {buckets[-1]} nodes, and its tree that depth, but there are {size}. "
+            'Let the drafter keep to `budget.num_nodes`, or set `drafter.generation_config.step = "dynamic"`.'
+        )
+    return found
 
 
 def shown_slots(num_slots: int) -> int:
