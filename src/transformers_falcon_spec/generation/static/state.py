@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ..adapters import unwrapped
 from ...errors import GenerationError
+from ..adapters import unwrapped
 from ..drafting import TreeCandidateGenerator
 from .graph import RepeatedWork, memory_pool
 from .scoring import DeviceScoring
@@ -29,7 +29,8 @@ def bucket(size: int, buckets: Sequence[int] = NODE_BUCKETS) -> int:
     found = next((each for each in buckets if each >= size), None)
     if found is None:
         raise GenerationError(
-            f"A draft in fixed shapes must have at most {buckets[-1]} nodes, and its tree that depth, but there are {size}. "
+            f"A draft in fixed shapes must have at most {buckets[-1]} nodes, and its tree that depth, but there are "
+            f"{size}. "
             'Let the drafter keep to `budget.num_nodes`, or set `drafter.generation_config.step = "dynamic"`.'
         )
     return found
