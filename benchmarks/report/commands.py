@@ -13,6 +13,8 @@ PARITY = {
     "parity_sampling.json": "twelve ways of sampling, equal seeds",
     "parity_bfloat16.json": "in bfloat16",
     "parity_float16.json": "in float16",
+    "parity_static.json": "in fixed shapes, with the tuner",
+    "parity_bfloat16_static.json": "in bfloat16 and fixed shapes",
 }
 
 
