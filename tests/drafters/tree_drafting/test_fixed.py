@@ -45,7 +45,7 @@ def decode(twins: Twins, temperature: float | None = None, num_steps: int = NUM_
         twins.give(num_new, is_kept=step % 3 != 1)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", ALL)
 def test_drafts_are_those_of_the_same_drafter_as_ever(name: str, num_rows: int) -> None:
     decode(Twins(name, num_rows))
@@ -56,7 +56,7 @@ def test_drafts_by_noise_are_those_of_the_same_drafter_as_ever(name: str) -> Non
     decode(Twins(name, num_rows=2, seed=5), temperature=0.7)
 
 
-@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(None, marks=pytest.mark.slow), 0.7])
 @pytest.mark.parametrize("name", ALL)
 def test_work_that_is_replayed_drafts_the_same(
     name: str, temperature: float | None, monkeypatch: pytest.MonkeyPatch
@@ -88,7 +88,7 @@ def on_meta(twins: Twins) -> None:
         twins.fixed._state = tuple(buffers.carried[name] for name in ("hidden", "cell"))
 
 
-@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(None, marks=pytest.mark.slow), 0.7])
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_is_asked_of_the_host(name: str, temperature: float | None) -> None:
     twins = Twins(name, num_rows=2)

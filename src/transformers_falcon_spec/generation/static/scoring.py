@@ -21,7 +21,7 @@ class DeviceScoring:
 
     def __init__(self, processors: LogitsProcessorList, num_rows: int, vocab_size: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # a later call may write to the buffers outside of it
-            zeros = torch.zeros(1, vocab_size, device=device)
+            zeros = torch.zeros(1, vocab_size, dtype=torch.float, device=device)
             self._lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
             self._stages = [_STAGES[type(each)](each, zeros, self._lengths) for each in processors]
             self._penalties = [stage for stage in self._stages if isinstance(stage, _Penalty)]
