@@ -22,7 +22,7 @@ FEW = (
     "eagle-1, static",
     "medusa",
 )
-ALL = [pytest.param(name, marks=() if name in FEW else pytest.mark.families) for name in DRAFTERS]
+ALL = [pytest.param(name, marks=() if name in FEW else [pytest.mark.families, pytest.mark.slow]) for name in DRAFTERS]
 
 
 @pytest.fixture(autouse=True)

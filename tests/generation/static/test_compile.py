@@ -83,7 +83,10 @@ class Reader:
     "family",
     [
         "llama",
-        *(pytest.param(name, marks=pytest.mark.families) for name in ("gemma3", "gpt2", "qwen3_moe", "gpt_oss")),
+        *(
+            pytest.param(name, marks=[pytest.mark.families, pytest.mark.slow])
+            for name in ("gemma3", "gpt2", "qwen3_moe", "gpt_oss")
+        ),
     ],
 )
 def test_a_compiled_read_is_the_eager_one_with_its_features(family: str) -> None:
