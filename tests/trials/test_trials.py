@@ -22,21 +22,18 @@ from transformers_falcon_spec.generation import packed_linear
 
 ROOT = Path(__file__).parents[2]
 NUM_QUICK, NUM_ALL, CHUNK = 100, 2000, 20
+SLOW_CHUNK = 100  # many enough that by chance alone no half of them keeps nothing
 WELL_ABOVE_ONE = 1.3
 
 
-def _chunk(start: int) -> range:
-    return range(start, start + CHUNK)
+CHUNKS = [range(start, start + CHUNK) for start in range(0, NUM_QUICK, CHUNK)]
+SLOW_CHUNKS = [range(start, start + SLOW_CHUNK) for start in range(NUM_QUICK, NUM_ALL, SLOW_CHUNK)]
 
 
 @pytest.mark.parametrize(
     "seeds",
-    [
-        pytest.param(
-            _chunk(start), marks=[pytest.mark.slow] if start >= NUM_QUICK else [], id=f"{start}-{start + CHUNK - 1}"
-        )
-        for start in range(0, NUM_ALL, CHUNK)
-    ],
+    [*CHUNKS, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in SLOW_CHUNKS)],
+    ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}",
 )
 def test_calls_at_random_are_those_of_plain_decoding(seeds: range) -> None:
     outcomes = {seed: trial(draw(seed)) for seed in seeds}
@@ -62,14 +59,11 @@ def test_a_row_that_ended_and_that_others_outgrow_goes_on_as_in_plain_decoding(f
 
 
 def _assert_much_was_tried(outcomes: list[Outcome]) -> None:
-    """Few calls are refused, and many drafts are worth something: trials that draft nothing find nothing.
-
-    Of all calls 0.65 keep something, so of 20 it is by chance 9 now and then.
-    """
+    """Few calls are refused, and most drafts are worth something: trials that draft nothing find nothing."""
     kinds, stats = Counter(each.kind for each in outcomes), sum((each.stats for each in outcomes), GenerationStats())
     print(dict(kinds), f"acceptance length {stats.acceptance_length:.2f}")  # noqa: T201  seen with -s, or where this fails
     assert kinds["same"] > 0.7 * len(outcomes)
-    assert sum(each.stats.num_accepted > 0 for each in outcomes) >= len(outcomes) / 4
+    assert sum(each.stats.num_accepted > 0 for each in outcomes) >= len(outcomes) / 2
     assert stats.acceptance_length > WELL_ABOVE_ONE
 
 

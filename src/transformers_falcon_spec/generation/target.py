@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import add
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,13 +21,11 @@ from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
 from .path_batch import PathBatch
+from .sequence_batch import SequenceBatch
+from .static.acceptance import DeviceAcceptance
+from .static.state import StaticState
 from .text_limits import check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
 from .tree_attention import tree_attention
-
-if TYPE_CHECKING:
-    from .sequence_batch import SequenceBatch
-    from .static.acceptance import DeviceAcceptance
-    from .static.state import StaticState
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "chain", "paths"]  # how a draft is read
@@ -49,11 +47,11 @@ class Target:
     token's position (5, as if nothing had been dropped) and position id (3, for the model), tokens of the text (3).
     """
 
-    state: "StaticState | None" = None  # of a text that goes on in fixed shapes
+    state: StaticState | None = None  # of a text that goes on in fixed shapes
     backend: str | None = None  # with which `torch.compile` compiles forwards of fixed shape, if it does
     capture_failure: str | None = None  # why some of the work in fixed shapes was not captured, where it could be
     choice_reason: str | None = None  # why the host chooses tokens, where the device could
-    acceptance: "DeviceAcceptance | None" = None  # chooses tokens where the logits lie; None: the verifier does
+    acceptance: DeviceAcceptance | None = None  # chooses tokens where the logits lie; None: the verifier does
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
@@ -236,15 +234,15 @@ class Target:
             return self.feature_hooks.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._output_layers], dim=-1)
 
-    def enter(self, batch: "SequenceBatch", max_length: int, num_logits: int) -> str | None:  # noqa: ARG002  others do
+    def enter(self, batch: SequenceBatch, max_length: int, num_logits: int) -> str | None:  # noqa: ARG002  others do
         """Prepare for the steps after the prefill; a reason in words where shapes were to be fixed and cannot be."""
         return None
 
-    def noise_ahead(self, batch: "SequenceBatch") -> Callable[[int, int], Tensor]:
+    def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth."""
         return batch.noise_ahead(self.vocab_size)
 
-    def roots_of(self, batch: "SequenceBatch") -> Tensor:
+    def roots_of(self, batch: SequenceBatch) -> Tensor:
         """The newest token of each row, `[rows, 1]`."""
         return batch.roots
 
