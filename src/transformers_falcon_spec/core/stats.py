@@ -65,6 +65,11 @@ class GenerationStats:
                 stats.kept_by_depth[depth] += depth < num_accepted
                 stats.covered_by_depth[depth] += coverage[depth] if coverage else 0.0
 
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Add to the seconds of a phase, `"draft"` for `draft_seconds` and so on."""
+        name = f"{phase}_seconds"
+        setattr(self, name, getattr(self, name) + seconds)
+
     def count_tokens(self, num_tokens: Sequence[int]) -> None:
         """Note how many tokens each row committed in all."""
         self.num_tokens = sum(num_tokens)

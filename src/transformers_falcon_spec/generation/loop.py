@@ -254,7 +254,7 @@ class SpeculativeDecoding:
             num, size = path.num_accepted, counts.num_nodes
             self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage)
         for phase, seconds in self._timer.collect().items() if self._timer else ():
-            self._add_seconds(phase, seconds)
+            self.stats.add_seconds(phase, seconds)
         paths = [path for path in step.paths if path.path]
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds, read_seconds = (
@@ -283,11 +283,7 @@ class SpeculativeDecoding:
         try:
             yield
         finally:
-            self._add_seconds(phase, self.clock() - start)
-
-    def _add_seconds(self, phase: str, seconds: float) -> None:
-        name = f"{phase}_seconds"
-        setattr(self.stats, name, getattr(self.stats, name) + seconds)
+            self.stats.add_seconds(phase, self.clock() - start)
 
     def _output(self) -> Tensor | SpeculativeOutput:
         if not self.config.return_dict_in_generate:
