@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import StoppingCriteriaList
 
 from tests import runs
 from tests.batches import LENGTHS, Prompts, batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
+from tests.generation.static.test_acceptance import DrawingCriterion
 from tests.tiny import (
     CHAIN_FAMILIES,
     TREE_FAMILIES,
@@ -208,9 +210,9 @@ def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
     slow = batch_and_drafted(target, **options)
     calls = []
 
-    def choose_all(self: NodeScores) -> None:
+    def choose_all(self: NodeScores, start: int) -> None:
         calls.append(self)
-        original(self)
+        original(self, start)
 
     original = NodeScores.choose_all
     monkeypatch.setattr(NodeScores, "choose_all", choose_all)
@@ -221,6 +223,17 @@ def test_choosing_ahead_writes_the_same_text_from_the_same_stream(
     assert fast.drafted.sequences.tolist() == slow.drafted.sequences.tolist()
     assert fast.drafted_state.equal(slow.drafted_state)
     assert fast.stats.num_accepted == slow.stats.num_accepted > 0
+
+
+def test_tokens_chosen_ahead_of_a_criterion_that_draws_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeScores, "is_on_accelerator", True)
+    target, prompt = make_target().double(), make_prompt()
+    options = {"do_sample": True, "temperature": 0.8, "stopping_criteria": StoppingCriteriaList([DrawingCriterion()])}
+    text = runs.plain(target, prompt, **options).sequences
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(tune=False), text), prompt, **options)
+
+    pair.assert_equal()
 
 
 def test_lookahead_nodes_are_not_offered() -> None:

@@ -122,14 +122,14 @@ class NodeScores:
         """The target's distribution `[vocab]` after a node."""
         return torch.softmax(self.after(node).processed, dim=-1)[0].to(self._probs_device)
 
-    def choose_all(self) -> None:
-        """Choose the token after every node at once; nothing of it may depend on the text."""
+    def choose_all(self, start: int = 0) -> None:
+        """Choose the token after every node at once, `start` being drawn for first; nothing may depend on the text."""
         raw, scores = self.sequence.process(self.sequence.input_ids, self.logits)
         if self.sequence.do_sample:
             assert isinstance(self.draws, GeneratorDraws)  # `can_choose_ahead` says so
-            probs, depths = torch.softmax(scores, dim=-1), torch.tensor(self.tree.depths)
-            chosen, states = self.draws.categorical_by_depth(probs, depths)
-            self._draw_states = {node: states[depth] for node, depth in enumerate(self.tree.depths)}
+            depths = [max(depth - self.tree.depths[start], 0) for depth in self.tree.depths]
+            chosen, states = self.draws.categorical_by_depth(torch.softmax(scores, dim=-1), torch.tensor(depths))
+            self._draw_states = {node: states[depth] for node, depth in enumerate(depths)}
         else:
             chosen = scores.argmax(dim=-1)
         self._chosen = chosen.tolist()  # waits for the device once
@@ -141,9 +141,9 @@ class NodeScores:
         if node in self._draw_states:
             self.draws.set_state(self._draw_states[node], self._text_ids.device)
 
-    def is_settled(self, node: int) -> bool:  # noqa: ARG002  another one must look
-        """Whether what a criterion may have drawn changes no later token of a path: here that is taken for granted."""
-        return True
+    def is_settled(self, node: int) -> bool:
+        """Whether the draws are still there, so that later tokens of the path are those that plain decoding draws."""
+        return node not in self._draw_states or self.draws.is_at(self._draw_states[node], self._text_ids.device)
 
     def _ids_to(self, node: int) -> Tensor:
         """The text `[1, tokens]` that ends with a node; the root is part of the text already."""

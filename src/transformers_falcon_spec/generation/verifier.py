@@ -193,10 +193,10 @@ def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep
         return accepted
     can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep
     if can_choose_ahead and scores.is_on_accelerator:
-        scores.choose_all()
+        scores.choose_all(node)
     elif not can_choose_ahead or scores.sequence.do_sample:
         return match_tokens(scores.tree, scores.token_after, node, max_tokens=1)
-    return match_tokens(scores.tree, scores.token_after)
+    return match_tokens(scores.tree, scores.token_after, node)
 
 
 def _check_accepted(verifier: Verifier, accepted: Any, scores: NodeScores) -> None:
