@@ -45,8 +45,11 @@ class FakeEvent:
         assert enable_timing
         self.moment = 0.0
 
-    def record(self) -> None:
+    def record(self, _stream: Any = None) -> None:
         self.moment = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
 
     def elapsed_time(self, end: "FakeEvent") -> float:
         return 1000 * (end.moment - self.moment)
@@ -66,6 +69,9 @@ class FakeGenerator:
 
 class FakeStream:
     """A stream that has nothing to wait for."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
 
     def wait_stream(self, _other: Any) -> None:
         pass

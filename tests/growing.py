@@ -11,8 +11,7 @@ def grown_paths(
     """Tokens from the root to each node of an Eagle-2 tree: `top_k` nodes of a depth grow `top_k` children each.
 
     `model` says what follows a path whose last so many tokens stand in a block that was drafted at once. Fewer nodes start
-    blocks, as many as hold about `top_k` tokens, two at least. In the order of depth, then of the parents, then of the children's
-    probabilities, as the fast one has them.
+    blocks, as many as hold about `top_k` tokens, two at least. Likeliest first, as the fast one has them.
     """
     considered: list[tuple[Path, float]] = [((), 1.0)]
     newest = considered
@@ -26,5 +25,4 @@ def grown_paths(
             best = sorted(range(len(probs)), key=lambda token: -probs[token])[:top_k]
             newest += [((*path, token), prob * probs[token]) for token in best]
         considered = considered + newest
-    kept = sorted(considered, key=lambda node: -node[1])[:num_nodes]
-    return [path for path, prob in considered if (path, prob) in kept]
+    return [path for path, _ in sorted(considered, key=lambda node: -node[1])[:num_nodes]]

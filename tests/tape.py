@@ -57,4 +57,5 @@ def install(patch: pytest.MonkeyPatch) -> list[object]:
 
     patch.setattr(graph, "is_captured", lambda _device: True)
     patch.setattr(graph, "capture", capture)
+    patch.setattr(graph.RepeatedWork, "replay_seconds", lambda _work: 1.0)  # a CPU has no events
     return tapes

@@ -169,17 +169,22 @@ class TreeGrowth:
 
     def best_node_probs(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
         """The probability of each node of [`TreeGrowth.best`] after its parent; 1 at the root, 0 at fillers."""
-        kept = self._likeliest(num_nodes).sort(dim=1).values
+        kept = self._likeliest(num_nodes)
         above = self.log_node_probs.gather(1, self.parents.gather(1, kept).clamp(min=0))
         probs = (self.log_node_probs.gather(1, kept) - above).exp()
         return probs.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
-        """Tokens and tree of the likeliest `num_nodes` of each row, root included; rows with fewer end in fillers."""
-        kept = self._likeliest(num_nodes).sort(dim=1).values
+        """Tokens and tree of the likeliest `num_nodes` of each row, likeliest first; rows with fewer end in fillers.
+
+        So the first nodes of a tree are the tree of so many nodes.
+        """
+        kept = self._likeliest(num_nodes)
         is_node = self.log_node_probs.gather(1, kept) > -torch.inf
         above = self.parents.gather(1, kept)
-        parents = torch.searchsorted(kept, above).where(is_node & (above >= 0), -1)
+        indices = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
+        index_of = torch.zeros_like(self.token_ids).scatter(1, kept, indices)  # in the tree, of all nodes considered
+        parents = index_of.gather(1, above.clamp(min=0)).where(is_node & (above >= 0), -1)
         ranks = self._layout.ranks[kept].where(is_node, -1)
         return self.token_ids.gather(1, kept), DraftTree(parents, ranks)
 

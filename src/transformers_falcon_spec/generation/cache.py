@@ -104,14 +104,16 @@ def empty(cache: Cache) -> None:
         )
 
 
-def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor) -> None:
-    """Let a dynamic cache hold the states that stand in the `slots` `[rows, columns]` of other `layers`."""
+def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor, frees: bool = False) -> None:
+    """Let a dynamic cache hold the states in the `slots` `[rows, columns]` of other `layers`, which `frees` frees."""
     chosen = slots.clamp(min=0)
     for mine, layer in zip(cache.layers, layers, strict=True):
         recorded: Any = mine
         recorded.keys, recorded.values = (
             states.gather(-2, _spread(chosen, states)) for states in (layer.keys, layer.values)
         )
+        if frees:
+            layer.keys = layer.values = None
         if _is_sliding(recorded):
             recorded.cumulative_length = slots.shape[1]
             recorded.crop(0)

@@ -260,7 +260,7 @@ class SpeculativeDecoding:
         draft_seconds, read_seconds = (
             getattr(self.stats, f"{phase}_seconds") - spent for phase, spent in measuring.items()
         )
-        self.tuner.learn(draft, paths, draft_seconds, read_seconds)
+        self.tuner.learn(draft, paths, draft_seconds, read_seconds, self.target.read_price)
         self.stats.num_passes += draft.num_passes
         show(draft, step.paths)
 

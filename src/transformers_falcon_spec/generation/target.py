@@ -49,7 +49,8 @@ class Target:
 
     state: StaticState | None = None  # of a text that goes on in fixed shapes
     backend: str | None = None  # with which `torch.compile` compiles forwards of fixed shape, if it does
-    capture_failure: str | None = None  # why some of the work in fixed shapes was not captured, where it could be
+    read_price: float | None = None  # seconds of the newest read, if it was captured then, without what that took
+    end_notes: tuple[str, ...] = ()  # what is known after the call of work in fixed shapes, in sentences
     choice_reason: str | None = None  # why the host chooses tokens, where the device could
     acceptance: DeviceAcceptance | None = None  # chooses tokens where the logits lie; None: the verifier does
 
@@ -234,7 +235,7 @@ class Target:
             return self.feature_hooks.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._output_layers], dim=-1)
 
-    def enter(self, batch: SequenceBatch, max_length: int, num_logits: int) -> str | None:  # noqa: ARG002  others do
+    def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:  # noqa: ARG002
         """Prepare for the steps after the prefill; a reason in words where shapes were to be fixed and cannot be."""
         return None
 

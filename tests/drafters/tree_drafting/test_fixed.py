@@ -11,6 +11,7 @@ import torch
 from tests.drafters.texts import merged
 from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_kept, assert_same
 from tests.tape import install
+from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
 from transformers_falcon_spec.generation.static import state
 
@@ -68,6 +69,21 @@ def test_work_that_is_replayed_drafts_the_same(
 
     # the pairs of a step and of many, drafts of one shape, and pairs that a step kept
     assert 3 <= len(tapes) == len(twins.buffers.repeated) <= 4
+
+
+@pytest.mark.parametrize("name", ["falcon-2 of tokens, grown", "eagle-1, static"])
+def test_what_drafted_tokens_leave_spoils_no_later_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = FixedPairs.fill
+
+    def overflowing(self: FixedPairs, *args: Any) -> None:
+        fill(self, *args)
+        for layer in self.cache.layers:
+            for states in (layer.keys, layer.values):
+                states[:, :, : self.num_before] = torch.nan
+
+    monkeypatch.setattr(FixedPairs, "fill", overflowing)
+
+    decode(Twins(name, num_rows=2))
 
 
 def on_meta(twins: Twins) -> None:

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from tests import tape
 from tests.doubles import RandomDrafter
-from tests.fake_cuda import FakeGraph, fake_cuda
+from tests.fake_cuda import FakeEvent, FakeGraph, fake_cuda
 from tests.runs import both
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.generation.static import graph
 from transformers_falcon_spec.generation.static.graph import RepeatedWork
+from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
 __all__ = ["fake_cuda"]
 CPU = torch.device("cpu")
@@ -116,3 +118,39 @@ def test_all_captures_share_a_stream(fake_cuda: type[FakeGraph], monkeypatch: py
 
     assert len(streams) == 3
     assert len(set(map(id, streams))) == 1  # otherwise their pool shares no memory
+
+
+def test_a_replay_is_timed_by_the_device(fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [0.0]
+    monkeypatch.setattr(FakeEvent, "record", lambda event, _stream: setattr(event, "moment", moments[-1]))
+    monkeypatch.setattr(FakeGraph, "replay", lambda _graph: moments.append(moments[-1] + 0.5))
+    work = RepeatedWork(CPU)
+    work.run(lambda: None)
+
+    assert work.replay_seconds() == 0.5
+    assert len(moments) == 1 + 1 + graph.NUM_TIMED
+
+
+def test_a_read_is_priced_by_its_replays_when_it_is_captured(
+    fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices: list[list[float | None]] = []
+    learn = Tuner.learn
+
+    def learned(self: Tuner, *args: Any) -> None:
+        prices[-1].append(args[-1])
+        learn(self, *args)
+
+    monkeypatch.setattr(Tuner, "learn", learned)
+    monkeypatch.setattr(RepeatedWork, "replay_seconds", lambda _work: 0.25)
+    target, drafter = in_double(make_target()), RandomDrafter(num_nodes=12, proposals=0.5, tune=False)
+    drafter.generation_config.step = "static"
+
+    for _ in range(2):
+        prices.append([])
+        both(target, drafter).assert_equal(is_kept=False)
+
+    first, second = prices
+    assert first.count(0.25) == 2  # one node, and a tree
+    assert set(first) == {0.25, None}
+    assert set(second) == {None}

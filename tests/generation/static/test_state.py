@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any
 
 import peft
@@ -12,10 +13,12 @@ import torch
 from transformers import PreTrainedModel, StoppingCriteriaList
 
 from tests import runs, tape
+from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.tree_drafting.fixed import MOST_DRAFTS
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.static import state as states
+from transformers_falcon_spec.generation.static.eligibility import kernels_key
 from transformers_falcon_spec.generation.static.state import StaticState, bucket, release, shown_slots, states_of
 
 OPTIONS = {"max_new_tokens": 16}
@@ -87,6 +90,47 @@ def test_nothing_is_stale_after_the_target_changed(
 
     pair.assert_equal(is_kept=False)
     assert (len(tapes) > num_tapes) == (change is not _weights_changed_in_place)
+
+
+CUDA = torch.backends.cuda
+KERNELS: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Any]] = {
+    "cuDNN attention": (CUDA.cudnn_sdp_enabled, CUDA.enable_cudnn_sdp, not CUDA.cudnn_sdp_enabled()),
+    "flash attention": (CUDA.flash_sdp_enabled, CUDA.enable_flash_sdp, not CUDA.flash_sdp_enabled()),
+    "reductions in attention": (
+        CUDA.fp16_bf16_reduction_math_sdp_allowed,
+        CUDA.allow_fp16_bf16_reduction_math_sdp,
+        not CUDA.fp16_bf16_reduction_math_sdp_allowed(),
+    ),
+    "reductions in bfloat16": (
+        lambda: CUDA.matmul.allow_bf16_reduced_precision_reduction,
+        lambda value: setattr(CUDA.matmul, "allow_bf16_reduced_precision_reduction", value),
+        False,
+    ),
+    "TF32": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "TF32, as newer versions of PyTorch set it": (
+        lambda: getattr(CUDA.matmul, "fp32_precision", None),
+        lambda value: setattr(CUDA.matmul, "fp32_precision", value),
+        "tf32",
+    ),
+    "determinism": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_other_kernels_are_captured_anew(name: str) -> None:
+    get, put, value = KERNELS[name]
+    before = get()
+    put(before)  # which PyTorch may note as chosen
+    key = kernels_key()
+
+    put(value)
+    try:
+        changed = kernels_key()
+    finally:
+        put(before)
+
+    assert changed != key
+    assert kernels_key() == key
 
 
 def test_nothing_is_stale_after_adapters_were_switched(tapes: list[object]) -> None:
@@ -194,6 +238,25 @@ def test_what_is_kept_is_bounded_over_many_calls() -> None:
 
     release(target)
     assert not states_of(target)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "eagle-3", "medusa"])
+def test_all_memory_that_is_kept_is_counted(kind: str) -> None:
+    target = in_double(make_target())
+    drafter = _static(every_drafter(kind, target))
+    runs.drafted(target, drafter, do_sample=True, repetition_penalty=1.2, **OPTIONS)
+    (state,) = states_of(target)
+    found: dict[int, int] = {}
+    seen, waiting = {id(state)}, [state]
+    while waiting:  # everything that can be reached without going through code
+        for held in gc.get_referents(waiting.pop()):
+            if id(held) not in seen and not isinstance(held, type | ModuleType | FunctionType | weakref.ref):
+                seen.add(id(held))
+                waiting.append(held)
+                if isinstance(held, torch.Tensor):
+                    found[held.untyped_storage().data_ptr()] = held.untyped_storage().nbytes()
+
+    assert state.num_bytes == sum(found.values())
 
 
 def test_what_is_kept_of_a_target_is_released_through_its_adapter() -> None:

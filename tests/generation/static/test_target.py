@@ -13,8 +13,9 @@ from tests.every_drafter import KINDS, every_drafter
 from tests.families import FAMILIES
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.static import acceptance
+from transformers_falcon_spec.generation.static import acceptance, state
 from transformers_falcon_spec.generation.static.state import release
+from transformers_falcon_spec.generation.static.target import StaticTarget
 
 # Families that cannot, and what the error says of them; all others can.
 TREELESS = "the target cannot read trees"
@@ -124,3 +125,50 @@ def test_a_replay_repeats_the_step(kind: str, num_rows: int, monkeypatch: pytest
     assert replayed.speculation.acceptance_histogram == eager.speculation.acceptance_histogram
     assert replayed.speculation.num_drafted == eager.speculation.num_drafted > 0
     release(target)  # the tapes are of this test
+
+
+def test_what_rejected_nodes_leave_spoils_no_later_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = StaticTarget.keep
+
+    def overflowing(self: StaticTarget, num_nodes: int, paths: Any) -> None:
+        keep(self, num_nodes, paths)
+        assert self.state is not None
+        cache, num_kept = self.state.cache, torch.tensor(list(map(len, paths)))[:, None]
+        behind = torch.arange(cache.capacity) - cache.lengths
+        is_rejected = (behind >= 0) & (behind < state.bucket(num_nodes) - num_kept)
+        for layer in cache.layers:
+            for states in (layer.keys, layer.values):
+                states.masked_fill_(is_rejected[:, None, :, None], torch.nan)
+
+    monkeypatch.setattr(StaticTarget, "keep", overflowing)
+    target, prompt = _target("llama"), torch.cat([make_prompt(seed=row) for row in range(2)])
+    plain = runs.plain(target, prompt).sequences
+    sizes = RandomDrafter(num_nodes=12, proposals=0.5, tune=False)  # plain steps between those of trees
+
+    pair = runs.both(target, _static(InformedDrafter(sizes, plain)), prompt)
+
+    pair.assert_equal()
+    assert 0 < len(sizes.generators[-1].drafts) < len(sizes.generators[-1].commits) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a hook", "`layers.0` of the drafter has a hook, which a replay would leave out"),
+        ("a quantizer", "the drafter's weights are quantised"),
+    ],
+)
+def test_drafts_of_a_drafter_that_a_replay_would_change_grow(name: str, reason: str) -> None:
+    target, calls = _target("llama"), []
+    drafter = _static(every_drafter("falcon", target))
+    drafter.generation_config.tune = False
+    if name == "a hook":
+        drafter.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    else:
+        drafter.hf_quantizer = object()
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal(is_kept=False)
+    assert pair.stats.notes == [f"Drafts are not made in fixed shapes: {reason}."]
+    assert name != "a hook" or len(calls) >= pair.stats.num_passes > 0

@@ -10,6 +10,7 @@ import torch
 
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.core.costs import CostCurve
+from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.core.tree_growth import TreeGrowth
 from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget, Prices
@@ -278,6 +279,42 @@ def test_the_first_steps_learn_what_sizes_cost() -> None:
 
     assert tuple(taken) == WARM_UP
     assert tuner.limited(DraftBudget((99,), 256)).prices is not None
+
+
+def test_a_read_costs_what_its_replays_take_not_what_its_capture_took() -> None:
+    tuner, token_ids = Tuner((CostModel(),), CPU), torch.zeros(1, 8, dtype=torch.long)
+
+    tuner.learn(Draft(token_ids, token_ids - 1), [_path(2)], 0.0, 0.4, 0.01)
+    tuner.learn(Draft(token_ids, token_ids - 1), [_path(2)], 0.0, 0.4 + 0.012)
+
+    assert tuner.cost_models[0].read(8) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_smaller_grown_tree_is_expected_to_keep_what_it_would_have_kept(seed: int) -> None:
+    draw, growth, newest = random.Random(seed), TreeGrowth(torch.zeros(1, 1).long(), torch.tensor([99])), [[0]]
+    for _ in range(4):
+        frontier = torch.tensor(newest)
+        probs = torch.tensor([[[0.9 * draw.random() / 2**rank for rank in range(WIDTH)] for _ in frontier[0]]])
+        growth.expand(frontier, torch.arange(WIDTH).expand_as(probs), probs.log())
+        newest = growth.best_newest(WIDTH).tolist()
+    paths = {size: _token_paths(*growth.best(size)) for size in (8, 16, 32)}
+
+    for node, path in enumerate(paths[32]):
+        known = CostModel()
+        known.learn_fixed(32, [[paths[32].index(path[:length]) for length in range(len(path) + 1)]])
+
+        for size in (8, 16):
+            kept = sum(path[:length] in paths[size] for length in range(1, len(path) + 1))
+            assert known.kept_by_size[size].value == kept, (node, path)
+
+
+def _token_paths(token_ids: torch.Tensor, tree: DraftTree) -> list[tuple[int, ...]]:
+    """The tokens on the way to each node."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in list(zip(token_ids[0].tolist(), tree.parents[0].tolist(), strict=True))[1:]:
+        paths.append((*paths[parent], token))
+    return paths
 
 
 def test_without_knowledge_the_budget_stays_as_it_is() -> None:

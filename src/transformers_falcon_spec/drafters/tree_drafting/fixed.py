@@ -107,12 +107,6 @@ class FixedPairs:
         drafts = [work for draft in self._drafts.values() for work in draft.work.values()]
         return [*(work for _, work in self._adds.values()), *self._reads.values(), *drafts]
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the buffers; drafts take next to none."""
-        tensors = (self.token_ids, self.features, self.first, *self.carried.values())
-        return self.cache.num_bytes + sum(tensor.nbytes for tensor in tensors)
-
     def add_kept(self, kept: Kept) -> None:
         """[`FixedPairs.add`] of what a step kept, in buffers that every such step writes anew."""
         assert kept.features is not None  # a drafter of this kind reads at least one layer
@@ -154,7 +148,13 @@ class FixedPairs:
         if (width, shown) not in self._reads:
             state = (self.cache.lengths, self.num_waiting, self.first, *self.carried.values())
             self._reads[width, shown] = self._work(state)
-        self._repeat(self._reads[width, shown], shown, lambda: work(width))
+
+        def reading() -> None:
+            drafted = torch.arange(self.num_before, device=self.roots.device)
+            self.cache.forget(drafted.expand(len(self.roots), -1))
+            work(width)
+
+        self._repeat(self._reads[width, shown], shown, reading)
 
     def draft(self, key: Any, num_nodes: int) -> FixedDraft:
         """The buffers of drafts of one shape; those not used for longest are dropped."""

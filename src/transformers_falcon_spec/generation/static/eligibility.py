@@ -29,15 +29,13 @@ def why_not_static(model: PreTrainedModel, form: str, num_processes: int, has_ho
         "the target cannot read trees": form != "tree",
         "the target asks the host which of its experts have tokens": model.config.model_type in _ASKING,
         "hooks may not fire in the target": not has_hooks,
-        "parts of the target are spread over several devices": is_spread(model),
-        "the target's weights are quantised": getattr(model, "hf_quantizer", None) is not None,
         "the target is in train mode": model.training,
         "autocast is on": torch.is_autocast_enabled(device_type) if device_type != "meta" else False,
         "the target's rotary frequencies depend on the length of the text": _has_dynamic_rope(model),
         "the target is split over several devices (tensor parallel)": (getattr(model, "_tp_size", None) or 1) > 1,
     }
     found = next((reason for reason, holds in reasons.items() if holds), None)
-    return found or _foreign_hook(model)
+    return found or why_not_repeated(model, "target")
 
 
 def _has_dynamic_rope(model: PreTrainedModel) -> bool:
@@ -47,13 +45,17 @@ def _has_dynamic_rope(model: PreTrainedModel) -> bool:
     return any((each.get("rope_type") or each.get("type")) == "dynamic" for each in (parameters, *nested))
 
 
-def _foreign_hook(model: PreTrainedModel) -> str | None:
-    """Hooks of others run Python at every forward, which a replay leaves out."""
-    for name, part in model.named_modules():
+def why_not_repeated(model: Any, name: str) -> str | None:
+    """Why forwards of a model, of this name in the sentence, cannot be repeated, in words; None if they can."""
+    if is_spread(model):
+        return f"parts of the {name} are spread over several devices"
+    if getattr(model, "hf_quantizer", None) is not None:
+        return f"the {name}'s weights are quantised"
+    for path, part in model.named_modules():
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
         modules = [str(getattr(hook, "__module__", "")) for hook in hooks]
         if hasattr(part, "_hf_hook") or not all(module.startswith(_BENIGN_HOOKS) for module in modules):
-            return f"`{name or type(part).__name__}` of the target has a hook, which a replay would leave out"
+            return f"`{path or type(part).__name__}` of the {name} has a hook, which a replay would leave out"
     return None
 
 
@@ -71,16 +73,29 @@ def why_host_chooses(batch: SequenceBatch) -> str | None:
 def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: dict[str, Any]) -> tuple[Any, ...]:
     """What captured work depends on besides its buffers: where it differs, the work is made anew."""
     config = model.config.get_text_config(decoder=True)
-    kernels = (
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
-        torch.get_float32_matmul_precision(),
-    )
     return (
         weights_key(model),
         getattr(config, "_experts_implementation", None),
-        kernels,
+        kernels_key(),
         tuple(feature_layers),
         repr(constant),
+    )
+
+
+def kernels_key() -> tuple[Any, ...]:
+    """The settings of the process by which PyTorch chooses kernels and their precision, which a capture freezes."""
+    cuda: Any = torch.backends.cuda
+    matmul = cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # where PyTorch has it, the older settings may not be asked
+    return (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.fp16_bf16_reduction_math_sdp_allowed(),
+        torch.get_float32_matmul_precision() if precision is None else precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        torch.are_deterministic_algorithms_enabled(),
+        str(cuda.preferred_blas_library()),
     )

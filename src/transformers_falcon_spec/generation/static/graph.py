@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .phase_timer import PhaseTimer
+
 Work = Callable[[], None]
 
 NUM_WARM_UPS = 2  # eager runs before a capture, in which libraries choose kernels and allocate what they keep
+NUM_TIMED = 3  # replays that are timed together
 _CAPTURING = threading.Lock()  # of the process: two captures at once disturb each other
 
 
@@ -85,6 +88,20 @@ class RepeatedWork:
             work()
         else:
             self._replay()
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a graph repeats the work."""
+        return self._replay is not None
+
+    def replay_seconds(self) -> float:
+        """Seconds of a replay by the device, of captured work that may be repeated without effect."""
+        assert self._replay is not None  # the caller asked
+        timer = PhaseTimer(self._device)
+        with timer.measured("replays"):
+            for _ in range(NUM_TIMED):
+                self._replay()
+        return timer.collect()["replays"] / NUM_TIMED
 
     def _capture(self, work: Work) -> None:
         start = time.perf_counter()

@@ -3,13 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ...errors import GenerationError
 from ..drafting import DraftBudget, Drafter, TreeCandidateGenerator
 from ..sequence_batch import SequenceBatch
 from ..target import Target
-from .eligibility import BUSY, is_wanted, why_not_static
+from .eligibility import BUSY, is_wanted, why_not_repeated, why_not_static
 from .target import StaticTarget
 
 
@@ -44,10 +45,12 @@ class StepShapes:
         """After the prefill, let a text go on in fixed shapes if the target can; say of other parts why not."""
         if batch.is_complete:
             return
-        self._note_dynamic(target.enter(batch, self._config.max_length, num_logits))
+        self._note_dynamic(target.enter(batch, self._config, num_logits))
         if target.state is None:
             return
-        reason = generator.why_not_fixed(budget())
+        models = [member for member in self._drafter.members if isinstance(member, nn.Module)]
+        repeated = (why_not_repeated(member, "drafter") for member in models)
+        reason = generator.why_not_fixed(budget()) or next(filter(None, repeated), None)
         self.has_fixed_drafts = reason is None
         if reason is not None:
             note_step(self._notes, f"Drafts are not made in fixed shapes: {reason}.")
@@ -77,7 +80,6 @@ class StepShapes:
             note_step(self._notes, f"The step is dynamic: {reason}.")
 
     def end(self, target: Target) -> None:
-        """Say after the call what could not be captured."""
-        if target.capture_failure is not None:
-            failure = f"Some of the work could not be captured and ran without: {target.capture_failure}."
-            note_step(self._notes, failure)
+        """Say after the call what ran out or could not be captured."""
+        for sentence in target.end_notes:
+            note_step(self._notes, sentence)

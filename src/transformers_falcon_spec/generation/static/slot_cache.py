@@ -84,11 +84,6 @@ class SlotCache(Cache):
         larger.lengths.copy_(self.lengths)
         return larger
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the states."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
-
     def fill(self, layers: Sequence[Any], slots: Tensor) -> None:
         """Take over the states of a dynamic cache: column `c` goes to slot `slots[row, c]`, nowhere if that is -1."""
         for mine, layer in zip(self.layers, layers, strict=True):
@@ -103,6 +98,12 @@ class SlotCache(Cache):
                 for row, start in enumerate((order < 0).sum(-1).tolist()):
                     states[row].index_copy_(1, order[row, start:], moved[row, :, start:])
         self.lengths.copy_((slots >= 0).sum(-1, keepdim=True))
+
+    def forget(self, slots: Tensor) -> None:
+        """Overwrite the states in `slots` `[rows, num]`: masked ones must be finite, as 0 times NaN is NaN."""
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):
+                states.scatter_(2, _spread(slots, states), 0.0)
 
     def keep(self, path: Tensor, num_kept: Tensor) -> None:
         """Keep the nodes `path` `[rows, depths]` of the last forward, of each row the first `num_kept` `[rows, 1]`."""

@@ -150,6 +150,12 @@ class StaticState:
         """Move the text to a larger cache; what was captured is captured anew."""
         self.cache, self._work = self.cache.grown(capacity), {}
 
+    def free_work(self) -> None:
+        """Free all but the cache; no call may go on in it."""
+        self._work, self.trees, self.noise, self.paths, self.scorings = {}, {}, [], {}, []
+        self._drafts.clear()
+        torch.cuda.empty_cache()
+
     def done(self) -> None:
         """Note where the work of a call ends on its stream."""
         self._done = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
@@ -186,15 +192,24 @@ class StaticState:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cache, of the trees' buffers, and of drafters."""
-        buffers = [
-            each
-            for tree in self.trees.values()
-            for each in (tree.token_ids, tree.logits, tree.features)
-            if each is not None
-        ]
-        num_bytes = [self.cache.num_bytes, *(each.num_bytes for each in self._of_drafters)]
-        return sum(num_bytes) + sum(tensor.nbytes for tensor in (*buffers, *self.noise))
+        """Memory of all tensors that are kept, those of drafters included."""
+        storages: dict[int, int] = {}
+        _add_storages((self, self._of_drafters), storages, set())  # of which it has weak references
+        return sum(storages.values())
+
+
+def _add_storages(held: Any, storages: dict[int, int], seen: set[int]) -> None:
+    """Add the bytes of each memory behind the tensors that something of ours holds, by its address."""
+    if id(held) in seen:
+        return
+    seen.add(id(held))
+    if isinstance(held, Tensor):
+        storages[held.untyped_storage().data_ptr()] = held.untyped_storage().nbytes()
+    elif isinstance(held, dict | list | tuple):
+        for each in (*held.keys(), *held.values()) if isinstance(held, dict) else held:
+            _add_storages(each, storages, seen)
+    elif type(held).__module__.partition(".")[0] == __name__.partition(".")[0]:
+        _add_storages(vars(held), storages, seen)
 
 
 _STATES: WeakKeyDictionary[PreTrainedModel, dict[Any, StaticState]] = WeakKeyDictionary()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ...core.masks import additive, slot_mask
 from ...core.tree import DraftTree
@@ -21,21 +21,25 @@ from . import graph
 from .acceptance import DeviceAcceptance
 from .compile import compiled_forward
 from .eligibility import BUSY, state_key, why_host_chooses
-from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, shown_slots, state_of, vacate
+from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, release, shown_slots, state_of, vacate
+
+NO_ROOM = "No memory was left for a second copy of keys and values, so what is kept for later calls is freed."
 
 
 class StaticTarget(Target):
     """A [`Target`] whose trees are read behind the text of each row in a cache of fixed size.
 
     The prompt is read as ever, into the dynamic cache of the call; its states move to the slots of a static one with
-    `enter`, and back when the block of `released` ends.
+    `enter`, and back when the block of `released` ends, if anybody gets that cache.
     """
 
     state: StaticState | None = None
+    _is_returned: bool  # whether the caller has the dynamic cache after the call
     _num_prompt: list[int]
+    _num_read = 0  # nodes of the tree read last, fillers included
     _columns: Tensor  # slot of each column of the dynamic cache
 
-    def enter(self, batch: SequenceBatch, max_length: int, num_logits: int) -> str | None:
+    def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:
         """Let the text go on in fixed shapes; the reason in words if it cannot."""
         reason = self._why_not()
         if reason is None and not occupy(self.model):
@@ -43,7 +47,7 @@ class StaticTarget(Target):
         if reason is not None:
             return reason
         try:
-            state = self._moved_in(max_length)
+            state = self._moved_in(config.max_length)
             self.choice_reason = why_host_chooses(batch)
             if self.choice_reason is None:
                 self.acceptance = DeviceAcceptance(state, batch, num_logits)
@@ -51,7 +55,8 @@ class StaticTarget(Target):
             vacate(self.model)
             raise
         cache_file.empty(self.cache)  # until `leave`, so that the text has one copy of its states
-        self.state = state
+        is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
+        self.state, self._is_returned = state, bool(config.return_dict_in_generate) or is_users
         return None
 
     def _why_not(self) -> str | None:
@@ -117,11 +122,18 @@ class StaticTarget(Target):
         num_shown = shown_slots(max(self._num_tokens) + size)
         if num_shown > state.cache.capacity:
             state.grow(num_shown)
+        if size < self._num_read:  # the larger tree left what this one does not overwrite
+            stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
+            state.cache.forget(stale.clamp(max=state.cache.capacity - 1))
+        self._num_read = size
         if list(is_open) != self._is_open:
             self._is_open = list(is_open)
             state.is_open.copy_(torch.tensor(self._is_open)[:, None])
         buffers.give(token_ids, tree.parents)
-        state.work(("read", size, num_shown, self.backend)).run(lambda: self._read_static(state, buffers, num_shown))
+        work = state.work(("read", size, num_shown, self.backend))
+        is_known = work.is_captured
+        work.run(lambda: self._read_static(state, buffers, num_shown))
+        self.read_price = work.replay_seconds() if work.is_captured and not is_known else None
         features = buffers.features
         return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
 
@@ -178,13 +190,21 @@ class StaticTarget(Target):
                 self.leave()
 
     def leave(self) -> None:
-        """Write the states of all texts back to the dynamic cache, each row's padding in front of it."""
+        """Let other calls have the buffers, once the states of all texts are written back where they are returned."""
         if self.state is None:
             return
-        self.state.done()
-        vacate(self.model)
-        self.capture_failure = self.state.failure
-        static, self.state, self.acceptance = self.state.cache, None, None
+        if self.state.failure is not None:
+            self.end_notes = (f"Some of the work could not be captured and ran without: {self.state.failure}.",)
+        try:
+            if self._is_returned:
+                self._write_back(self.state)
+        finally:
+            self.state.done()
+            vacate(self.model)
+            self.state, self.acceptance = None, None
+
+    def _write_back(self, state: StaticState) -> None:
+        """Write the states of all texts back to the dynamic cache, each row's padding in front of it."""
         num_columns = self._columns.shape[1]
         num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
         device = self._columns.device
@@ -192,7 +212,14 @@ class StaticTarget(Target):
         first, news = (torch.tensor(values, device=device)[:, None] for values in (self._num_prompt, num_new))
         added = steps < news
         sources = torch.cat([self._columns, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
-        cache_file.take_over(self.cache, static.layers, sources)
+        try:
+            cache_file.take_over(self.cache, state.cache.layers, sources)
+        except torch.OutOfMemoryError:  # a layer that is freed makes room for the next one
+            cache_file.empty(self.cache)
+            release(self.model)
+            state.free_work()
+            cache_file.take_over(self.cache, state.cache.layers, sources, frees=True)
+            self.end_notes = (*self.end_notes, NO_ROOM)
         self.slots.append(torch.where(added, num_columns + steps, cache_file.HOLE), num_new)
 
 

@@ -66,8 +66,18 @@ class Tuner:
             limited = replace(limited, prices=known.prices_now() if self._is_asked else None)
         return limited if self._is_asked else None
 
-    def learn(self, draft: Draft, paths: Sequence[AcceptedPath], draft_seconds: float, read_seconds: float) -> None:
-        """Add a step: what each row accepted that took one, and all seconds so far."""
+    def learn(
+        self,
+        draft: Draft,
+        paths: Sequence[AcceptedPath],
+        draft_seconds: float,
+        read_seconds: float,
+        read_price: float | None = None,
+    ) -> None:
+        """Add a step: what each row accepted that took one, and all seconds so far.
+
+        `read_price` are those of reading its tree from now on, where the step itself took longer to prepare that.
+        """
         num_kept = [path.num_accepted for path in paths]
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
         is_asked, self._is_asked = self._is_asked, False
@@ -77,7 +87,7 @@ class Tuner:
         known, num_nodes, num_passes = self.cost_models[drafter], draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1
-        known.read.learn(num_nodes, read_seconds - before[1])
+        known.read.learn(num_nodes, read_seconds - before[1] if read_price is None else read_price)
         self._num_unread = [num + 1 for num in self._num_unread]
         if is_asked:
             self.num_asked[drafter] += 1

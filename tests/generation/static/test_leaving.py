@@ -1,0 +1,100 @@
+"""A text in fixed shapes ends: its keys and values go back where somebody gets them, and nothing is lost where memory ends."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec.generation import cache as cache_file
+from transformers_falcon_spec.generation.static.state import occupy, states_of, vacate
+from transformers_falcon_spec.generation.static.target import NO_ROOM
+
+
+def _pair(family: str = "llama", **options: Any) -> tuple[PreTrainedModel, Any]:
+    """A target, and a drafter that knows most of its text."""
+    target = in_double(make_target(family))
+    drafter = InformedDrafter(RandomDrafter(tune=False), runs.plain(target, **options).sequences)
+    drafter.generation_config.step = "static"
+    return target, drafter
+
+
+def _assert_cached(mine: Any, other: Any) -> None:
+    assert mine.get_seq_length() == other.get_seq_length()
+    for layer, expected in zip(mine.layers, other.layers, strict=True):
+        torch.testing.assert_close(layer.keys, expected.keys, rtol=0, atol=1e-10)
+        torch.testing.assert_close(layer.values, expected.values, rtol=0, atol=1e-10)
+
+
+def test_nothing_is_copied_where_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = _pair()
+    monkeypatch.setattr(cache_file, "take_over", lambda *_: pytest.fail("a cache that nobody gets was filled"))
+
+    ids = runs.drafted(target, drafter, return_dict_in_generate=False)
+
+    assert ids.tolist() == runs.plain(target).sequences.tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_cache_that_was_given_holds_the_text(family: str) -> None:
+    target, drafter = _pair(family)
+    caches = [DynamicCache(config=target.config) for _ in range(2)]
+    plain = runs.plain(target, past_key_values=caches[0])
+
+    ids = runs.drafted(target, drafter, past_key_values=caches[1], return_dict_in_generate=False)
+
+    assert ids.tolist() == plain.sequences.tolist()
+    _assert_cached(*caches)
+
+
+def test_buffers_serve_others_only_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = _pair()
+    take_over, could_enter = cache_file.take_over, []
+
+    def watched(*args: Any, **options: Any) -> None:
+        could_enter.append(occupy(target))
+        take_over(*args, **options)
+
+    monkeypatch.setattr(cache_file, "take_over", watched)
+
+    runs.both(target, drafter).assert_equal()
+
+    assert could_enter == [False]
+    assert occupy(target)
+    vacate(target)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("num_copied", [0, 5])
+def test_without_memory_for_a_second_copy_nothing_is_lost(
+    family: str, num_copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, drafter = _pair(family)
+    room, take_over, spread = [num_copied], cache_file.take_over, cache_file._spread
+
+    def filled(*args: Any) -> torch.Tensor:
+        if room[0] == 0:
+            room[0] = 10**6  # once memory is freed
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        room[0] -= 1
+        return spread(*args)
+
+    def with_little_room(*args: Any, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(cache_file, "_spread", filled)
+            take_over(*args, **options)
+
+    monkeypatch.setattr(cache_file, "take_over", with_little_room)
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal()
+    _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
+    assert pair.stats.notes[1:] == [NO_ROOM]  # the first one says how the stand-in drafts
+    assert not states_of(target)
+    again = runs.both(target, drafter, make_prompt(seed=1))
+    again.assert_equal(is_kept=False)
+    assert NO_ROOM not in again.stats.notes
