@@ -1,7 +1,6 @@
 """What the examples from 05 on share: their options, and a target, its tokenizer and a drafter, from folders or random."""
 
 import argparse
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,31 +46,6 @@ class Pair:
         except ConversationError as error:
             return str(error)
         return None
-
-    def answer(
-        self, question: str, max_new_tokens: int, temperature: float = 0.0, seed: int = 0, **options: Any
-    ) -> dict[str, Any]:
-        """The text of an answer, and what speculation did; `options` go to `generate`. One call at a time: it seeds for all."""
-        ids = self.input_ids(question).to(self.target.device)
-        torch.manual_seed(seed)
-        start = time.perf_counter()
-        out = self.target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            assistant_model=self.drafter,
-            max_new_tokens=max_new_tokens,
-            return_dict_in_generate=True,
-            **sampling(temperature),
-            **options,
-        )
-        stats = out.speculation
-        return {
-            "text": self.tokenizer.decode(out.sequences[0, ids.shape[1] :], skip_special_tokens=True),
-            "num_tokens": stats.num_tokens,
-            "num_steps": stats.num_steps,
-            "acceptance_length": stats.acceptance_length,
-            "seconds": time.perf_counter() - start,
-        }
 
 
 def question_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> Tensor:

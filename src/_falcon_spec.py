@@ -14,6 +14,7 @@ COMMANDS = {
     "bench": "measure speed and acceptance on prompt files",
     "parity": "check token for token that the text is the target's",
     "calibrate": "fit temperatures that make a drafter's probabilities true",
+    "serve": "serve a pair over HTTP, with the endpoints of OpenAI",
     "report": "render results files into documents and pages",
     "regenerate": "let the target answer the prompts of a training set",
     "train": "distil a drafter from a target",

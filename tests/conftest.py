@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "training"}  # folders of tests
 # The lanes of whole folders. A file or a test of another lane carries its mark itself; all that has no mark is `unit`.
 FOLDERS = {"benchmarks": "benchmarks", "evaluation": "benchmarks", "commands": "commands", "convert": "commands"}
-FOLDERS |= {"examples": "docs", "hub": "commands", "trials": "families"}
+FOLDERS |= {"examples": "docs", "hub": "commands", "serve": "commands", "trials": "families"}
 LANES = {"unit", "families", "training", "commands", "benchmarks", "docs"}
 ON_REQUEST = ("slow", "gpu", "hub", "grammar", "quantized", "browser", "ray", "site")  # marks that `-m` must name
 

@@ -34,7 +34,11 @@ from transformers_falcon_spec import (
 
 pytestmark = pytest.mark.docs
 
-NOT_RUN = {("publish.md", "needs the Hub"): 2, ("diffuspec.md", "needs the Hub"): 2}
+NOT_RUN = {
+    ("publish.md", "needs the Hub"): 2,
+    ("diffuspec.md", "needs the Hub"): 2,
+    ("serving.md", "needs the server"): 1,
+}
 TAKES_LONG = ["scale.md"]
 ELSEWHERE = ["metrics.md", "extending.md"]  # tests/evaluation/test_metrics.py and tests/test_extending.py run them
 BLOCK = re.compile(
@@ -114,7 +118,7 @@ def fields_of(kind: Any) -> list[str]:
 
 WITH_CODE = [page for page in PAGES if Block.of(page) and page.name not in ELSEWHERE]
 LINES = [line for page in PAGES for line in lines_of(page)]
-RUNNABLE = [line for line in LINES if line.is_of_the_embedded_pair]
+RUNNABLE = [line for line in LINES if line.is_of_the_embedded_pair and line.command != "serve"]  # it ends by a signal
 
 
 @pytest.mark.usefixtures("machine_clock")  # as readers run it

@@ -19,7 +19,7 @@ LAYERS = (
     {"drafters"},
     {"training"},
     {"evaluation"},
-    {"hub", "convert"},
+    {"hub", "convert", "serve"},
     {"commands"},
     {"cli", "__main__"},
     {"__init__"},

@@ -14,7 +14,7 @@ HEAD = """# Map of the code
 
 Every module says in the first sentence of its docstring what it is for; this page is rendered from those sentences by `make fix`.
 Inside the package a module imports modules of its own folder and of lower layers only. From the bottom up the layers are `errors.py` and
-`provenance.py`, `core/`, `generation/`, `drafters/`, `training/`, `evaluation/`, `convert/` and `hub/`, `commands/`, `cli.py`.
+`provenance.py`, `core/`, `generation/`, `drafters/`, `training/`, `evaluation/`, `convert/`, `hub/` and `serve/`, `commands/`, `cli.py`.
 The tests mirror these folders: `tests/core/` tests `core/`, and so on.
 
 To follow one token from `generate` to the text, read in `generation/`: `patch.py`, `call.py`, `loop.py`, `verifier.py`, `sequence_state.py` (processors and

@@ -69,3 +69,11 @@ class ConversationError(FalconSpecError, ValueError):
 
 class TrainingError(FalconSpecError, RuntimeError):
     """A training run cannot start or go on."""
+
+
+class RequestError(FalconSpecError, RuntimeError):
+    """The server cannot serve a request; `status` is the one of HTTP, and `code` a word for programs."""
+
+    def __init__(self, message: str, status: int = 400, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code

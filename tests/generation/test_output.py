@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessorList
+from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from tests import runs
@@ -13,6 +13,7 @@ from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import collect_speculation
+from transformers_falcon_spec.generation.processors import RowCriteria
 
 
 def test_the_dict_is_what_plain_generate_returns_and_says_what_speculation_did() -> None:
@@ -141,6 +142,22 @@ def test_collectors_get_the_statistics_of_each_call_inside_their_block() -> None
 
     assert outer == [first.speculation, second.speculation]
     assert inner == [second.speculation]
+
+
+def test_a_collector_has_the_counts_of_a_call_while_it_runs_and_none_of_one_that_fails() -> None:
+    seen: list[int] = []
+
+    def watch(_row: torch.Tensor) -> bool:
+        seen.append(collected[0].num_steps)
+        if len(seen) == 8:
+            raise KeyboardInterrupt
+        return False
+
+    with collect_speculation() as collected, pytest.raises(KeyboardInterrupt):
+        runs.drafted(make_target(), RandomDrafter(), stopping_criteria=StoppingCriteriaList([RowCriteria([watch])]))
+
+    assert seen[0] == 0 < seen[-1]
+    assert collected == []
 
 
 def test_a_collector_does_not_hear_other_threads() -> None:

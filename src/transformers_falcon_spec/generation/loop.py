@@ -18,7 +18,7 @@ from ..core.verification import AcceptedPath, TokenTree
 from .distributed import Decision, named_options, processes_of
 from .drafting import Committed, Draft, DraftBudget, Drafter
 from .model_parts import sliding_windows
-from .output import LayerStates, SpeculativeOutput, is_observed, notes_of, report, show
+from .output import LayerStates, SpeculativeOutput, is_observed, notes_of, reported, show
 from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
@@ -89,6 +89,7 @@ class SpeculativeDecoding:
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
         with (
+            reported(self.stats),
             self._seconds("total"),
             self.target.feature_hooks.active(),
             self.target.released(),
@@ -108,7 +109,6 @@ class SpeculativeDecoding:
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
         self.stats.tuning = self.tuner.to_json()
-        report(self.stats)
         return self._output()
 
     def prefill(self) -> None:

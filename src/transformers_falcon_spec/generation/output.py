@@ -122,6 +122,8 @@ def _noted(variable: ContextVar[tuple[Any, ...]], value: Any) -> Iterator[None]:
 def collect_speculation() -> Iterator[list[GenerationStats]]:
     """Collect the statistics of every speculative call made inside the block, one entry a call, on this thread.
 
+    An entry is there from the call's start, and counts while it runs. A call that fails leaves none.
+
     Example:
 
     ```python
@@ -137,10 +139,18 @@ def collect_speculation() -> Iterator[list[GenerationStats]]:
         yield collected
 
 
-def report(stats: GenerationStats) -> None:
-    """Hand the statistics of a finished call to every open collector."""
-    for collected in _COLLECTORS.get():
+@contextmanager
+def reported(stats: GenerationStats) -> Iterator[None]:
+    """Give the statistics of the call inside to every open collector, and take them back if it fails."""
+    collectors = _COLLECTORS.get()
+    for collected in collectors:
         collected.append(stats)
+    try:
+        yield
+    except BaseException:
+        for collected in collectors:
+            collected[:] = [each for each in collected if each is not stats]
+        raise
 
 
 def observe_steps(observer: Observer) -> AbstractContextManager[None]:

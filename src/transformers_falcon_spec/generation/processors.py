@@ -1,9 +1,10 @@
 """Logits processors and stopping criteria: which remember calls, which look at other rows, and copies by row."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as stock
@@ -11,9 +12,53 @@ from transformers.generation import stopping_criteria as stop
 
 from ..errors import OptionError
 
+
+class RowCriteria(stop.StoppingCriteria):
+    """A stopping criterion for each row of a batch, which lets rows grow at their own pace.
+
+    Other criteria from outside Transformers may look at several rows, so that rows wait for one another at each token.
+    These say which row they are for. They must not draw from the random stream.
+
+    Args:
+        rows (`Sequence[Callable[[Tensor], bool]]`):
+            For each row whether its text ends. It is given the token ids `[tokens]` after each of the row's tokens,
+            prompt and padding included, and may be asked again once the row has ended.
+
+    Raises:
+        [`OptionError`]: the batch has another number of rows.
+
+    Example:
+
+    ```python
+    >>> RowCriteria([lambda ids: len(ids) > 2, lambda ids: bool(ids[-1] == 7)])(torch.tensor([[5, 6], [8, 7]]), None)
+    tensor([False,  True])
+
+    ```
+    """
+
+    eos_token_id = ()  # `generate` fills up rows that have ended where a criterion has this attribute
+
+    def __init__(self, rows: Sequence[Callable[[Tensor], bool]]) -> None:
+        self.rows = rows
+
+    def check(self, num_rows: int) -> None:
+        """Raise an error unless the batch has as many rows."""
+        if num_rows != len(self.rows):
+            raise OptionError(
+                f"`RowCriteria` must hold one criterion for each row, but it holds {len(self.rows)} for {num_rows} "
+                "rows. Make one for each prompt of the call."
+            )
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # noqa: ARG002  the signature of criteria
+        """For each row of `input_ids` `[rows, tokens]` whether it ends."""
+        self.check(len(input_ids))
+        answers = [is_end(ids) for is_end, ids in zip(self.rows, input_ids, strict=True)]
+        return torch.tensor(answers, device=input_ids.device)
+
+
 _WITH_MEMORY = (stock.SynthIDTextWatermarkLogitsProcessor, stock.UnbatchedClassifierFreeGuidanceLogitsProcessor)
 ROW_CRITERIA: tuple[type, ...] = (stop.MaxLengthCriteria, stop.MaxTimeCriteria)
-ROW_CRITERIA += (stop.EosTokenCriteria, stop.StopStringCriteria)
+ROW_CRITERIA += (stop.EosTokenCriteria, stop.StopStringCriteria, RowCriteria)
 _HISTORY_FREE = {
     *(stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper),
     *(stock.TypicalLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper, stock.LogitNormalization),
@@ -58,6 +103,19 @@ def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
         if changes is not None:
             vars(mine[-1]).update(changes(processor, row))
     return mine
+
+
+def criteria_of_rows(criteria: StoppingCriteriaList, num_rows: int) -> list[StoppingCriteriaList]:
+    """The criteria that each row is asked by, where rows are asked one by one."""
+    for each in criteria:
+        if isinstance(each, RowCriteria):
+            each.check(num_rows)
+    return [
+        StoppingCriteriaList(
+            RowCriteria(each.rows[row : row + 1]) if isinstance(each, RowCriteria) else each for each in criteria
+        )
+        for row in range(num_rows)
+    ]
 
 
 def _entry(value: Any, row: int) -> Any:

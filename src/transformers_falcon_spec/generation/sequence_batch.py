@@ -40,6 +40,7 @@ class SequenceBatch:
         num_rows, self.do_sample, self.verifier = len(input_ids), bool(config.do_sample), verifier
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
         self.processors, self._criteria = processors, criteria
+        self._criteria_of = row_processors.criteria_of_rows(criteria, num_rows)
         self._has_row_criteria = all(type(each) in row_processors.ROW_CRITERIA for each in criteria)
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
         self.rows = []
@@ -156,9 +157,10 @@ class SequenceBatch:
             for sequence, is_complete in zip(self.rows, is_done.tolist(), strict=True):
                 sequence.is_complete |= is_complete
         else:
-            for sequence in (self.rows[row] for row in tokens):
+            for row in tokens:
+                sequence = self.rows[row]
                 shown = sequence.host_ids if self._has_row_criteria else sequence.input_ids
-                sequence.is_complete |= bool(answers(self._criteria, shown, sequence.scores))
+                sequence.is_complete |= bool(answers(self._criteria_of[row], shown, sequence.scores))
         self._stream()
 
     @property

@@ -1,0 +1,76 @@
+"""`falcon-spec serve`: serve a target with its drafter over HTTP, with the endpoints of OpenAI.
+
+Any client of OpenAI's completions and chat completions works; docs/serving.md shows two. Requests that wait are
+written as one batch where they can be. Needs the extra `serve`.
+
+Example:
+  falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b --device cuda --dtype bfloat16
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import logging
+
+from ..errors import OptionError
+from .loading import load_drafter
+from .options import DTYPE_HELP, PairOptions, check_least, option
+
+NEEDED = {"fastapi", "pydantic", "uvicorn"}
+
+
+@dataclass(kw_only=True)
+class ServeCommand(PairOptions):
+    """Where the server listens, and how much waits and is written at once."""
+
+    dtype: str = option(DTYPE_HELP, "auto")
+    host: str = option("Address to listen at; 0.0.0.0 for all of the machine's.", "127.0.0.1")
+    port: int = option("Port to listen at; 0 takes a free one.", 8000)
+    max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64)
+    max_batch: int = option("Most requests that are written as one batch.", 8)
+    chat_template_kwargs: str = option(
+        "JSON object of arguments for the chat template, such as a switch for thinking; requests may give others.",
+        "{}",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and that the chat template's arguments are a JSON object."""
+        check_least(self, max_queue=1, max_batch=1, port=0)
+        self.template_kwargs()
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """Return the arguments of the chat template."""
+        try:
+            found = json.loads(self.chat_template_kwargs)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise OptionError(
+                f"`chat_template_kwargs` must be a JSON object, but it is `{self.chat_template_kwargs}`. Write "
+                "'{\"enable_thinking\": false}', in quotes."
+            )
+        return found
+
+
+def run(command: ServeCommand) -> None:
+    """Serve until a signal ends it."""
+    try:
+        from ..serve.engine import Engine  # noqa: PLC0415  the extra may not be installed
+        from ..serve.server import Server  # noqa: PLC0415
+        from ..serve.service import Service  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        raise OptionError(
+            f"`falcon-spec serve` needs `{error.name}`, which is not installed. Install the extra `serve`: "
+            "pip install 'transformers_falcon_spec[serve]'."
+        ) from None
+    logging.set_verbosity_error()
+    target, tokenizer = command.load_target()
+    drafter = load_drafter(command.drafter, target, tokenizer)
+    engine = Engine(target, tokenizer, drafter, command.max_queue, command.max_batch)
+    service = Service(engine, tokenizer, command.target, command.template_kwargs())
+    server = Server(service, command.host, command.port)
+    print(f"Serving {command.target} at {server.url}", flush=True)
+    server.run()

@@ -1,0 +1,84 @@
+"""`falcon-spec serve`: what it refuses before anything is loaded, and a server in a process of its own that a signal ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformers_falcon_spec import cli
+
+ROOT = Path(__file__).parents[2]
+PAIR = ["--target", "models/reference-target", "--drafter", "models/falcon-reference"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--chat_template_kwargs", "[1]"], "`chat_template_kwargs` must be a JSON object, but it is `[1]`"),
+        (["--chat_template_kwargs", "{fly}"], "`chat_template_kwargs` must be a JSON object, but it is `{fly}`"),
+        (["--max_batch", "0"], "`max_batch` must be at least 1, but it is 0"),
+        (["--max_queue", "0"], "`max_queue` must be at least 1, but it is 0"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", *PAIR, *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_without_its_extra_it_says_which_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = "transformers_falcon_spec.serve"
+    for name in [
+        name for name in sys.modules if name.startswith(f"{package}.") or name.partition(".")[0] == "fastapi"
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+
+    assert cli.main(["serve", *PAIR]) == 1
+    assert "needs `fastapi`, which is not installed. Install the extra `serve`" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # a process that loads the pair
+def test_a_signal_ends_the_server_after_the_text_that_it_writes() -> None:
+    body = {"model": PAIR[1], "prompt": "A long story:", "max_tokens": 400, "temperature": 1.9, "seed": 1}
+    command = [sys.executable, "-m", "transformers_falcon_spec", "serve", *PAIR, "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        url = server.stdout.readline().rpartition(" ")[2].strip()
+        waiting: list[Any] = []
+        with _asked(url, {**body, "stream": True}) as stream:
+            first = stream.readline()  # it is being written
+            thread = threading.Thread(target=lambda: waiting.append(_status(url, body)))
+            thread.start()
+            while json.load(urllib.request.urlopen(f"{url}/health"))["num_waiting"] == 0:
+                pass
+            server.send_signal(signal.SIGTERM)
+            rest = stream.read().decode()
+        thread.join(60)
+
+        assert first.startswith(b"data: {")
+        assert rest.endswith("data: [DONE]\n\n")
+        assert '"finish_reason": "length"' in rest
+        assert waiting == [503]
+        assert server.wait(60) == -signal.SIGTERM
+
+
+def _asked(url: str, body: dict[str, Any]) -> Any:
+    headers = {"content-type": "application/json"}
+    return urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers))
+
+
+def _status(url: str, body: dict[str, Any]) -> int:
+    try:
+        return int(_asked(url, body).status)
+    except urllib.error.HTTPError as error:
+        return error.code

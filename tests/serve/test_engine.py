@@ -1,0 +1,239 @@
+"""Texts of the engine are those of calls of their own, whoever shares the batch, leaves, or fails."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from transformers_falcon_spec import GenerationStats
+from transformers_falcon_spec.errors import GenerationError, RequestError
+from transformers_falcon_spec.serve import engine as engine_module
+from transformers_falcon_spec.serve.batch import Sampling, TextRequest, Ticket, Written
+from transformers_falcon_spec.serve.engine import Engine
+
+Pair = tuple[Any, Any, Any]
+QUESTIONS = [
+    "What is 3 plus 4?",
+    "Write a poem.",
+    "Tom has 3 boxes of 12 pencils. He gives 5 away. How many are left?",
+]
+
+
+class Gate:
+    """Stands before `generate`: lets calls through when it is open, and notes how many rows each had."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_open, self.has_come = threading.Event(), threading.Event()
+        self.num_rows: list[int] = []
+        self.error: Exception | None = None
+        self._generate = engine_module.timed_generate
+        monkeypatch.setattr(engine_module, "timed_generate", self)
+
+    def __call__(self, target: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        self.num_rows.append(len(ids))
+        self.has_come.set()
+        assert self.is_open.wait(60)
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return self._generate(target, ids, *args, **kwargs)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+@pytest.fixture
+def engine(pair: Pair) -> Iterator[Engine]:
+    engine = Engine(*pair, max_queue=3, max_batch=3)
+    yield engine
+    engine.close()
+
+
+class Asked:
+    """A request that was submitted, and its events."""
+
+    def __init__(self, engine: Engine, request: TextRequest) -> None:
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.pieces: list[str] = []
+        self.ticket: Ticket = engine.submit(request, self.events.put)
+
+    def last(self) -> Any:
+        """Wait for the last event; pieces before it are kept."""
+        while isinstance(event := self.events.get(timeout=60), str):
+            self.pieces.append(event)
+        return event
+
+
+@pytest.fixture
+def prompts(pair: Pair) -> list[tuple[int, ...]]:
+    turns = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    encoded = pair[1].apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+    return [tuple(ids) for ids in encoded["input_ids"]]
+
+
+def held(engine: Engine, gate: Gate, request: TextRequest) -> Asked:
+    """A request that is being written and waits at the gate, so that others wait behind it."""
+    asked = Asked(engine, request)
+    assert gate.has_come.wait(60)
+    return asked
+
+
+def test_requests_that_wait_are_one_batch_and_have_the_texts_of_calls_of_their_own(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+) -> None:
+    first = held(engine, gate, TextRequest(prompts[0], 4))
+    lengths = [6, 24, 40]
+    asked = [Asked(engine, TextRequest(ids, num, is_streamed=True)) for ids, num in zip(prompts, lengths, strict=True)]
+    gate.is_open.set()
+
+    written = [each.last() for each in (first, *asked)]
+
+    assert gate.num_rows == [1, 3]
+    for each, num, request in zip(written, [4, *lengths], [first, *asked], strict=True):
+        assert each.text == plain(list(request.ticket.request.prompt_ids), num)
+        assert each.num_tokens <= num
+        assert each.finish_reason == ("length" if each.num_tokens == num else "stop")
+        assert each.speculation.num_steps + each.speculation.num_accepted + 1 == each.num_tokens
+    assert ["".join(each.pieces) for each in asked] == [each.text for each in written[1:]]
+    assert all(piece for each in asked for piece in each.pieces)
+
+
+def test_a_short_text_of_a_batch_is_told_before_the_long_one_ends(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
+) -> None:
+    held(engine, gate, TextRequest(prompts[0], 4))
+    order: list[int] = []
+    done = threading.Event()
+
+    def tell(event: Any) -> None:
+        if isinstance(event, Written):
+            order.append(event.num_tokens)
+        elif order == [3]:  # a piece of the long text after the end of the short one
+            done.set()
+
+    engine.submit(TextRequest(prompts[2], 48, is_streamed=True), tell)
+    engine.submit(TextRequest(prompts[1], 3), tell)
+    gate.is_open.set()
+
+    assert done.wait(60)
+
+
+def test_sampled_requests_share_a_batch_only_without_a_seed_and_with_the_same_options(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+) -> None:
+    warm = Sampling(0.7, 0.9)
+    held(engine, gate, TextRequest(prompts[0], 4))
+    kinds = [(warm, 5), (warm, None), (warm, None)]
+    asked = [Asked(engine, TextRequest(ids, 16, *kind)) for ids, kind in zip(prompts, kinds, strict=True)]
+    gate.is_open.set()
+    seeded, *_ = [each.last() for each in asked]
+    again = Asked(engine, TextRequest(prompts[0], 16, warm, 5)).last()
+
+    assert gate.num_rows == [1, 1, 2, 1]
+    assert seeded.text == again.text == plain(list(prompts[0]), 16, 5, temperature=0.7, top_p=0.9, top_k=0)
+
+
+def test_stop_strings_end_a_row_of_a_batch(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+) -> None:
+    whole = plain(list(prompts[0]), 32)
+    stop = whole[5:9]
+    held(engine, gate, TextRequest(prompts[1], 4))
+    stopped = Asked(engine, TextRequest(prompts[0], 32, stop=("never in it", stop), is_streamed=True))
+    other = Asked(engine, TextRequest(prompts[2], 32))
+    gate.is_open.set()
+
+    written = stopped.last()
+
+    assert (written.text, written.finish_reason) == (whole[: whole.index(stop)], "stop")
+    assert "".join(stopped.pieces) == written.text
+    assert other.last().text == plain(list(prompts[2]), 32)
+
+
+def test_a_request_that_is_left_ends_and_its_neighbours_go_on(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+) -> None:
+    held(engine, gate, TextRequest(prompts[1], 4))
+    left = Asked(engine, TextRequest(prompts[2], 500))
+    other = Asked(engine, TextRequest(prompts[0], 32))
+    waiting = Asked(engine, TextRequest(prompts[0], 32))
+    engine.cancel(waiting.ticket)
+    gate.has_come.clear()
+    gate.is_open.set()
+    assert gate.has_come.wait(60)
+    engine.cancel(left.ticket)
+
+    ended = left.last()
+    assert (ended.finish_reason, ended.num_tokens < 500) == ("cancelled", True)
+    assert waiting.last() == Written("", "cancelled", 0, GenerationStats())
+    assert other.last().text == plain(list(prompts[0]), 32)
+
+
+def test_beyond_the_longest_queue_requests_are_refused_until_one_leaves(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
+) -> None:
+    request = TextRequest(prompts[0], 4)
+    held(engine, gate, request)
+    waiting = [Asked(engine, request) for _ in range(3)]
+    with pytest.raises(RequestError, match="3 requests wait already") as refused:
+        Asked(engine, request)
+    engine.cancel(waiting[1].ticket)
+    late = Asked(engine, request)
+    gate.is_open.set()
+
+    assert (refused.value.status, refused.value.code) == (429, "queue_full")
+    assert [each.last().finish_reason for each in (*waiting, late)] == ["length", "cancelled", "length", "length"]
+
+
+def test_when_the_engine_closes_what_waits_is_refused_and_what_is_written_ends(
+    pair: Pair, gate: Gate, prompts: list[tuple[int, ...]]
+) -> None:
+    engine = Engine(*pair)
+    writing = held(engine, gate, TextRequest(prompts[2], 500))
+    waiting = Asked(engine, TextRequest(prompts[0], 4))
+    engine.drain()
+    refused = waiting.last()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    gate.is_open.set()
+    closing.join(60)
+
+    assert (refused.status, engine.is_open, closing.is_alive()) == (503, False, False)
+    assert writing.last().num_tokens < 500
+    with pytest.raises(RequestError, match="shutting down"):
+        Asked(engine, TextRequest(prompts[0], 4))
+
+
+def test_an_error_is_told_and_the_next_request_is_served(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+) -> None:
+    gate.is_open.set()
+    gate.error = RuntimeError("no memory")
+
+    first = Asked(engine, TextRequest(prompts[0], 4)).last()
+
+    assert str(first) == "no memory"
+    assert Asked(engine, TextRequest(prompts[0], 4)).last().text == plain(list(prompts[0]), 4)
+
+
+def test_requests_that_cannot_be_one_batch_are_written_one_by_one(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+) -> None:
+    held(engine, gate, TextRequest(prompts[0], 4))
+    asked = [Asked(engine, TextRequest(ids, 8)) for ids in prompts[:2]]
+    original = gate._generate
+
+    def refusing(target: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(ids) > 1:
+            raise GenerationError("This target reads one row.")
+        return original(target, ids, *args, **kwargs)
+
+    gate._generate = refusing
+    gate.is_open.set()
+
+    assert [each.last().text for each in asked] == [plain(list(ids), 8) for ids in prompts[:2]]
+    assert gate.num_rows == [1, 2, 1, 1]
