@@ -67,6 +67,10 @@ class ConversationError(FalconSpecError, ValueError):
     """A training row cannot be used; the message names its file and line."""
 
 
+class EndpointError(FalconSpecError, OSError):
+    """A server that is to answer prompts cannot be reached, does not answer, or refuses."""
+
+
 class TrainingError(FalconSpecError, RuntimeError):
     """A training run cannot start or go on."""
 

@@ -33,7 +33,8 @@ def message(role: Any, content: Any = "a") -> dict[str, Any]:
         ('{"text": "a"}', "a row must be an object with a list `messages`"),
         ('{"messages": []}', "a row must be an object with a list `messages`"),
         ('{"messages": ["a"]}', "each message needs a `role` of"),
-        (json.dumps({"messages": [message("tool")]}), "each message needs a `role` of"),
+        (json.dumps({"messages": [message("tool")]}), "a row must do without tools"),
+        (json.dumps({"messages": [message("critic")]}), "each message needs a `role` of"),
         (json.dumps({"messages": [message(["user"])]}), "each message needs a `role` of"),
         (json.dumps({"messages": [message("user"), message("assistant", None)]}), "and a text `content`"),
         (json.dumps({"messages": [message("user")]}), "a row must have an assistant turn"),
@@ -123,7 +124,9 @@ def test_a_file_without_one_good_row_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("broken\nbroken\n")
 
-    with pytest.raises(ConversationError, match=r"At least one usable conversation .* \(2 rows were left out\)"):
+    with pytest.raises(
+        ConversationError, match=r"At least one usable conversation .* \(2 rows: 2 left out \(100%: 2 no JSON\)\)"
+    ):
         read_conversations(path)
 
 

@@ -67,10 +67,29 @@ def test_marks_with_white_space_control_are_seen() -> None:
     assert len(assistant_texts(example, make_tokenizer())) == 2
 
 
-@pytest.mark.parametrize("template", [REWRITING_TEMPLATE, PROMPTING_TEMPLATE], ids=["earlier turns", "the prompt"])
-def test_a_template_that_rewrites_earlier_turns_is_refused(template: str) -> None:
-    with pytest.raises(TrainingError, match=r"rewrites earlier turns.*Add `{% generation %}` marks"):
-        ConversationDataset([DIALOGUE[1:3], DIALOGUE], make_tokenizer(template), LONG)
+def test_a_row_whose_template_rewrites_earlier_turns_gives_an_example_of_each_answer() -> None:
+    tokenizer = make_tokenizer(REWRITING_TEMPLATE)
+
+    dataset = ConversationDataset([DIALOGUE[1:3], DIALOGUE], tokenizer, LONG)
+
+    assert dataset.treatments == {"whole": 1, "turn by turn": 1}
+    assert [assistant_texts(example, tokenizer) for example in dataset] == [
+        ["two</s>"],
+        ["two</s>"],
+        ["six minus two</s>"],
+    ]
+    assert tokenizer.decode(dataset[2]["input_ids"]).endswith("<user>times three</s><assistant>six minus two</s>")
+    assert dataset.origins == ["row 0", "row 1, answer 1", "row 1, answer 2"]
+
+
+def test_an_answer_that_is_never_shown_behind_its_prompt_is_put_there() -> None:
+    tokenizer = make_tokenizer(PROMPTING_TEMPLATE)
+
+    dataset = ConversationDataset([DIALOGUE], tokenizer, LONG)
+
+    assert dataset.treatments == {"as written": 1}
+    assert [assistant_texts(example, tokenizer) for example in dataset] == [["two</s>"], ["six minus two</s>"]]
+    assert tokenizer.decode(dataset[0]["input_ids"]).endswith("plus one is</s><assistant>two two</s>")
 
 
 def test_a_tokenizer_without_template_is_refused() -> None:

@@ -78,14 +78,14 @@ def test_the_report_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         dataset = ConversationDataset(make_rows(3), make_tokenizer(), LONG)
 
-    assert f"{dataset.coverage}, found turn by turn; 0 rows without any left out." in caplog.text
+    assert f"{dataset.coverage}; of 3 rows: 3 whole (100%)." in caplog.text
 
 
 @pytest.mark.parametrize(
     ("template", "text"),
     [
         (MARKING_NOTHING_TEMPLATE, r"covers 0 % of 3 conversations\. Put `{% generation %}` marks around"),
-        (REFUSING_TEMPLATE, "must take at least one conversation, but it refuses all 3"),
+        (REFUSING_TEMPLATE, r"3 rows: 3 left out \(100%: 3 refused by the chat template\)"),
     ],
     ids=["marks nothing", "refuses all"],
 )

@@ -78,6 +78,7 @@ def run(command: BenchCommand) -> None:
         load_tree(command.draft_tree)
     for folder in targets.values():
         config, tokenizer = read_config(folder)
+        command.check_template(tokenizer)
         check_lengths(prompts, tokenizer, config, command.max_new_tokens)
     total, entries, dtypes = Outcome(), [], {}
     for name, folder in targets.items():
@@ -168,6 +169,7 @@ def _memory(
             threads=torch.get_num_threads(),
             draft_tree=command.draft_tree,
             step=command.step,
+            template_kwargs=command.template_kwargs,
         )
         with noting(failures, name, method, "measuring memory"):
             peaks[method] = asdict(memory_run.measure())

@@ -11,7 +11,7 @@ Example, on the embedded pair:
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -57,6 +57,7 @@ def run(command: DoctorCommand) -> None:
         expected = expected_acceptance(name, drafter, command.results)
         files = command.prompts or (expected.prompts if expected is not None else [])
         prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
+        prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
         diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected), report)
     if command.json:
         print(json.dumps(report.to_json(), indent=1))

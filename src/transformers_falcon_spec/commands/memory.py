@@ -5,8 +5,9 @@ import resource
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import logging
@@ -45,6 +46,7 @@ class MemoryRun:
     threads: int = 1
     draft_tree: str | None = None
     step: str | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def measure(self) -> Peak:
         """Do the work in a fresh process, and return its peak."""
@@ -67,7 +69,7 @@ class MemoryRun:
         target, tokenizer = load_target(self.target, self.dtype, self.device)
         entry = MethodEntry.parse(self.source) if self.source else None
         method = entry.load(target, self.draft_tree, self.step) if entry else target_alone()
-        for prompt in read_prompts(self.prompts, self.limit) if self.limit else []:
+        for prompt in read_prompts(self.prompts, self.limit, self.template_kwargs) if self.limit else []:
             ids = prompt.input_ids(tokenizer)
             with method.path(target):
                 options = decoding_options("greedy")

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import OptionError
 from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance, weights_fingerprint
+from ..training.chat_template import ask_for_switch, check_template_kwargs
 from ..training.conversations import ConversationSet, read_conversations
 from ..training.overlap import OverlapIndex, refuse_overlaps
 from .loading import load_target
@@ -44,6 +45,35 @@ class ModelOptions:
 
 
 @dataclass(kw_only=True)
+class TemplateOptions:
+    """The arguments for the target's chat template."""
+
+    group: ClassVar[str] = "chat template"
+    chat_template_kwargs: str = option(
+        "JSON object of arguments for the target's chat template, such as '{\"enable_thinking\": false}'.", "{}"
+    )
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The arguments for the chat template."""
+        try:
+            found = json.loads(self.chat_template_kwargs)
+        except json.JSONDecodeError as error:
+            found = error
+        if not isinstance(found, dict):
+            raise OptionError(
+                "`--chat_template_kwargs` must be a JSON object such as '{\"enable_thinking\": false}', but it is "
+                f"{self.chat_template_kwargs!r}{f': {found}' if isinstance(found, Exception) else ''}."
+            )
+        return found
+
+    def check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Check that the chat template knows the arguments, and log that a switch for thinking was not given."""
+        check_template_kwargs(tokenizer, self.template_kwargs)
+        ask_for_switch(tokenizer, self.template_kwargs)
+
+
+@dataclass(kw_only=True)
 class TargetOptions(ModelOptions):
     """The target, its dtype and its device."""
 
@@ -51,8 +81,11 @@ class TargetOptions(ModelOptions):
     target: str = option("Folder or Hub name of the target.")
 
     def load_target(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load the target and its tokenizer."""
-        return load_target(self.target, self.dtype, self.device)
+        """Load the target and its tokenizer, and check arguments for the chat template."""
+        target, tokenizer = load_target(self.target, self.dtype, self.device)
+        if isinstance(self, TemplateOptions):
+            self.check_template(tokenizer)
+        return target, tokenizer
 
     def origin(self, target: PreTrainedModel, **settings: Any) -> dict[str, Any]:
         """Return the provenance of a result: all options of the command, and the dtype of the target."""
@@ -78,11 +111,13 @@ class PairOptions(TargetOptions):
     def settings(self, target: nn.Module, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
         weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
+        if isinstance(self, TemplateOptions) and self.template_kwargs:
+            others["template_kwargs"] = self.template_kwargs
         return {**weights, **{name: getattr(self, name) for name in names}, **others}
 
 
 @dataclass(kw_only=True)
-class TextOptions:
+class TextOptions(TemplateOptions):
     """The prompts, and the length of the texts."""
 
     group: ClassVar[str] = "prompts and texts"
@@ -92,7 +127,7 @@ class TextOptions:
 
     def read_prompts(self, use: str = "answer") -> list[Prompt]:
         """Read the prompts; if there are none, the error says that one is needed for `use`."""
-        prompts = read_prompts(self.prompts, self.limit)
+        prompts = read_prompts(self.prompts, self.limit, self.template_kwargs)
         if not prompts:
             raise OptionError(f"There must be a prompt to {use}, but {self.prompts} hold none within `limit`.")
         return prompts
@@ -125,7 +160,7 @@ class ResultOptions:
 
 
 @dataclass(kw_only=True)
-class DataOptions:
+class DataOptions(TemplateOptions):
     """The conversations, and prompts that they must not contain."""
 
     group: ClassVar[str] = "conversations"

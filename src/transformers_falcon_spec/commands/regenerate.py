@@ -1,15 +1,41 @@
-"""`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set."""
+"""`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
 
+With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks OpenAI's
+chat completions. Of the target only the tokenizer is loaded then. A key is read from the variable OPENAI_API_KEY.
+
+Example:
+  falcon-spec regenerate --target models/reference-target --data conversations.jsonl --output answered.jsonl
+  falcon-spec regenerate --target Qwen/Qwen3-8B --endpoint http://localhost:8000/v1 --data conversations.jsonl
+                         --output answered.jsonl --chat_template_kwargs '{"enable_thinking": false}'
+"""
+
+import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ..errors import OptionError
+from ..training.endpoint import ChatEndpoint
 from ..training.regenerate import RegenerateOptions, regenerate
+from ..training.remote_answers import regenerate_from_endpoint
 from .options import DataOptions, option
 
 
 @dataclass(kw_only=True)
-class RegenerateCommand(DataOptions):
+class ServerOptions:
+    """The server that answers in place of a target in this process."""
+
+    group: ClassVar[str] = "server"
+    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
+    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
+    concurrency: int = option("Requests at once.", 16)
+    requests_per_minute: int | None = option("The most requests a minute; None sets no limit.", None)
+    timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
+
+
+@dataclass(kw_only=True)
+class RegenerateCommand(DataOptions, ServerOptions):
     """The target that answers, and the file of the answers."""
 
     target: str = option("Folder or Hub name of the target.")
@@ -20,8 +46,29 @@ class RegenerateCommand(DataOptions):
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     """Write the answers, and print how many there are."""
+    server = _server(command)
     rows = command.read_conversations().rows
-    target = AutoModelForCausalLM.from_pretrained(command.target, dtype="auto", device_map=command.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(command.target)
-    num_written = regenerate(target, tokenizer, rows, command.output, options)
+    command.check_template(tokenizer)
+    if server is not None:
+        more = (options, command.template_kwargs, command.concurrency)
+        num_written = regenerate_from_endpoint(server, tokenizer, rows, command.output, *more)
+    else:
+        target = AutoModelForCausalLM.from_pretrained(command.target, dtype="auto", device_map=command.device).eval()
+        num_written = regenerate(target, tokenizer, rows, command.output, options, command.template_kwargs)
     print(f"{num_written} conversations in {command.output}")
+
+
+def _server(command: RegenerateCommand) -> ChatEndpoint | None:
+    """The server that the command names, with the key of the environment."""
+    if command.endpoint is None:
+        if command.endpoint_model is not None:
+            raise OptionError("`--endpoint_model` needs `--endpoint`, the address of the server. Give both.")
+        return None
+    return ChatEndpoint(
+        command.endpoint,
+        command.endpoint_model or command.target,
+        api_key=os.environ.get("OPENAI_API_KEY"),
+        timeout_seconds=command.timeout_seconds,
+        requests_per_minute=command.requests_per_minute,
+    )

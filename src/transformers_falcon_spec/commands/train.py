@@ -31,6 +31,7 @@ from ..training.lora import LoraOptions, save_adapter
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
+from ..training.row_encoding import describe_rows
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
@@ -53,6 +54,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     set_seed(args.seed)
     read = {name: command.read_conversations(paths) for name, paths in command.sources.items()}
     target, tokenizer = load_target(command.target, command.target_dtype, device_map)
+    command.check_template(tokenizer)
     data = {name: _encode(part, tokenizer, command) for name, part in read.items()}
     drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
@@ -73,8 +75,9 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         processing_class=tokenizer,
         callbacks=callbacks,
     )
-    facts = {"train_seconds": _train(trainer, resume), "num_resumed": int(resume is not None)}
-    _save(trainer, command, recipe, {**facts, "num_examples": len(data["train"])})
+    facts: dict[str, Any] = {"train_seconds": _train(trainer, resume), "num_resumed": int(resume is not None)}
+    facts |= {"num_examples": len(data["train"]), "rows": dict(data["train"].treatments)}
+    _save(trainer, command, recipe, {**facts, "template_kwargs": command.template_kwargs})
 
 
 def _train_data(
@@ -175,7 +178,11 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
 
 
 def _encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, command: TrainCommand) -> ConversationDataset:
-    return ConversationDataset(data.rows, tokenizer, command.max_length, data.origins)
+    """The examples of conversations; the log says how many rows were used, and how."""
+    encoded = ConversationDataset(data.rows, tokenizer, command.max_length, data.origins, command.template_kwargs)
+    encoded.treatments += data.reasons
+    logger.info("%s.", describe_rows(encoded.treatments))
+    return encoded
 
 
 def _show_masks(command: TrainCommand, num_examples: int) -> None:
@@ -185,6 +192,7 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
     if num_examples < 1:
         raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
     _, tokenizer = read_config(command.target)
+    command.check_template(tokenizer)
     show_masks(_encode(command.read_conversations(), tokenizer, command), tokenizer, num_examples)
 
 

@@ -148,6 +148,8 @@ class Benchmark:
             "template": template_digest(self.tokenizer) if self.tokenizer.chat_template is not None else None,
             "thinking": self.prompts[0].thinking(self.tokenizer),
         }
+        if self.prompts[0].template_kwargs:  # files of earlier versions know none
+            self._conditions["template_kwargs"] = dict(self.prompts[0].template_kwargs)
         for row in records.entries:
             if row["target"] == self.target_name:
                 self._check_origin(row, path)

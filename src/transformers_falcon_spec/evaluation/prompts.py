@@ -1,8 +1,8 @@
 """Prompt sets, read from JSON lines files: `{"id": ..., "messages": [...]}` or `{"id": ..., "prompt": ...}` a row."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,39 +10,41 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ConversationError
+from ..training.chat_template import THINKING_SWITCHES
 
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}  # for readers
-_THINKING = ("enable_thinking", "thinking")  # names of the switch in chat templates
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of a set, and its `origin` in words for error messages."""
+    """A prompt of a set, its `origin` in words for error messages, and arguments for the chat template."""
 
     set_name: str
     prompt_id: str
     messages: tuple[tuple[str, str], ...]  # role and content
     origin: str = field(default="", compare=False)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def input_ids(self, tokenizer: PreTrainedTokenizerBase, **switches: Any) -> Tensor:
-        """Token ids `[1, tokens]` of the chat template, which gets `switches`, or of the plain text."""
+        """Token ids `[1, tokens]` of the chat template, with `switches` over its arguments, or of the plain text."""
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
         messages = [{"role": role, "content": content} for role, content in self.messages]
+        kwargs: dict[str, Any] = {**self.template_kwargs, **switches}
         encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt", **switches
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt", **kwargs
         )
         return cast(BatchEncoding, encoded)["input_ids"]
 
     def thinking(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """The chat template's default for thinking, `"on"` or `"off"`; None if the template has no switch for it.
+        """Whether the prompt asks for thinking, `"on"` or `"off"`; None if the template has no switch for it.
 
-        `"neither"` means that the default prompt differs from those of both settings.
+        `"neither"` means that the prompt differs from those of both settings.
         """
         if tokenizer.chat_template is None:
             return None
         asked = self.input_ids(tokenizer)
-        for name in _THINKING:
+        for name in THINKING_SWITCHES:
             on, off = (self.input_ids(tokenizer, **{name: value}) for value in (True, False))
             if not on.equal(off):
                 return "on" if asked.equal(on) else "off" if asked.equal(off) else "neither"
@@ -54,7 +56,9 @@ class Prompt:
         return self.messages[-1][1]
 
 
-def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]:
+def read_prompts(
+    paths: Sequence[str], limit: int | None = None, template_kwargs: Mapping[str, Any] | None = None
+) -> list[Prompt]:
     """Read the first `limit` prompts of each file, after which a set is named; all rows are checked."""
     sets = [_read(Path(path)) for path in paths]
     owners: dict[tuple[str, str], str] = {}
@@ -66,7 +70,8 @@ def read_prompts(paths: Sequence[str], limit: int | None = None) -> list[Prompt]
                 f"also that of {owners[key]}. Rename one; files of one name are one set."
             )
         owners[key] = prompt.origin
-    return [prompt for found in sets for prompt in found[:limit]]
+    kept = (prompt for found in sets for prompt in found[:limit])
+    return [replace(prompt, template_kwargs=template_kwargs or {}) for prompt in kept]
 
 
 def check_lengths(

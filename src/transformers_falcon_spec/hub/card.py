@@ -20,6 +20,7 @@ from ..drafters.compatibility.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError
 from ..evaluation.prompts import SET_NAMES
+from ..training.row_encoding import describe_rows
 from .figures import Figures, eval_results
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
@@ -138,4 +139,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
     steps = max((row["step"] for row in curve), default=0)
-    return {**{name: training[name] for name in _TRAINING}, "steps": steps, "accuracy": accuracy}
+    data = f"{training['num_examples']} conversations"
+    if "rows" in training:  # records of earlier versions have none
+        data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"
+    return {**{name: training[name] for name in _TRAINING}, "data": data, "steps": steps, "accuracy": accuracy}

@@ -1,6 +1,7 @@
 """Reading conversations from JSON lines files or from `datasets`.
 
-A row is `{"messages": [{"role": ..., "content": ...}, ...]}`.
+A row is `{"messages": [{"role": ..., "content": ...}, ...]}`. A thought of the assistant stands in its `content`,
+between `<think>` and `</think>`, or beside it as `reasoning_content`.
 A row that cannot be used is left out and reported as a `ConversationError`; the other rows are read all the same.
 """
 
@@ -9,6 +10,7 @@ import hashlib
 import json
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConversationError
+from .chat_template import Message
+from .row_encoding import NUM_NAMED, describe_rows
 
 logger = logging.getLogger(__name__)
 
-Message = dict[str, str]
 ROLES = ("system", "user", "assistant")
+TOOL_ROLES = ("tool", "function", "ipython")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names under which rows hold thoughts
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,31 @@ class ConversationSet:
     origins: list[str] = field(default_factory=list)  # of each row: file and line, or data set and row
     errors: list[ConversationError] = field(default_factory=list)  # one for each broken row
     duplicates: list[str] = field(default_factory=list)  # origins of exact copies of earlier conversations
+    reasons: Counter[str] = field(default_factory=Counter)  # why rows were left out: how many for each reason
+
+    def leave_out(self, origin: str, error: "_UnusableRowError") -> None:
+        """Count a row that cannot be used; the log names the first ones for each reason."""
+        self.errors.append(ConversationError(f"{origin}: {error}"))
+        self.reasons[error.reason] += 1
+        if self.reasons[error.reason] <= NUM_NAMED:
+            logger.warning("Left out: %s", self.errors[-1])
+
+    def log_totals(self) -> None:
+        """Log how many rows were left out for the reasons of which not every row was named."""
+        for reason, number in self.reasons.items():
+            if number > NUM_NAMED:
+                logger.warning("Left out: %d rows in all: %s.", number, reason)
+        if self.duplicates:
+            logger.warning("Left out: %d conversations that are the same as an earlier one.", len(self.duplicates))
+            self.reasons["a copy of an earlier one"] = len(self.duplicates)
+
+
+class _UnusableRowError(ConversationError):
+    """A row cannot be used, for a reason that is counted."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | None = None) -> ConversationSet:
@@ -55,9 +85,8 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
             break
         try:
             messages = _messages(row)
-        except ConversationError as error:
-            found.errors.append(ConversationError(f"{origin}: {error}"))
-            logger.warning("Left out: %s", found.errors[-1])
+        except _UnusableRowError as error:
+            found.leave_out(origin, error)
             continue
         key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
         if key in seen:
@@ -66,12 +95,11 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
             seen.add(key)
             found.rows.append(messages)
             found.origins.append(origin)
-    if found.duplicates:
-        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
+    found.log_totals()
     if not found.rows:
         raise ConversationError(
             f"At least one usable conversation is needed, but {[str(path) for path in paths]} gave none "
-            f"({len(found.errors)} rows were left out). Give files of "
+            f"({describe_rows(found.reasons)}). Give files of "
             '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}` lines.'
         )
     return found
@@ -118,16 +146,38 @@ def _messages(row: Any) -> list[Message]:
         try:
             row = json.loads(row.decode("utf-8"))
         except ValueError as error:  # not JSON, or not UTF-8
-            raise ConversationError(f"the line must be JSON, but {error}. Mend or delete the line.") from None
-    messages = row.get("messages") if isinstance(row, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise ConversationError("a row must be an object with a list `messages`; it has none.")
-    for message in messages:
-        is_message = isinstance(message, dict) and isinstance(message.get("content"), str)
-        if not is_message or message.get("role") not in ROLES:
-            raise ConversationError(f"each message needs a `role` of {ROLES} and a text `content`.")
+            text = f"the line must be JSON, but {error}. Mend or delete the line."
+            raise _UnusableRowError("no JSON", text) from None
+    given = row.get("messages") if isinstance(row, dict) else None
+    if not isinstance(given, list) or not given:
+        raise _UnusableRowError("no messages", "a row must be an object with a list `messages`; it has none.")
+    if row.get("tools"):
+        raise _UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
+    messages = list(map(_message, given))
     if not any(message["role"] == "assistant" for message in messages):
-        raise ConversationError("a row must have an assistant turn, for that is what the drafter learns; it has none.")
+        text = "a row must have an assistant turn, for that is what the drafter learns; it has none."
+        raise _UnusableRowError("no assistant turn", text)
     if messages[0]["role"] == "assistant":
-        raise ConversationError("the assistant must have something to answer, but it has the first turn.")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+        text = "the assistant must have something to answer, but it has the first turn."
+        raise _UnusableRowError("nothing before the first answer", text)
+    return messages
+
+
+def _message(given: Any) -> Message:
+    """A message without what is of no use here; parts that are all text are joined."""
+    role = given.get("role") if isinstance(given, dict) else None
+    if role in TOOL_ROLES or (isinstance(given, dict) and (given.get("tool_calls") or given.get("function_call"))):
+        raise _UnusableRowError("tools", f"a row must do without tools, but it has a turn of the {role} with some.")
+    if role not in ROLES:
+        raise _UnusableRowError("an unknown role", f"each message needs a `role` of {ROLES}, but it has {role!r}.")
+    content = given.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        if any(part.get("type") != "text" for part in content):
+            text = "a message must be text alone, but it has parts of another kind, such as images."
+            raise _UnusableRowError("images or other parts", text)
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str):
+        raise _UnusableRowError("no text", f"each message needs a `role` of {ROLES} and a text `content`.")
+    thought = next((given[name] for name in THOUGHTS if given.get(name)), None)
+    has_thought = role == "assistant" and isinstance(thought, str)
+    return {"role": role, "content": content, **({"reasoning_content": thought} if has_thought else {})}

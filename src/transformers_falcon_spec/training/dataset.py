@@ -2,8 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
@@ -11,32 +12,38 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from ..errors import OptionError, TrainingError
-from .conversations import Message
+from ..errors import ConversationError, OptionError, TrainingError
+from .chat_template import ChatTemplate, Message
 from .mask_coverage import MaskCoverage
+from .row_encoding import NUM_NAMED, Example, describe_rows, encode_row
 
 logger = logging.getLogger(__name__)
 
-Example = dict[str, Any]  # `input_ids` and `assistant_mask`; a `FeatureCache` adds tensors `[tokens, width]`
+REFUSED, NO_THOUGHT = "refused by the chat template", "an answer without a thought"  # reasons
+NOTHING = "nothing that counts within `max_length`"
 
 
 class ConversationDataset(Dataset[Example]):
     """Tokenised conversations: `input_ids` and `assistant_mask`, both cut to `max_length`.
 
     The mask comes from the tokenizer's chat template: from its `{% generation %}` marks or, without them, from
-    rendering each conversation before and after every assistant turn.
+    rendering each conversation before and after every assistant turn. Where the template rewrites earlier turns, each
+    answer becomes an example of its own, in the text that the template gives when it is the last one. `treatments`
+    counts the rows by what was made of them, and `describe_rows` says it in words.
 
     Args:
         rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer.
         max_length (`int`): Tokens of the longest example; longer ones are cut.
         origins (`list[str]`, *optional*): Where each row comes from, in words; by default its number.
+        template_kwargs (`dict`, *optional*): Arguments for the chat template.
 
     Raises:
         [`TrainingError`]: there is no chat template, or not one example holds an assistant token.
+        [`OptionError`]: the chat template does not know one of the `template_kwargs`.
     """
 
     def __init__(
@@ -45,31 +52,41 @@ class ConversationDataset(Dataset[Example]):
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         origins: Sequence[str] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if tokenizer.chat_template is None:
-            raise TrainingError(
-                f"The tokenizer `{tokenizer.name_or_path}` needs a chat template to show what the assistant said, but "
-                "it has none. Set `tokenizer.chat_template` and save it with the target."
-            )
-        has_marks = "{% generation" in tokenizer.chat_template or "{%- generation" in tokenizer.chat_template
-        encode = _encode_marked if has_marks else _encode_by_turns
-        encoded: dict[int, Example] = {}  # by number of the row
+        self.template_kwargs = dict(template_kwargs or {})
+        self.treatments: Counter[str] = Counter()
+        self.examples, self.origins = list[Example](), list[str]()
+        template, masks, num_turns = ChatTemplate(tokenizer, self.template_kwargs), list[list[int]](), 0
         for number, row in enumerate(tqdm(rows, desc="tokenize", unit="row")):
+            origin = f"row {number}" if origins is None else origins[number]
             try:
-                encoded[number] = encode(row, tokenizer)
-            except TemplateError as error:
-                logger.warning("Left out: the chat template refuses a conversation: %s", error)
-        kept = [number for number, example in encoded.items() if any(example["assistant_mask"][:max_length])]
-        self.examples = [{name: values[:max_length] for name, values in encoded[each].items()} for each in kept]
-        self.origins = [f"row {number}" if origins is None else origins[number] for number in kept]
-        masks = [example["assistant_mask"] for example in encoded.values()]
-        num_turns = sum(turn["role"] == "assistant" for number in encoded for turn in rows[number])
+                treatment, found = encode_row(row, template)
+            except (TemplateError, TypeError, ConversationError) as error:
+                self._leave_out(origin, NO_THOUGHT if isinstance(error, ConversationError) else REFUSED, error)
+                continue
+            masks += [example["assistant_mask"] for example in found]
+            num_turns += sum(turn["role"] == "assistant" for turn in row)
+            kept = self._keep(found, origin, max_length)
+            self.treatments[treatment if kept else NOTHING] += 1
         self.coverage = MaskCoverage.count(masks, num_turns, max_length)
-        if not kept:
-            raise TrainingError(_nothing_counts(len(rows), masks, tokenizer, max_length))
-        source = "marked by the template" if has_marks else "found turn by turn"
-        logger.info("%s, %s; %d rows without any left out.", self.coverage, source, len(rows) - len(kept))
+        if not self.examples:
+            raise TrainingError(_nothing_counts(self.treatments, masks, tokenizer, max_length))
+        logger.info("%s; of %s.", self.coverage, describe_rows(self.treatments))
         self.coverage.warn()
+
+    def _keep(self, found: list[Example], origin: str, max_length: int) -> int:
+        """Keep those of a row's examples in which something counts, cut; returns how many."""
+        kept = [number for number, example in enumerate(found, 1) if any(example["assistant_mask"][:max_length])]
+        cut = [{name: values[:max_length] for name, values in found[number - 1].items()} for number in kept]
+        self.examples += cut
+        self.origins += [origin if len(found) == 1 else f"{origin}, answer {number}" for number in kept]
+        return len(kept)
+
+    def _leave_out(self, origin: str, reason: str, error: Exception) -> None:
+        self.treatments[reason] += 1
+        if self.treatments[reason] <= NUM_NAMED:
+            logger.warning("Left out: %s: %s: %s", origin, reason, error)
 
     @property
     def conversations(self) -> "ConversationDataset":
@@ -95,48 +112,25 @@ class ConversationDataset(Dataset[Example]):
         return self.examples[index]
 
 
-def _nothing_counts(num_rows: int, masks: list[list[int]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
+def _nothing_counts(
+    treatments: Counter[str], masks: list[list[int]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> str:
     """An explanation of why no token counts."""
     if any(map(any, masks)):
         return (
-            f"Not one of {num_rows} conversations has an assistant token in {max_length} tokens. Raise `max_length`, "
-            "or shorten what stands before the first answer."
+            f"Not one of {treatments.total()} conversations has an assistant token in {max_length} tokens. Raise "
+            "`max_length`, or shorten what stands before the first answer."
         )
     if masks:
         return (
-            f"The mask of what the assistant says must cover something, but it covers 0 % of {num_rows} "
+            f"The mask of what the assistant says must cover something, but it covers 0 % of {treatments.total()} "
             f"conversations. Put `{{% generation %}}` marks around the assistant's words in the chat template of "
             f"`{tokenizer.name_or_path}`."
         )
     return (
-        f"The chat template of `{tokenizer.name_or_path}` must take at least one conversation, but it refuses all "
-        f"{num_rows}. The log says why; bring the conversations into its form."
+        f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}`, but "
+        f"{describe_rows(treatments)}. The log says why; bring the conversations into its form."
     )
-
-
-def _encode_marked(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
-    encoded = _render(row, tokenizer, return_assistant_tokens_mask=True)
-    return {"input_ids": encoded["input_ids"], "assistant_mask": encoded["assistant_masks"]}
-
-
-def _encode_by_turns(row: list[Message], tokenizer: PreTrainedTokenizerBase) -> Example:
-    ids = _render(row, tokenizer)["input_ids"]
-    mask = [0] * len(ids)
-    for number, message in enumerate(row):
-        if message["role"] == "assistant":
-            before = _render(row[:number], tokenizer, add_generation_prompt=True)["input_ids"]
-            after = _render(row[: number + 1], tokenizer)["input_ids"]
-            if ids[: len(after)] != after or after[: len(before)] != before:
-                raise TrainingError(
-                    f"The chat template of `{tokenizer.name_or_path}` rewrites earlier turns, so the assistant's "
-                    "tokens cannot be found. Add `{% generation %}` marks around them in the template."
-                )
-            mask[len(before) : len(after)] = [1] * (len(after) - len(before))
-    return {"input_ids": ids, "assistant_mask": mask}
-
-
-def _render(row: list[Message], tokenizer: PreTrainedTokenizerBase, **options: Any) -> BatchEncoding:
-    return cast(BatchEncoding, tokenizer.apply_chat_template(row, return_dict=True, **options))
 
 
 def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_tokens: int) -> list[int]:

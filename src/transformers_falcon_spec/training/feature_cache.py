@@ -21,8 +21,9 @@ from tqdm.auto import tqdm
 from ..errors import TrainingError
 from ..provenance import weights_fingerprint
 from .checkpoints import explain_write_errors
-from .dataset import ConversationCollator, ConversationDataset, Example
+from .dataset import ConversationCollator, ConversationDataset
 from .features import TargetFeatures
+from .row_encoding import Example
 
 logger = logging.getLogger(__name__)
 

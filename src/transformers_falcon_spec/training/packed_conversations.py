@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import OptionError
-from .dataset import ConversationDataset, Example
+from .dataset import ConversationDataset
 from .feature_cache import FeatureCache
+from .row_encoding import Example
 
 
 class PackedConversations(Dataset[Example]):

@@ -4,33 +4,38 @@ A file of conversations goes in; the same conversations with the target's answer
 resumed.
 """
 
-import json
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch.nn import functional
 from tqdm.auto import tqdm
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import OptionError
-from ..provenance import portable
-from .conversations import Message
+from .answer_file import Answered, Reply, begin, log_cuts, openings_of, prompt_ids, settings_of, write_progress
+from .chat_template import ChatTemplate, Message
 
 logger = logging.getLogger(__name__)
 
 SORT_WINDOW = 64  # batches whose rows are sorted by length together, for less padding
 STRETCH = 16  # tokens after which finished rows leave their batch
+NUM_BEGINNING = 8  # tokens at the end of a prompt, with which an answer may begin
+PLAIN_TOKENS, THINKING_TOKENS = 256, 4096  # lengths of answers, without and with a thought before them
+LENGTH_HELP = (
+    f"Most tokens of an answer; None is {PLAIN_TOKENS}, or {THINKING_TOKENS} where the chat template shows that "
+    "answers begin with a thought."
+)
 
 
 @dataclass(frozen=True)
 class RegenerateOptions:
     """How answers are generated. The same options and rows give the same file, even if the run is interrupted."""
 
-    max_new_tokens: int = 256
+    max_new_tokens: int | None = field(default=None, metadata={"help": LENGTH_HELP})
     max_prompt_tokens: int = 512
     batch_size: int = 32
     temperature: float = 0.7  # 0 is greedy
@@ -38,10 +43,21 @@ class RegenerateOptions:
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "max_prompt_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
         if self.temperature < 0:
             raise OptionError(f"`temperature` must be 0 (greedy) or more, but it is {self.temperature}.")
+
+    def for_template(self, template: ChatTemplate) -> "RegenerateOptions":
+        """The options with a length of answers that fits the chat template, unless one was given."""
+        fitting = THINKING_TOKENS if template.thinks else PLAIN_TOKENS
+        return self if self.max_new_tokens is not None else replace(self, max_new_tokens=fitting)
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens of an answer."""
+        return self.max_new_tokens or PLAIN_TOKENS
 
 
 def regenerate(
@@ -50,11 +66,13 @@ def regenerate(
     rows: list[list[Message]],
     output: str | Path,
     options: RegenerateOptions | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> int:
     """Write conversations to a file, with every assistant turn replaced by an answer of the target.
 
     A second call with the same arguments continues where the first stopped. Rows with a prompt longer than
-    `max_prompt_tokens` are left out, and a conversation ends at an answer that reaches `max_new_tokens`.
+    `max_prompt_tokens` are left out, and a conversation ends at an answer that reaches `max_new_tokens`, or before it
+    if that is within a thought. The log says how many were cut.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The model that answers.
@@ -62,59 +80,43 @@ def regenerate(
         rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
         output (`str` or `Path`): The JSON lines file to write or continue.
         options ([`RegenerateOptions`], *optional*): How answers are generated.
+        template_kwargs (`dict`, *optional*): Arguments for the chat template.
 
     Returns:
         `int`: the number of conversations in the file.
+
+    Raises:
+        [`OptionError`]: an option or a file is not as it must be.
     """
-    options, output = options or RegenerateOptions(), Path(output)
-    batches = _batches(tokenizer, rows, options)
-    progress_file = output.with_name(output.name + ".progress.json")
-    settings = {**asdict(options), "num_rows": len(rows), "target": portable(target.name_or_path)}
-    progress = _begin(output, progress_file, settings)
+    template, output = ChatTemplate(tokenizer, template_kwargs or {}), Path(output)
+    if template.hides_thoughts:
+        raise OptionError(
+            f"Answers of `{target.name_or_path}` part thoughts from words by special tokens, which are not in a text. "
+            "Take them from a server that parts them: `--endpoint URL`."
+        )
+    options = (options or RegenerateOptions()).for_template(template)
+    batches = _batches(template, rows, options)
+    progress = begin(output, settings_of(options, template, num_rows=len(rows), target=target.name_or_path))
+    progress = {"num_batches": 0, "num_bytes": 0, "num_written": 0, "num_without": 0, **progress}
     with output.open("r+", encoding="utf-8", newline="\n") as file:
         file.seek(progress["num_bytes"])
         file.truncate()
         for number in tqdm(range(progress["num_batches"], len(batches)), desc="regenerate", unit="batch"):
-            answered = _answer_batch(target, tokenizer, [rows[index] for index in batches[number]], options, number)
-            kept = [{"row": row, "messages": new} for row, new in zip(batches[number], answered, strict=True) if new]
-            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+            answered = _answer_batch(target, template, [rows[index] for index in batches[number]], options, number)
+            kept = [each.line(row) for row, each in zip(batches[number], answered, strict=True) if each.messages]
+            file.write("".join(kept))
             file.flush()
-            num_written = progress["num_written"] + len(kept)
-            progress |= {"num_batches": number + 1, "num_bytes": file.tell(), "num_written": num_written}
-            _write(progress, progress_file)
+            counts = {"num_written": len(kept), "num_without": len(answered) - len(kept)}
+            progress |= {name: progress[name] + number for name, number in counts.items()}
+            progress |= {"num_batches": number + 1, "num_bytes": file.tell()}
+            write_progress(progress, output)
+    log_cuts(output, options.num_tokens, progress["num_without"])
     return progress["num_written"]
 
 
-def _begin(output: Path, progress_file: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Read how far an earlier run came, which is stored next to its file, or start anew."""
-    progress = {"options": options, "num_batches": 0, "num_bytes": 0, "num_written": 0}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if progress_file.is_file():
-        progress = json.loads(progress_file.read_text(encoding="utf-8"))
-        if portable(progress["options"]) != options:
-            raise OptionError(
-                f"`{output}` was begun with {progress['options']}, but the options now are {options}. "
-                "Go on with the old options, or write to another file."
-            )
-        logger.info("%s: going on after %d batches.", output, progress["num_batches"])
-    elif output.exists():
-        raise OptionError(f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file.")
-    _write(progress, progress_file)  # before the file itself, so that a file without progress is not ours
-    output.touch()
-    return progress
-
-
-def _write(progress: dict[str, Any], progress_file: Path) -> None:
-    fresh = progress_file.with_suffix(".tmp")
-    fresh.write_text(json.dumps(progress), encoding="utf-8")
-    fresh.replace(progress_file)
-
-
-def _batches(
-    tokenizer: PreTrainedTokenizerBase, rows: list[list[Message]], options: RegenerateOptions
-) -> list[list[int]]:
+def _batches(template: ChatTemplate, rows: list[list[Message]], options: RegenerateOptions) -> list[list[int]]:
     """Indices of rows in batches of similar prompt length, without rows that are too long."""
-    lengths = {index: len(_prompt_ids(tokenizer, _openings(row)[0])) for index, row in enumerate(rows)}
+    lengths = {index: len(prompt_ids(template, openings_of(row)[0])) for index, row in enumerate(rows)}
     usable = [index for index, length in lengths.items() if 0 < length <= options.max_prompt_tokens]
     if len(usable) < len(rows):
         num_left_out = len(rows) - len(usable)
@@ -129,50 +131,32 @@ def _parts(values: list[int], size: int) -> list[list[int]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def _openings(row: list[Message]) -> list[list[Message]]:
-    """For each assistant turn the messages since the one before."""
-    openings: list[list[Message]] = [[]]
-    for message in row:
-        if message["role"] == "assistant":
-            openings.append([])
-        else:
-            openings[-1].append(message)
-    return openings[:-1]
-
-
-def _prompt_ids(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    """The token ids of a prompt; none if the chat template refuses it."""
-    try:
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    except TemplateError:
-        return []
-    return cast(BatchEncoding, encoded)["input_ids"]
-
-
 def _answer_batch(
     target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    template: ChatTemplate,
     rows: list[list[Message]],
     options: RegenerateOptions,
     number: int,
-) -> list[list[Message]]:
-    """Answer the assistant turns of each conversation in order; a conversation without any answer becomes empty."""
-    answered: list[list[Message]] = [[] for _ in rows]
-    openings = [_openings(row) for row in rows]
+) -> list[Answered]:
+    """Answer the assistant turns of each conversation in order; a conversation may get no answer at all."""
+    answered = [Answered() for _ in rows]
+    openings = [openings_of(row) for row in rows]
     unfinished = list(range(len(rows)))
     for turn in range(max(map(len, openings))):
         prompts = {}
         for index in unfinished:
             if turn < len(openings[index]):
-                prompt = _prompt_ids(tokenizer, answered[index] + openings[index][turn])
+                prompt = prompt_ids(template, answered[index].messages + openings[index][turn])
                 if 0 < len(prompt) <= options.max_prompt_tokens:
                     prompts[index] = prompt
         if not prompts:
             break
-        texts = _generate(target, tokenizer, list(prompts.values()), options, seed=options.seed + 1000 * number + turn)
-        for index, (text, _) in zip(prompts, texts, strict=True):
-            answered[index] += [*openings[index][turn], {"role": "assistant", "content": text}]
-        unfinished = [index for index, (_, is_complete) in zip(prompts, texts, strict=True) if is_complete]
+        seed = options.seed + 1000 * number + turn
+        texts = _generate(target, template.tokenizer, list(prompts.values()), options, seed)
+        for index, (text, is_complete) in zip(prompts, texts, strict=True):
+            begun = str(template.tokenizer.decode(prompts[index][-NUM_BEGINNING:]))
+            answered[index].add(openings[index][turn], Reply(text, is_complete), begun)
+        unfinished = [index for index in prompts if not answered[index].is_cut]
     return answered
 
 
@@ -197,13 +181,13 @@ def _generate(
     unfinished = list(range(len(prompts)))
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
-        for start in range(0, options.max_new_tokens, STRETCH):
+        for start in range(0, options.num_tokens, STRETCH):
             output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
                 input_ids=ids,
                 attention_mask=mask,
                 past_key_values=cache,
                 **sampling,
-                max_new_tokens=min(STRETCH, options.max_new_tokens - start),
+                max_new_tokens=min(STRETCH, options.num_tokens - start),
                 top_k=0,
                 return_dict_in_generate=True,
             )

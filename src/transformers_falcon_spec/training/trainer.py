@@ -112,7 +112,8 @@ class DrafterTrainer(Trainer):
         """Train as the Trainer does, and check the final weights."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
-        record_target(self.drafter.config, self.features.target, self.processing_class)
+        template_kwargs = getattr(getattr(self.train_dataset, "conversations", None), "template_kwargs", None)
+        record_target(self.drafter.config, self.features.target, self.processing_class, template_kwargs)
         self.throughput = Throughput(self.args.device)
         with self.throughput.timed("run"):
             result = super().train(*args, **kwargs)

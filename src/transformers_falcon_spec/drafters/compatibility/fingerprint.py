@@ -6,6 +6,7 @@ small sample, which tells rounding to another type from other weights.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -83,13 +84,16 @@ class TargetFingerprint:
     quantization: str | None = None  # how weights were quantised; None for plain ones
     revision: str | None = None  # the commit on the Hub; None for a folder
     template: str | None = None  # digest of the chat template; None where no tokenizer was at hand
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # with which the chat template was used
     ids: dict[str, list[int]] = field(default_factory=dict)  # special ids; after training those of the tokenizer
     # By part: embeddings, head, layers, and adapters where PEFT put some into the layers.
     weights: dict[str, WeightFingerprint] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict, compare=False)  # why parts could not be read; not stored
 
     @classmethod
-    def of_target(cls, target: PreTrainedModel, tokenizer: Any = None) -> "TargetFingerprint":
+    def of_target(
+        cls, target: PreTrainedModel, tokenizer: Any = None, template_kwargs: Mapping[str, Any] | None = None
+    ) -> "TargetFingerprint":
         """The fingerprint of a target as it is; cheap for any size, for a few thousand values are read."""
         text, (weights, skipped) = target.config.get_text_config(decoder=True), _read_weights(target)
         special = {name: getattr(text, name, None) for name in KEY_IDS}
@@ -99,14 +103,16 @@ class TargetFingerprint:
             quantization=_quantization(target, is_packed=PACKED in skipped.values()),
             revision=getattr(target.config, "_commit_hash", None),
             template=template_digest(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None,
+            template_kwargs=dict(template_kwargs or {}),
             ids={name: [ids] if isinstance(ids, int) else sorted(set(ids or ())) for name, ids in special.items()},
             weights=weights,
             skipped=skipped,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The fingerprint as a config stores it."""
-        return {name: value for name, value in asdict(self).items() if name != "skipped"}
+        """The fingerprint as a config stores it; earlier versions know no arguments for the chat template."""
+        left_out = {"skipped"} if self.template_kwargs else {"skipped", "template_kwargs"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_json(cls, stored: Any) -> "TargetFingerprint":
@@ -121,10 +127,12 @@ class TargetFingerprint:
             ) from error
 
 
-def record_target(config: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
+def record_target(
+    config: Any, target: PreTrainedModel, tokenizer: Any = None, template_kwargs: Mapping[str, Any] | None = None
+) -> None:
     """Write the target into a drafter's config; configs of stock models have no field for it and stay as they are."""
     if hasattr(config, FIELD):
-        setattr(config, FIELD, TargetFingerprint.of_target(target, tokenizer).to_json())
+        setattr(config, FIELD, TargetFingerprint.of_target(target, tokenizer, template_kwargs).to_json())
         config.target_name_or_path = target.config._name_or_path or config.target_name_or_path
 
 

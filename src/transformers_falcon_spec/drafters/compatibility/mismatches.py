@@ -3,8 +3,9 @@
 A target whose ids are other tokens is refused. Other differences are logged once, for the text is the target's own.
 """
 
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ _COSTS_OF_ID = {
     "bos_token_id": "slightly fewer drafts to be kept where texts begin",
     "eos_token_id": "what ends a text or a turn hardly ever to be drafted",
 }
+_OTHER_BEGINNING = "expect fewer drafts to be kept, above all where answers begin"
 _TRAIN_ON = "Load the target it was trained for, or train the drafter on with this one (`falcon-spec train`)."
 
 
@@ -46,14 +48,16 @@ _CHECKED: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[tuple[str, ...], li
 _LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies of the drafter need not repeat it
 
 
-def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> None:
+def check_fingerprint(
+    drafter: Any, target: PreTrainedModel, tokenizer: Any = None, template_kwargs: Mapping[str, Any] | None = None
+) -> None:
     """Refuse a target whose ids are other tokens: [`DrafterMismatchError`]. Log once for a pair what else differs."""
     checked = _CHECKED.setdefault(drafter, WeakKeyDictionary()).setdefault(target, {})
     template = tokenizer and template_digest(tokenizer)
-    key = (str(target.dtype), str(template), str(getattr(drafter.config, FIELD, None)))
+    key = (str(target.dtype), str(template), str(template_kwargs), str(getattr(drafter.config, FIELD, None)))
     is_new = key not in checked
     if is_new:
-        checked[key] = mismatches_of(drafter, target, tokenizer)
+        checked[key] = mismatches_of(drafter, target, tokenizer, template_kwargs)
     for mismatch in checked[key]:
         if mismatch.is_fatal:
             raise DrafterMismatchError(str(mismatch))
@@ -63,15 +67,20 @@ def check_fingerprint(drafter: Any, target: PreTrainedModel, tokenizer: Any = No
             logger.warning("%s", mismatch)
 
 
-def mismatches_of(drafter: Any, target: PreTrainedModel, tokenizer: Any = None) -> list[Finding]:
+def mismatches_of(
+    drafter: Any, target: PreTrainedModel, tokenizer: Any = None, template_kwargs: Mapping[str, Any] | None = None
+) -> list[Finding]:
     """Differences between a target at hand and the one that a drafter was made for; none where none is stored.
 
-    Of a drafter with an adapter, which fits it to another target, only fatal ones.
+    Of a drafter with an adapter, which fits it to another target, only fatal ones. Where `template_kwargs` are not
+    known, they are None.
     """
     stored = getattr(drafter.config, FIELD, None)
     if stored is None:
         return []
-    expected, given = TargetFingerprint.from_json(stored), TargetFingerprint.of_target(target, tokenizer)
+    expected = TargetFingerprint.from_json(stored)
+    known = expected.template_kwargs if template_kwargs is None else template_kwargs
+    given = TargetFingerprint.of_target(target, tokenizer, known)
     case = (expected, given, named(target), target_name(drafter.config))
     found = [*_other_ids(*case), *_other_weights(*case), *_other_settings(*case)]
     has_adapter = any("lora_" in name for name, _ in drafter.named_parameters())
@@ -147,5 +156,9 @@ def _other_settings(
     if None not in (expected.template, given.template) and given.template != expected.template:
         what = f"The chat template of {here} is not the one that this drafter was trained with"
         remedy = f"Take the tokenizer of {made_for}, or train on with this template."
-        cost = "expect fewer drafts to be kept, above all where answers begin"
-        yield _costly(WRONG_TEMPLATE, what, cost, remedy)
+        yield _costly(WRONG_TEMPLATE, what, _OTHER_BEGINNING, remedy)
+    elif given.template is not None and given.template_kwargs != expected.template_kwargs:
+        own, stored = (json.dumps(fingerprint.template_kwargs) for fingerprint in (given, expected))
+        what = f"The chat template of {here} gets {own}, and this drafter was trained with {stored}"
+        remedy = f"Give `--chat_template_kwargs '{stored}'`, or train on with these."
+        yield _costly(WRONG_TEMPLATE, what, _OTHER_BEGINNING, remedy)

@@ -53,9 +53,10 @@ class Case:
 
 def diagnose(case: Case, report: Report) -> None:
     """Fill the report; a fault that makes drafting impossible ends the examination before any text is written."""
-    fits = check_pair(case.drafter, case.target, case.tokenizer, report)
+    template_kwargs = case.prompts[0].template_kwargs if case.prompts else None
+    fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
     can_verify = check_tree_reading(case.target, report)
-    check_template(case.tokenizer, report)
+    check_template(case.tokenizer, report, template_kwargs)
     if not (fits and can_verify):
         return
     runs = _runs(case)

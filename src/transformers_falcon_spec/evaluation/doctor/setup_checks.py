@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -12,6 +14,7 @@ from ...errors import DrafterMismatchError, TargetError, TrainingError
 from ...generation.packed_linear import free_bytes
 from ...generation.probe import probe, reads_masks
 from ...provenance import provenance
+from ...training.chat_template import ChatTemplate
 from ...training.dataset import ConversationDataset
 from ...training.mask_coverage import LOW_SHARE
 from .findings import MASK_BUG, NO_TREES, TEMPLATE_MASK, Report, Section
@@ -19,6 +22,7 @@ from .findings import MASK_BUG, NO_TREES, TEMPLATE_MASK, Report, Section
 logger = logging.getLogger(__name__)
 
 MAX_LENGTH = 512
+THOUGHT = {"reasoning_content": "A short question, which needs no more than one step."}
 CONVERSATIONS = [
     [
         {"role": "user", "content": "What is 3 plus 4?"},
@@ -44,7 +48,11 @@ def environment(device: str) -> Section:
 
 
 def check_pair(
-    drafter: DrafterModel, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, report: Report
+    drafter: DrafterModel,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    report: Report,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> bool:
     """Report what the drafter's config says of its target, and what differs; True if the two can work together."""
     stored, given = getattr(drafter.config, FIELD, None), TargetFingerprint.of_target(target, tokenizer)
@@ -55,7 +63,7 @@ def check_pair(
         "not_looked_at": given.skipped,
         "dtype": given.dtype,
     }
-    found = mismatches_of(drafter, target, tokenizer)
+    found = mismatches_of(drafter, target, tokenizer, template_kwargs)
     report.findings += found
     try:
         drafter.check_target(target)
@@ -106,13 +114,20 @@ def _add_tree_fault(target: PreTrainedModel, report: Report) -> None:
     report.add(NO_TREES, text, remedy)
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, report: Report) -> None:
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, report: Report, template_kwargs: Mapping[str, Any] | None = None
+) -> None:
     """Report how much of two short conversations the chat template marks as text of the assistant."""
     section = report.sections["template"] = {"has_template": tokenizer.chat_template is not None}
     if tokenizer.chat_template is None:
         return
+    thinks = ChatTemplate(tokenizer, template_kwargs or {}).thinks
+    rows = [
+        [{**turn, **THOUGHT} if thinks and turn["role"] == "assistant" else turn for turn in row]
+        for row in CONVERSATIONS
+    ]
     try:
-        found = ConversationDataset(CONVERSATIONS, tokenizer, MAX_LENGTH).coverage
+        found = ConversationDataset(rows, tokenizer, MAX_LENGTH, template_kwargs=template_kwargs).coverage
     except TrainingError as error:
         section["error"] = problem = str(error)
     else:

@@ -1,0 +1,131 @@
+"""The chat template of a target's tokenizer, with arguments for it such as the switch for thinking."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, cast
+
+from jinja2 import meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from ..errors import OptionError, TrainingError
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, str]  # `role`, `content`, and `reasoning_content` where a thought is kept apart
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # of which true and false are the settings
+SWITCHES = (*THINKING_SWITCHES, "reasoning_effort")
+_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "continue_final_message"}
+_MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+_THOUGHTS = re.compile(r"<think>|<\|channel\|>|reasoning_content")  # what templates of targets that think mention
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The chat template of a tokenizer, with `kwargs` for it.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer.
+        kwargs (`dict`, *optional*): Arguments for the template, such as `{"enable_thinking": False}`.
+
+    Raises:
+        [`TrainingError`]: the tokenizer has no chat template.
+        [`OptionError`]: the template does not know one of the arguments.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tokenizer.chat_template is None:
+            raise TrainingError(
+                f"The tokenizer `{self.tokenizer.name_or_path}` needs a chat template to show what the assistant "
+                "said, but it has none. Set `tokenizer.chat_template` and save it with the target."
+            )
+        check_template_kwargs(self.tokenizer, self.kwargs)
+
+    def text(self, messages: Sequence[Message], **options: Any) -> str:
+        """The text of a conversation; `options` are those of `apply_chat_template`."""
+        return cast(str, self._apply(messages, tokenize=False, **options))
+
+    def encoded(self, messages: Sequence[Message], **options: Any) -> BatchEncoding:
+        """The token ids of a conversation."""
+        return cast(BatchEncoding, self._apply(messages, return_dict=True, **options))
+
+    def ids(self, text: str) -> list[int]:
+        """The token ids of a text that the template gave."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether `{% generation %}` stands around what the assistant says."""
+        return _MARKS.search(_source(self.tokenizer)) is not None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether answers may begin with a thought: the template mentions thoughts, and no switch for them is off."""
+        is_off = any(self.kwargs.get(name) is False for name in THINKING_SWITCHES)
+        return not is_off and _THOUGHTS.search(_source(self.tokenizer)) is not None
+
+    @property
+    def hides_thoughts(self) -> bool:
+        """Whether special tokens part the thoughts of answers from their words."""
+        return "<|channel|>" in _source(self.tokenizer)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of special tokens."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset(self.tokenizer.all_special_ids) | {number for number, token in added if token.special}
+
+    def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
+        rows = [  # gpt-oss reads thoughts under another name
+            {**message, "thinking": message["reasoning_content"]} if "reasoning_content" in message else message
+            for message in messages
+        ]
+        return self.tokenizer.apply_chat_template(rows, **self.kwargs, **options)
+
+
+def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """The names of the arguments that a chat template knows, besides those that Transformers gives it."""
+    if tokenizer.chat_template is None:
+        return frozenset()
+    return _undeclared(_source(tokenizer)) - _GIVEN - set(tokenizer.SPECIAL_TOKENS_ATTRIBUTES)
+
+
+def check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
+    """Check that the chat template knows all of `kwargs`; an [`OptionError`] names those that it knows."""
+    known = template_variables(tokenizer)
+    unknown = sorted(kwargs.keys() - known)
+    if unknown:
+        knows = "it knows " + ", ".join(f"`{name}`" for name in sorted(known)) if known else "it takes none"
+        raise OptionError(
+            f"`chat_template_kwargs` must be arguments that the chat template of `{tokenizer.name_or_path}` knows, "
+            f"but {', '.join(f'`{name}`' for name in unknown)} is none: {knows}. Correct the name, or leave it out."
+        )
+
+
+def ask_for_switch(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
+    """Log a sentence if the chat template has a switch for thinking that was not given."""
+    switch = next((name for name in SWITCHES if name in template_variables(tokenizer)), None)
+    if switch is not None and not kwargs.keys() & set(SWITCHES):
+        value = "false" if switch in THINKING_SWITCHES else '"low"'
+        logger.warning(
+            "The chat template has a switch `%s`, which was not given, so its default holds. Say how the target is to "
+            "be used, in every command alike: `--chat_template_kwargs '{\"%s\": %s}'`, for example.",
+            switch, switch, value,
+        )  # fmt: skip
+
+
+def _source(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The default template, for a tokenizer may have several."""
+    return tokenizer.get_chat_template()
+
+
+@lru_cache
+def _undeclared(source: str) -> frozenset[str]:
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    return frozenset(meta.find_undeclared_variables(environment.parse(_MARKS.sub("", source))))

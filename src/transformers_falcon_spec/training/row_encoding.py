@@ -1,0 +1,144 @@
+"""One conversation as examples: as a whole, or answer by answer where the chat template rewrites earlier turns.
+
+An example is what the target reads and writes when it gives its answers. Templates of targets that think take thoughts
+out of earlier turns, so there each answer has an example of its own: the text in which it stands last.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from ..errors import ConversationError
+from .chat_template import ChatTemplate, Message
+
+Example = dict[str, Any]  # `input_ids` and `assistant_mask`; a `FeatureCache` adds tensors `[tokens, width]`
+
+WHOLE = "whole"
+TURN_BY_TURN = "turn by turn"
+AS_WRITTEN = "as written"  # answers behind their prompts, for the template never shows them as the target writes them
+TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN)  # other keys of counts are reasons why rows were left out
+NUM_NAMED = 3  # rows that the log names for each such reason
+_PROBE = "ANSWER"  # stands for an answer, to see what the template writes after it
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer of the assistant, where it is the last one."""
+
+    messages: Sequence[Message]  # up to the answer
+    prompt: str  # the text before it
+    text: str  # the text with it
+    is_shown: bool  # all that the answer holds stands behind the prompt
+
+
+def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, list[Example]]:
+    """The treatment of a conversation, and its examples; what follows the last answer is left out.
+
+    Raises:
+        [`ConversationError`]: an answer lacks the thought that the prompt begins.
+        `jinja2.TemplateError`: the template refuses the conversation.
+    """
+    ends = [number for number, message in enumerate(row, start=1) if message["role"] == "assistant"]
+    turns = [_turn(row[:end], template) for end in ends]
+    if template.has_marks:
+        if all(turns[-1].text.startswith(turn.text) for turn in turns):
+            return WHOLE, [_marked(turns[-1], template)]
+        return TURN_BY_TURN, [_last_marked(turn, template) for turn in turns]
+    if not all(turn.is_shown for turn in turns):
+        return AS_WRITTEN, [_last(_as_written(turn, template), template) for turn in turns]
+    whole = _whole(turns, template)
+    return (TURN_BY_TURN, [_last(turn, template) for turn in turns]) if whole is None else (WHOLE, [whole])
+
+
+def describe_rows(counts: Mapping[str, int]) -> str:
+    """The share of rows by treatment, in words.
+
+    Example:
+
+    ```python
+    >>> describe_rows({"whole": 6, "turn by turn": 1, "tools": 2, "an unknown role": 1})
+    '10 rows: 6 whole (60%), 1 turn by turn (10%), 3 left out (30%: 2 tools, 1 an unknown role)'
+
+    ```
+    """
+    total = max(sum(counts.values()), 1)
+    parts = [f"{counts[name]} {name} ({counts[name] / total:.0%})" for name in TREATMENTS if counts.get(name)]
+    left_out = {reason: number for reason, number in counts.items() if reason not in TREATMENTS and number}
+    if left_out:
+        number = sum(left_out.values())
+        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
+        parts.append(f"{number} left out ({number / total:.0%}: {reasons})")
+    return f"{sum(counts.values())} rows: {', '.join(parts)}"
+
+
+def _turn(messages: Sequence[Message], template: ChatTemplate) -> Turn:
+    prompt = template.text(messages[:-1], add_generation_prompt=True)
+    text = template.text(messages)
+    said = messages[-1].get("reasoning_content", ""), *re.split("</?think>", messages[-1]["content"])
+    behind = text.removeprefix(prompt)
+    is_shown = text.startswith(prompt) and all(part.strip() in behind for part in said)
+    return Turn(messages, prompt, text, is_shown)
+
+
+def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
+    """The answer behind its prompt as the target writes it, with what the template writes at the end of a turn."""
+    answer = turn.messages[-1]
+    probe = template.text([*turn.messages[:-1], {"role": "assistant", "content": _PROBE}])
+    thought, said = answer.get("reasoning_content"), answer["content"]
+    if thought:
+        said = f"<think>\n{thought.strip()}\n</think>\n\n{said}"
+    if "<think>" in turn.prompt[_num_shared(turn.prompt, probe) :]:  # the prompt begins the thought
+        said = said.lstrip().removeprefix("<think>").lstrip("\n")
+        if "</think>" not in said:
+            raise ConversationError("the prompt begins a thought, but the answer has none. Let the target answer it.")
+    return Turn(turn.messages, turn.prompt, turn.prompt + said + probe.rpartition(_PROBE)[2], True)
+
+
+def _whole(turns: Sequence[Turn], template: ChatTemplate) -> Example | None:
+    """All answers in one example; None where the text of the last one does not begin with those of all others."""
+    ids = template.ids(turns[-1].text)
+    mask = [0] * len(ids)
+    for turn in turns:
+        before, after = template.ids(turn.prompt), template.ids(turn.text)
+        end = _end_of_answer(after, len(before), template)
+        if ids[:end] != after[:end] or after[: len(before)] != before:
+            return None
+        mask[len(before) : end] = [1] * (end - len(before))
+    return {"input_ids": ids, "assistant_mask": mask}
+
+
+def _last(turn: Turn, template: ChatTemplate) -> Example:
+    """The last answer alone counts. Its tokens follow those of the prompt, as when the target writes it."""
+    before, ids = template.ids(turn.prompt), template.ids(turn.text)
+    if ids[: len(before)] != before:
+        ids = before + template.ids(turn.text.removeprefix(turn.prompt))
+    end = _end_of_answer(ids, len(before), template)
+    mask = [0] * len(before) + [1] * (end - len(before)) + [0] * (len(ids) - end)
+    return {"input_ids": ids, "assistant_mask": mask}
+
+
+def _end_of_answer(ids: list[int], start: int, template: ChatTemplate) -> int:
+    """Where an answer ends: with the first special token behind its words, for the target stops there."""
+    special, end = template.special_ids, len(ids)
+    while end > start and (ids[end - 1] in special or not str(template.tokenizer.decode(ids[end - 1 : end])).strip()):
+        end -= 1
+    return next((number + 1 for number in range(end, len(ids)) if ids[number] in special), len(ids))
+
+
+def _marked(turn: Turn, template: ChatTemplate) -> Example:
+    encoded = template.encoded(turn.messages, return_assistant_tokens_mask=True)
+    return {"input_ids": encoded["input_ids"], "assistant_mask": encoded["assistant_masks"]}
+
+
+def _last_marked(turn: Turn, template: ChatTemplate) -> Example:
+    """What is marked behind the prompt."""
+    example, before = _marked(turn, template), template.ids(turn.prompt)
+    start = _num_shared(before, example["input_ids"])
+    return {**example, "assistant_mask": [0] * start + list(example["assistant_mask"][start:])}
+
+
+def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How long the beginning is that two texts, or two lists of tokens, have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,202 @@
+"""Answers from a real server: the file is in the order of the rows, and nothing that was answered is lost."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chat import make_rows, make_tokenizer
+from tests.chat_families import family_tokenizer
+from tests.chat_server import Answer, chat_server, echo
+from transformers_falcon_spec.errors import EndpointError, OptionError
+from transformers_falcon_spec.training.conversations import read_conversations
+from transformers_falcon_spec.training.endpoint import ChatEndpoint
+from transformers_falcon_spec.training.regenerate import RegenerateOptions
+from transformers_falcon_spec.training.remote_answers import MOST_FAILURES, regenerate_from_endpoint
+
+OPTIONS = RegenerateOptions(max_new_tokens=9, max_prompt_tokens=60)
+
+
+def ask(url: str, rows: list[list[dict[str, str]]], output: Path, concurrency: int = 4, **others: Any) -> int:
+    endpoint = ChatEndpoint(url, "tiny", num_tries=2, sleep=lambda _: None, timeout_seconds=10.0)
+    given = {"tokenizer": make_tokenizer(), "options": OPTIONS, **others}
+    return regenerate_from_endpoint(endpoint, rows=rows, output=output, concurrency=concurrency, **given)
+
+
+def dialogues(num_rows: int) -> list[list[dict[str, str]]]:
+    """Rows of two questions and answers each; all questions differ."""
+    rows = [first + second for first, second in zip(make_rows(num_rows), make_rows(num_rows, seed=1), strict=True)]
+    return [
+        [{**turn, "content": f"{turn['content']} {number}{n}"} for n, turn in enumerate(row)]
+        for number, row in enumerate(rows)
+    ]
+
+
+def answered(rows: list[list[dict[str, str]]]) -> list[list[dict[str, str]]]:
+    """What `echo` makes of rows of questions and answers."""
+    return [
+        [
+            {**row[n - 1], "role": "assistant", "content": row[n - 1]["content"].upper()} if n % 2 else turn
+            for n, turn in enumerate(row)
+        ]
+        for row in rows
+    ]
+
+
+def messages(output: Path) -> list[list[dict[str, str]]]:
+    return [json.loads(line)["messages"] for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_answer_is_one_to_all_earlier_turns_and_the_file_is_in_order(tmp_path: Path) -> None:
+    rows, output, first = dialogues(9), tmp_path / "deep" / "out.jsonl", threading.Event()
+
+    def late_first(request: dict[str, Any]) -> Answer:
+        if request["messages"] == rows[0][:1]:
+            first.wait(20)  # so row 0 comes last
+        elif request["messages"][0] == rows[8][0] and len(request["messages"]) == 3:
+            first.set()
+        return echo(request)
+
+    with chat_server(late_first) as server:
+        num_written = ask(server.url, rows, output)
+
+    assert num_written == 9
+    assert messages(output) == read_conversations(output).rows == answered(rows)
+    asked = [request["messages"] for request in server.requests]
+    assert sorted(map(str, asked)) == sorted(str(row[:end]) for row in answered(rows) for end in (1, 3))
+    assert {request["max_tokens"] for request in server.requests} == {9}
+    assert len({request["seed"] for request in server.requests}) == 18
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_no_more_requests_are_made_at_once_than_asked_for(tmp_path: Path, concurrency: int) -> None:
+    together = threading.Barrier(concurrency)
+
+    def wait_for_others(request: dict[str, Any]) -> Answer:
+        together.wait(20)
+        return echo(request)
+
+    with chat_server(wait_for_others) as server:
+        ask(server.url, make_rows(6), tmp_path / "out.jsonl", concurrency)
+
+    assert server.most_at_once == concurrency
+
+
+def test_a_server_that_goes_down_loses_nothing_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    rows, output = dialogues(30), tmp_path / "out.jsonl"
+    told = pytest.raises(EndpointError, match=rf"{MOST_FAILURES} rows in a row got no answer: .*status 503.*goes on")
+    with chat_server(lambda request: echo(request) if len(server.requests) <= 14 else (503, "gone")) as server, told:
+        ask(server.url, rows, output, concurrency=1)
+    kept = output.read_text(encoding="utf-8")
+    with output.open("a", encoding="utf-8") as file:  # a kill may come while a line is being written
+        file.write('{"row": 20, "mess')
+    with chat_server() as server:
+        num_written = ask(server.url, rows, output)
+
+    assert len(kept.splitlines()) == 7
+    assert num_written == 30
+    assert messages(output) == answered(rows)
+    assert len(server.requests) == 2 * 23
+
+
+def test_a_row_that_fails_is_told_and_tried_again_by_the_next_call(tmp_path: Path) -> None:
+    rows, output = dialogues(8), tmp_path / "out.jsonl"
+
+    def garble(request: dict[str, Any]) -> Answer:
+        return (200, "garbage") if request["messages"][0] == rows[3][0] else echo(request)
+
+    told = pytest.raises(EndpointError, match=r"1 got none, the last one because: .*no chat completion.* 7 are kept")
+    with chat_server(garble) as server, told:
+        ask(server.url, rows, output)
+    with chat_server() as server:
+        assert ask(server.url, rows, output) == 8
+
+    assert len(server.requests) == 2
+    assert messages(output) == answered(rows)
+
+
+def test_a_refused_row_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows, output = dialogues(5), tmp_path / "out.jsonl"
+    with chat_server(
+        lambda request: (400, "too long") if request["messages"][0] == rows[3][0] else echo(request)
+    ) as server:
+        assert ask(server.url, rows, output) == 4
+
+    assert "1 rows were refused by the server: left out" in caplog.text
+    assert messages(output) == answered(rows[:3] + rows[4:])
+
+
+def test_a_key_that_is_refused_ends_the_run_at_once(tmp_path: Path) -> None:
+    with chat_server(lambda _: (401, "who are you")) as server, pytest.raises(EndpointError, match="who are you"):
+        ask(server.url, dialogues(30), tmp_path / "out.jsonl", concurrency=2)
+
+    assert len(server.requests) <= 4
+
+
+def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with chat_server() as server:
+        ask(server.url, make_rows(3), output)
+        before = output.read_bytes()
+        ask(server.url, make_rows(3), output)
+
+    assert len(server.requests) == 3
+    assert output.read_bytes() == before
+
+
+def test_cut_answers_end_their_row_and_cut_thoughts_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, output = dialogues(4), tmp_path / "out.jsonl"
+    replies: list[Answer] = [
+        {"content": "one two", "finish_reason": "length"},
+        {"content": "<think>one", "finish_reason": "length"},
+        {"content": "", "reasoning_content": "one", "finish_reason": "length"},
+    ]
+
+    def cut(request: dict[str, Any]) -> Answer:
+        number = [row[0] for row in rows].index(request["messages"][0])
+        return dict(replies[number]) if number < 3 else echo(request)
+
+    with chat_server(cut) as server:
+        num_written = ask(server.url, rows, output)
+        again = ask(server.url, rows, output)
+
+    assert num_written == again == 2
+    assert messages(output) == [[rows[0][0], {"role": "assistant", "content": "one two"}], answered(rows)[3]]
+    assert (
+        "Of 4 conversations 3 were cut where an answer reached `max_new_tokens`, which is 9; 2 of these are left out"
+        in caplog.text
+    )
+    assert len(server.requests) == 3 + 2
+
+
+def test_thoughts_kept_apart_are_read_and_trained_and_not_sent_again(tmp_path: Path) -> None:
+    rows, output = dialogues(2), tmp_path / "out.jsonl"
+    with chat_server(lambda request: {**echo(request), "reasoning_content": "hm"}) as server:
+        ask(
+            server.url, rows, output, tokenizer=family_tokenizer("qwen3"),
+            options=RegenerateOptions(), template_kwargs={"enable_thinking": True},
+        )  # fmt: skip
+
+    assert {request["max_tokens"] for request in server.requests} == {4096}
+    assert all(request["chat_template_kwargs"] == {"enable_thinking": True} for request in server.requests)
+    assert all(turn.keys() == {"role", "content"} for request in server.requests for turn in request["messages"])
+    found = read_conversations(output).rows
+    assert [[turn.get("reasoning_content") for turn in row] for row in found] == [[None, "hm"] * 2] * 2
+
+
+def test_prompts_that_are_too_long_are_never_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [[{"role": "user", "content": "one " * 80}, {"role": "assistant", "content": "two"}], *make_rows(2)]
+    with chat_server() as server:
+        assert ask(server.url, rows, tmp_path / "out.jsonl") == 2
+
+    assert len(server.requests) == 2
+    assert "1 prompts exceed `max_prompt_tokens` or do not fit the template" in caplog.text
+
+
+def test_no_request_at_once_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="`concurrency` must be at least 1, but it is 0"):
+        ask("http://localhost/v1", make_rows(1), tmp_path / "out.jsonl", concurrency=0)
