@@ -21,12 +21,12 @@ from safetensors import safe_open
 from benchmarks.report import Report, Result, named, source_line, table
 from benchmarks.training_runs import folder_of, run_command
 from transformers_falcon_spec.commands.loading import load_target
-from transformers_falcon_spec.commands.train_options import TrainCommand
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.drafters.falcon import FalconSpecConfig
 from transformers_falcon_spec.drafters.falcon.paper_tree import PAPER_DEPTH, paper_tree
 from transformers_falcon_spec.generation.options import SpeculationConfig
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.dataset import ConversationDataset
 from transformers_falcon_spec.training.feature_cache import FeatureCache
@@ -157,7 +157,7 @@ def extract(args: argparse.Namespace, dtype: str) -> None:
     """The target's features, once for all points; to be quicker, run `train --cache_features` under `torchrun` before."""
     target, tokenizer = load_target(args.target, dtype, "cpu")
     rows = read_conversations(args.data, args.num_conversations).rows
-    dataset = ConversationDataset(rows, tokenizer, TrainCommand.max_length)
+    dataset = ConversationDataset(rows, tokenizer, DrafterTrainingArguments.max_length)
     FeatureCache(dataset, TargetFeatures(target, (-1,), distance=1), args.features)
 
 

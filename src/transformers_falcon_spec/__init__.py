@@ -3,6 +3,10 @@
 Importing the package lets `generate` take its drafters; `disable()` takes that back.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .convert.loading import load_drafter
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .core.verification import AcceptedPath, match_tokens
@@ -45,6 +49,10 @@ from .generation.static.state import release
 from .generation.verifier import Verifier, register_verifier
 from .hub import let_drafters_publish
 
+if TYPE_CHECKING:
+    from .training.arguments import DrafterTrainingArguments
+    from .training.trainer import DrafterTrainer
+
 __version__ = "0.1.0"
 __all__ = [
     "AcceptedPath",
@@ -60,6 +68,8 @@ __all__ = [
     "DrafterMismatchError",
     "DrafterModel",
     "DrafterPool",
+    "DrafterTrainer",
+    "DrafterTrainingArguments",
     "EagleConfig",
     "EagleDrafter",
     "EndpointError",
@@ -93,11 +103,22 @@ __all__ = [
     "collect_speculation",
     "disable",
     "enable",
+    "load_drafter",
     "match_tokens",
     "register_drafter",
     "register_verifier",
     "release",
 ]
+
+_LATE = {"DrafterTrainer": "training.trainer", "DrafterTrainingArguments": "training.arguments"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what only training needs when it is asked for: that takes seconds."""
+    if name not in _LATE:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    return getattr(import_module(f".{_LATE[name]}", __name__), name)
+
 
 enable()
 let_drafters_publish()

@@ -33,7 +33,7 @@ BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "Domino": ({"gru_hidden_dim": 8}, "`gru_hidden_dim` is 8"),
     "speculators' form of Eagle-1": ({"speculators_model_type": "eagle"}, "`speculators_model_type` is 'eagle'"),
     "Transformers' own DFlash": ({"model_type": "muse_glimmer_assistant"}, "as `assistant_model`"),
-    "A quantised checkpoint": ({"quantization_config": {"bits": 4}}, "Take the original"),
+    "a quantised checkpoint": ({"quantization_config": {"bits": 4}}, "Take the original"),
 }
 BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "Medusa-2": ({"medusa_num_heads": 3}, "medusa_head.0.0.linear.weight"),

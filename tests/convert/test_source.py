@@ -212,8 +212,8 @@ def test_from_the_hub_nothing_but_config_and_weights_is_fetched(
     source = foreign.written(tmp_path / "snapshot", *foreign.eagle())
     requested: list[list[str]] = []
 
-    def fetch(name: str, allow_patterns: list[str]) -> str:
-        assert name == "someone/eagle"
+    def fetch(name: str, allow_patterns: list[str], revision: str | None) -> str:
+        assert (name, revision) == ("someone/eagle", None)
         requested.append(allow_patterns)
         return str(source)
 

@@ -10,7 +10,6 @@ import torch
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter
-from transformers_falcon_spec.commands.loading import load_drafter
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
 from . import foreign
@@ -132,5 +131,3 @@ def test_loading_what_was_not_converted_names_the_command(drafter_class: Any, ma
 
     with pytest.raises(CheckpointError, match=words):
         drafter_class.from_pretrained(source)
-    with pytest.raises(CheckpointError, match=words):
-        load_drafter(str(source), make_target("llama"))

@@ -17,9 +17,10 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
+from ..convert.loading import read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, readable
+from ..drafters.checkpoint import readable
 from ..drafters.compatibility.fingerprint import FIELD, OLD_NAMES
 from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.easyspec import LayerParallelDrafter
@@ -68,7 +69,7 @@ def load_drafter(
     draft_tree: str | None = None,
     step: str | None = None,
 ) -> DrafterModel:
-    """Load a drafter, or a drafter with an adapter, in the dtype and on the device of the target.
+    """Load a drafter as [`convert.loading.load_drafter`] does, for a command.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` the drafter
     uses the static tree of that file, and with `step` that option replaces its own. With `tokenizer` the chat template
@@ -78,9 +79,7 @@ def load_drafter(
     if name.partition(":")[0] == LAYER_PARALLEL:
         drafter: DrafterModel = _layer_parallel(name, target)
     else:
-        with readable(name):
-            kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
-        drafter = kind.from_pretrained(name, dtype=target.dtype).eval().to(target.device)
+        drafter = read_drafter(name, target)
     if step is not None:
         drafter.generation_config.step = step
     if draft_tree is not None:

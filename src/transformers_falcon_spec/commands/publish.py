@@ -4,15 +4,20 @@ It can then be used with Transformers alone: `target.generate(..., custom_genera
 access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into logs.
 docs/publish.md lists what is uploaded.
 
+With --dry_run or --output FOLDER nothing is sent.
+
 Example:
   falcon-spec publish my-drafter someone/falcon-qwen3-8b --target Qwen/Qwen3-8B --results speed.json --about about.json
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import OptionError
+from ..hub.bundle import FOLDER
 from ..hub.card import About
-from ..hub.publish import publish
+from ..hub.publish import publish, staged
 from ..hub.staging import Publication
 from .options import option
 
@@ -28,6 +33,14 @@ class PublishCommand:
     about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
     private: bool = option("Make the repository private, if it does not exist yet.", False)
     revision: str | None = option("A branch to commit to instead of `main`.", None)
+    dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)
+    output: str | None = option("Write what would be published into this folder, new or empty; nothing is sent.", None)
+
+    def __post_init__(self) -> None:
+        """Check that the folder to write is free."""
+        folder = None if self.output is None else Path(self.output)
+        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OptionError(f"`output` must be a new or an empty folder, but `{folder}` is not. Choose another one.")
 
 
 def run(command: PublishCommand) -> None:
@@ -35,6 +48,23 @@ def run(command: PublishCommand) -> None:
     about = About.read(Path(command.about)) if command.about else None
     publication = Publication(command.results, about, command.target)
     folder = Path(command.drafter)
+    if command.dry_run or command.output is not None:
+        with staged(folder, command.repo, publication) as files:
+            _show(files, command)
+        return
     commit = publish(folder, command.repo, publication, private=command.private or None, revision=command.revision)
     print(f"{command.repo} holds the drafter of {command.drafter}. Pin it:")
     print(f'  target.generate(..., custom_generate="{command.repo}", revision="{commit}", trust_remote_code=True)')
+
+
+def _show(files: Path, command: PublishCommand) -> None:
+    """Copy the staged files to `--output`, and list them."""
+    if command.output is not None:
+        shutil.copytree(files, command.output, dirs_exist_ok=True)
+    code = [path for path in files.rglob("*") if path.is_file() and path.parent.name == FOLDER]
+    listed = {path.name: path.stat().st_size for path in sorted(files.iterdir()) if path.is_file()}
+    listed[f"{FOLDER}/, {len(code)} files"] = sum(path.stat().st_size for path in code)
+    for name, num_bytes in listed.items():
+        print(f"{num_bytes / 1e6:12.3f} MB  {name}")
+    where = f"It lies in {command.output}." if command.output is not None else "Run it again without --dry_run."
+    print(f"Nothing was sent. This would be {command.repo}. {where}")

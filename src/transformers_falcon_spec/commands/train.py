@@ -46,7 +46,7 @@ help_notes = recipe_notes  # the help shows the defaults that the recipes give
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
     """Train and save the drafter with its draft tree and a record; `given` options win over the recipe."""
     if command.show_masks is not None:
-        _show_masks(command, command.show_masks)
+        _show_masks(command, command.show_masks, args.max_length)
         return
     check_drafter_options(command, lora)
     device_map, callbacks = command.device_map, _early_stopping(command, args)
@@ -55,7 +55,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     read = {name: command.read_conversations(paths) for name, paths in command.sources.items()}
     target, tokenizer = load_target(command.target, command.target_dtype, device_map)
     command.check_template(tokenizer)
-    data = {name: _encode(part, tokenizer, command) for name, part in read.items()}
+    data = {name: _encode(part, tokenizer, command, args.max_length) for name, part in read.items()}
     drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     train_data = _train_data(command, args, data["train"], target, drafter)
@@ -95,7 +95,7 @@ def _train_data(
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         move_target(target, args)
         found = FeatureCache(data, features, command.cache_features)
-    return PackedConversations.fill(found, command.max_length, args.seed) if command.packing else found
+    return PackedConversations.fill(found, args.max_length, args.seed) if command.packing else found
 
 
 def _train(trainer: DrafterTrainer, resume: str | None) -> float:
@@ -177,15 +177,17 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
 
 
-def _encode(data: ConversationSet, tokenizer: PreTrainedTokenizerBase, command: TrainCommand) -> ConversationDataset:
+def _encode(
+    data: ConversationSet, tokenizer: PreTrainedTokenizerBase, command: TrainCommand, max_length: int
+) -> ConversationDataset:
     """The examples of conversations; the log says how many rows were used, and how."""
-    encoded = ConversationDataset(data.rows, tokenizer, command.max_length, data.origins, command.template_kwargs)
+    encoded = ConversationDataset(data.rows, tokenizer, max_length, data.origins, command.template_kwargs)
     encoded.treatments += data.reasons
     logger.info("%s.", describe_rows(encoded.treatments))
     return encoded
 
 
-def _show_masks(command: TrainCommand, num_examples: int) -> None:
+def _show_masks(command: TrainCommand, num_examples: int, max_length: int) -> None:
     """Show which tokens count in the loss; of the target only the tokenizer is loaded."""
     if command.dry_run:
         raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
@@ -193,7 +195,7 @@ def _show_masks(command: TrainCommand, num_examples: int) -> None:
         raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
     _, tokenizer = read_config(command.target)
     command.check_template(tokenizer)
-    show_masks(_encode(command.read_conversations(), tokenizer, command), tokenizer, num_examples)
+    show_masks(_encode(command.read_conversations(), tokenizer, command, max_length), tokenizer, num_examples)
 
 
 def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | None:

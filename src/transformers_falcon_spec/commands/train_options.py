@@ -1,26 +1,21 @@
 """The options of `falcon-spec train` in addition to `TrainingArguments`, and the drafter that they ask for."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..drafters import registry as drafters
-from ..drafters.eagle import EagleDrafter
 from ..errors import OptionError
-from ..training.dataset import ConversationDataset, most_frequent_tokens
+from ..training.dataset import ConversationDataset
 from ..training.lora import LoraOptions, with_lora
-from ..training.objectives import STOCK_METHODS, objective_of
+from ..training.objectives import objective_of
 from ..training.recipes import MEASURED_WIDTH, RECIPES, Recipe, recipe_of
+from ..training.trainer_inputs import DRAFTERS, make_drafter
 from .loading import load_trainable
 from .options import DTYPE_HELP, DataOptions, option
 
-METHODS: dict[str, Callable[..., PreTrainedModel]] = {
-    **{name: stock.make for name, stock in STOCK_METHODS.items()},
-    **{name: method.drafter.from_target for name, method in drafters.METHODS.items() if method.objective is not None},
-}
 DEFAULT_METHOD = "falcon"
 
 
@@ -34,7 +29,7 @@ class TrainCommand(DataOptions):
     method: str | None = option(
         f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out; ar and dflash are for stock `generate`.",
         None,
-        choices=sorted(METHODS),
+        choices=sorted(DRAFTERS),
     )
     recipe: str = option(
         "Options that go together; given ones win over the recipe. The rate of `default` is for a drafter of "
@@ -48,7 +43,6 @@ class TrainCommand(DataOptions):
     early_stopping_patience: int | None = option(
         "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
     )
-    max_length: int = option("Longest example in tokens.", 512)
     packing: bool = option(
         "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows.", False
     )
@@ -125,10 +119,7 @@ def drafter_to_train(
     if command.drafter is None:
         recipe = recipe_of(command.recipe, command.method or DEFAULT_METHOD)
         fields = {**recipe.drafter_config, **config_fields(command.drafter_config)}
-        drafter = METHODS[command.method or DEFAULT_METHOD](target, **fields)
-        if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
-            sizes = drafter.config.vocab_size, drafter.config.num_draft_tokens
-            drafter.set_draft_vocabulary(most_frequent_tokens(data.examples, *sizes))
+        drafter = make_drafter(command.method or DEFAULT_METHOD, target, data, **fields)
     else:
         drafter = load_trainable(command.drafter)
         method = drafters.method_of(drafter)

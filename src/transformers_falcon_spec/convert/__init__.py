@@ -2,5 +2,6 @@
 
 from .conversion import convert_checkpoint
 from .formats import Format, detect
+from .loading import load_drafter
 
-__all__ = ["Format", "convert_checkpoint", "detect"]
+__all__ = ["Format", "convert_checkpoint", "detect", "load_drafter"]

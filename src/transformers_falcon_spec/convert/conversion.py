@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..drafters.base import DrafterModel
 from ..drafters.registry import METHODS, resolved
@@ -22,17 +22,24 @@ from .source import Checkpoint, read_checkpoint
 from .target_facts import read_target
 
 EMBEDDINGS = "embed_tokens.weight"  # a frozen copy of the target's
+RECORD = "conversion.json"  # written last: a folder that holds it is whole
 logger = logging.getLogger(__name__)
 
 
-def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None = None) -> Format:
+def convert_checkpoint(
+    source: str | Path,
+    dest: str | Path,
+    target: str | PreTrainedModel | None = None,
+    revision: str | None = None,
+) -> Format:
     """Write a foreign checkpoint as a drafter that `from_pretrained` loads.
 
     Args:
         source (`str` or `Path`): A folder, or the id of a Hub repository.
         dest (`str` or `Path`): The folder to write; new or empty.
-        target (`str`, *optional*):
-            Folder or Hub id of the target that the drafter was trained for. Its config is read; sizes must fit.
+        target (`str` or [`~transformers.PreTrainedModel`], *optional*):
+            The target that the drafter was trained for, or its folder or Hub id. Its config is read; sizes must fit.
+        revision (`str`, *optional*): Branch, tag or commit of the source on the Hub.
 
     Returns:
         [`Format`]: what the source was.
@@ -55,9 +62,9 @@ def convert_checkpoint(source: str | Path, dest: str | Path, target: str | None 
     dest = Path(dest)
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another one.")
-    facts = None if target is None else read_target(target)
-    checkpoint = read_checkpoint(str(source))
-    kind = detect(checkpoint.config, checkpoint.tensors)
+    facts = read_target(target) if isinstance(target, str) else target
+    checkpoint = read_checkpoint(str(source), revision)
+    kind = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
     convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
     _write(resolved(convert)(checkpoint, facts), dest, checkpoint, kind)
     return kind
@@ -154,7 +161,7 @@ def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: For
     unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
         drafter.save_pretrained(unfinished)
-        (unfinished / "conversion.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         unfinished.chmod(0o755)  # a temporary folder is its owner's alone
         if dest.exists():
             dest.rmdir()  # empty

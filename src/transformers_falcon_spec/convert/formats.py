@@ -75,7 +75,8 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     """Detect the format of a checkpoint from its `config.json` and the names of its weights.
 
     Raises:
-        [`CheckpointError`]: a known format that is not converted, with the reason; an unknown one, with what was seen.
+        [`CheckpointError`]: a known format that is not converted, with the reason; an unknown one, with the fields of
+            its config and the names of its weights, and their shapes if `keys` holds those.
 
     Example:
 

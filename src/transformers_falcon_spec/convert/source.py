@@ -43,13 +43,13 @@ class Checkpoint:
     files: dict[str, str]  # SHA-256 of every file that was read, by name
 
 
-def read_checkpoint(source: str) -> Checkpoint:
+def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     """Read config and weights from a folder, or from a Hub repository, of which no code is fetched.
 
     Config and index are read first. If they show that nothing can be converted, weights are neither fetched nor read.
     """
     is_local = Path(source).exists()
-    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES])
+    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES], revision)
     if not folder.is_dir():
         raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
     config = _read_json(folder / CONFIG_FILE)
@@ -57,7 +57,7 @@ def read_checkpoint(source: str) -> Checkpoint:
     for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
         refuse_by_keys(_weight_map(index))
     if not is_local:
-        folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS])
+        folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS], revision)
     paths = _weight_paths(folder)
     tensors: dict[str, Tensor] = {}
     for path in paths:
@@ -65,6 +65,14 @@ def read_checkpoint(source: str) -> Checkpoint:
     _check_values(tensors, source)
     files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths]}
     return Checkpoint(source, config, tensors, files)
+
+
+def contents_of(source: str, revision: str | None = None) -> str:
+    """Identify what a checkpoint holds: the commit on the Hub, or the digests of the files in a folder."""
+    if not Path(source).exists():
+        return _fetched(source, [CONFIG_FILE, *INDEX_FILES], revision).name
+    paths = [Path(source, CONFIG_FILE), *_weight_paths(Path(source))]
+    return str({path.name: file_sha256(path) for path in paths})
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -83,10 +91,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _fetched(name: str, patterns: list[str]) -> Path:
+def _fetched(name: str, patterns: list[str], revision: str | None) -> Path:
     """Fetch the files that match `patterns` from the Hub, and return their folder."""
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns, revision=revision))
     except (HFValidationError, OSError) as error:
         raise CheckpointError(
             f"`SOURCE` must be a folder or a Hub id, but there is no folder `{name}`, and the Hub gives nothing for "

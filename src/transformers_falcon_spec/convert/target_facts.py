@@ -53,7 +53,7 @@ def check_size(what: str, expected: int, found: int, target: PreTrainedModel) ->
     if expected != found:
         raise DrafterMismatchError(
             f"This drafter expects {what} of size {expected}, but the target {named(target)} "
-            f"gives {found}. Name the target it was trained for: `--target`."
+            f"gives {found}. Take the target that it was trained for."
         )
 
 

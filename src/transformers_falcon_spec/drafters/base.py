@@ -20,6 +20,7 @@ from .compatibility.mismatches import check_fingerprint
 from .config_fields import name_portably
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
+_PUSHED = ("repo_id", "private", "revision", "token", "target", "results", "about", "template")  # of `push_to_hub`
 _KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of weights, as stock loading lists them
 
 
@@ -47,7 +48,9 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
     # called with drafter, target, longest text and the generator of its draws
     generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
-    publisher: ClassVar[Callable[..., str] | None] = None  # the layer above, which knows the Hub, puts itself here
+    # The layer above, which knows the Hub, puts itself here; a recipe has neither.
+    publisher: ClassVar[Callable[..., str] | None] = None
+    code_writer: ClassVar[Callable[..., None] | None] = None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -174,11 +177,20 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return sizes
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
-        """Save weights, config and options; the arguments are those of `PreTrainedModel.save_pretrained`."""
+        """Save weights, config, options, and the code with which Transformers loads them where this package is not.
+
+        The arguments are those of `PreTrainedModel.save_pretrained`; with `push_to_hub` also those of `push_to_hub`.
+        """
+        pushed = {name: kwargs.pop(name) for name in _PUSHED if name in kwargs}
+        is_pushed = kwargs.pop("push_to_hub", False)
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
         if kwargs.get("is_main_process", True):
             name_portably(Path(save_directory))
+            if self.code_writer is not None:
+                self.code_writer(Path(save_directory))
+            if is_pushed:
+                self.push_to_hub(pushed.pop("repo_id", Path(save_directory).absolute().name), **pushed)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override]
         """Publish it: weights, config, recipe, card and provenance. The options are those of `hub.publish.push`.

@@ -20,6 +20,7 @@ from ..provenance import file_sha256
 from .saved_adapters import base_of_adapter, options_of_base
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
@@ -49,14 +50,24 @@ def readable(name_or_path: Any) -> Iterator[None]:
         ) from error
 
 
-def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
-    """The `model_type` of a drafter's config; [`CheckpointError`] where it is none of `model_types`."""
+def check_name(name: str) -> None:
+    """Refuse a name that is no folder and cannot be one of the Hub either, without asking the Hub."""
+    if Path(name).is_dir() or (_HUB_NAME.fullmatch(name) and not Path(name).exists()):
+        return
+    found = "a file" if Path(name).exists() else "no folder that is there"
+    raise CheckpointError(
+        f"A drafter must be a folder, or `OWNER/NAME` on the Hub, but `{name}` is {found}. Check the path."
+    )
+
+
+def kind_of(name_or_path: Any, **hub: Any) -> str | None:
+    """The `model_type` of a model's config, of an adapter that of the model beneath; None where it has none."""
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
-        return check_is_drafter(base, model_types, **options_of_base(hub))
+        return kind_of(base, **options_of_base(hub))
     try:
         config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
-        kind = config.get("model_type")
+        kind: str | None = config.get("model_type")
     except (TypeError, AttributeError) as error:  # Transformers takes it for an object, at once or not at all
         raise CheckpointError(
             f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds something else. Fetch it again."
@@ -66,12 +77,19 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
             f"`{name_or_path}` must have a `config.json` that says what it holds, but it has none or an empty one. "
             "Fetch it again."
         )
+    return kind
+
+
+def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
+    """The `model_type` of a drafter's config; [`CheckpointError`] where it is none of `model_types`."""
+    kind = kind_of(name_or_path, **hub)
     if kind not in model_types:
         raise CheckpointError(
             f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A "
-            f"checkpoint of other software must be converted first: `falcon-spec convert {name_or_path} DEST`. Draft "
-            "models and DFlash drafters are for stock `generate`; `falcon-spec bench` takes draft models, and "
-            "`LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with them."
+            f"checkpoint of other software must be converted first: `falcon-spec convert {name_or_path} DEST`, or "
+            "`load_drafter(NAME, target)`. Draft models and DFlash drafters are for stock `generate`; `falcon-spec "
+            "bench` takes draft models, and `LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with "
+            "them."
         )
     return str(kind)
 

@@ -8,8 +8,11 @@ source.
 
 import ast
 import importlib
+import json
+import logging
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import requires, version
 from pathlib import Path
 
@@ -18,11 +21,26 @@ from ..drafters.registry import METHODS
 from ..errors import CheckpointError
 from .custom_generate import CustomGenerate
 
+logger = logging.getLogger(__name__)
 FOLDER = "custom_generate"
 _PACKAGE = __package__.partition(".")[0]
 _SOURCE = Path(__file__).parents[1]
 _SHAPES = "shapes"
 _REQUIRED = ("huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions")
+
+
+def add_code(drafter_class: type[DrafterModel], folder: Path) -> None:
+    """Complete the folder of a saved drafter with its code, so that `AutoModel` loads it without this package."""
+    if not is_registered(drafter_class) or drafter_class.__module__ == "__main__":
+        logger.info(
+            "No code is saved with a `%s`: define it in a module, and register it with `register_drafter`.",
+            drafter_class.__name__,
+        )
+        return
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text(encoding="utf-8")), "auto_map": auto_map(drafter_class)}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_custom_generate(drafter_class, folder)
 
 
 def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> None:
@@ -33,15 +51,20 @@ def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> No
     """
     code = folder / FOLDER
     code.mkdir(parents=True, exist_ok=True)
+    for file, content in _files(drafter_class).items():  # type: ignore[arg-type]  # classes are hashable
+        (code / file).write_text(content, encoding="utf-8")
+
+
+@cache
+def _files(drafter_class: type[DrafterModel]) -> dict[str, str]:
+    """The content of each file, by name; it is the same in every folder that is saved."""
     drafter, module = (module_of(kind) for kind in (drafter_class, CustomGenerate))
     names = {"name": drafter_class.__name__, "drafter": flat_name(drafter), "module": flat_name(module)}
     files = {f"{flat_name(each)}.py": flattened(each) for each in sorted(closure({drafter, module}))}
     templates = Path(__file__).parent / "templates"
     files["generate.py"] = (templates / "generate.txt").read_text(encoding="utf-8").format(**names)
     files[f"{_SHAPES}.py"] = (templates / "shapes.txt").read_text(encoding="utf-8")
-    files["requirements.txt"] = "\n".join(requirements()) + "\n"
-    for file, content in files.items():
-        (code / file).write_text(content, encoding="utf-8")
+    return {**files, "requirements.txt": "\n".join(requirements()) + "\n"}
 
 
 def auto_map(drafter_class: type[DrafterModel]) -> dict[str, str]:
@@ -62,12 +85,17 @@ def module_of(kind: type) -> str:
     package, _, name = kind.__module__.partition(".")
     if package == _PACKAGE:
         return name
-    if any(kind in (method.drafter, method.config_class) for method in METHODS.values()):
+    if is_registered(kind):
         return kind.__module__
     raise CheckpointError(
         f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
         f"`{kind.__module__}`. Load the drafter with a class of the package."
     )
+
+
+def is_registered(kind: type) -> bool:
+    """Whether this is a class of a registered drafter, or of its configuration."""
+    return any(kind in (method.drafter, method.config_class) for method in METHODS.values())
 
 
 def flat_name(module: str) -> str:

@@ -2,6 +2,8 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,18 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, PublishError
 from .bundle import FOLDER
-from .staging import FIGURES, TRAINING, Publication, check_no_tokens, stage
+from .staging import FIGURES, TRAINING, Publication, check_no_tokens, merged, stage
 
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING]
+
+
+@contextmanager
+def staged(folder: Path, repo_id: str, publication: Publication, token: str | None = None) -> Iterator[Path]:
+    """Inside, a folder with all files that [`publish`] uploads, after its checks; nothing is sent."""
+    with tempfile.TemporaryDirectory() as into, merged(folder) as whole:
+        stage(whole, repo_id, Path(into), publication)
+        check_no_tokens(Path(into), token)
+        yield Path(into)
 
 
 def publish(
@@ -34,9 +45,7 @@ def publish(
         [`CheckpointError`]: `folder` holds no complete drafter, or its weights are pickles.
         [`PublishError`]: something must not be published, or the upload broke off or was refused.
     """
-    with tempfile.TemporaryDirectory() as staged:
-        stage(folder, repo_id, Path(staged), publication)
-        check_no_tokens(Path(staged), token)
+    with staged(folder, repo_id, publication, token) as files:
         api = HfApi(token=token, library_name=__package__.partition(".")[0])
         try:
             api.create_repo(repo_id, private=private, exist_ok=True)
@@ -44,7 +53,7 @@ def publish(
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             commit = api.upload_folder(
                 repo_id=repo_id,
-                folder_path=staged,
+                folder_path=files,
                 revision=revision,
                 commit_message=f"Publish {repo_id.rpartition('/')[2]}",
                 delete_patterns=_REPLACED,
@@ -86,13 +95,26 @@ def push(
         [`OptionError`]: an option is unknown.
         [`PublishError`]: something must not be published, or the upload broke off or was refused.
     """
-    unknown = sorted(set(published) - {field.name for field in fields(Publication)})
-    if unknown:
-        raise OptionError(f"`push_to_hub` has no option {', '.join(f'`{name}`' for name in unknown)}.")
     source = Path(drafter.config._name_or_path or "") / TRAINING
     with tempfile.TemporaryDirectory() as saved:
         drafter.save_pretrained(saved, max_shard_size=max_shard_size)
         if source.is_file():
             shutil.copyfile(source, Path(saved) / TRAINING)
-        publication = Publication(**published)
-        return publish(Path(saved), repo_id, publication, private=private, revision=revision, token=token)
+        return push_folder(Path(saved), repo_id, private=private, revision=revision, token=token, **published)
+
+
+def push_folder(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    **published: Any,
+) -> str:
+    """Publish the drafter in a folder; the arguments and errors are those of [`push`]."""
+    unknown = sorted(set(published) - {field.name for field in fields(Publication)})
+    if unknown:
+        raise OptionError(f"`push_to_hub` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+    publication = Publication(**published)
+    return publish(folder, repo_id, publication, private=private, revision=revision, token=token)

@@ -6,21 +6,27 @@ Only files with known names are published, and neither pickles nor files that ho
 import json
 import re
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import eval_result_entries_to_yaml, get_token
+from peft import PeftModel
 
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, readable
+from ..drafters.checkpoint import check_is_drafter, read_options, readable
+from ..drafters.compatibility.fingerprint import FIELD
 from ..drafters.config_fields import name_portably
 from ..drafters.diffuspec.proxy import DESCRIPTION_FILE
 from ..drafters.registry import drafter_classes
+from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
-from .bundle import auto_map, write_custom_generate
+from .bundle import add_code
 from .card import TEMPLATE, About, check_target_name, render_card
 from .figures import eval_entries, read_figures
 
@@ -72,10 +78,9 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     for name, record in records.items():
         (into / name).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config |= {"target_name_or_path": target, "auto_map": auto_map(type(drafter))}
-    (into / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (into / "config.json").write_text(json.dumps({**config, "target_name_or_path": target}), encoding="utf-8")
     name_portably(into)
-    write_custom_generate(type(drafter), into)
+    add_code(type(drafter), into)
     card = render_card(
         drafter, repo_id, target, figures, records.get(TRAINING), publication.about, publication.template
     )
@@ -84,6 +89,24 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
         (into / FIGURES).parent.mkdir()
         rows = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
         (into / FIGURES).write_text(rows, encoding="utf-8")
+
+
+@contextmanager
+def merged(folder: Path) -> Iterator[Path]:
+    """The folder of a drafter; of an adapter a temporary one, of its drafter with the adapter merged into it."""
+    base = base_of_adapter(folder)
+    if base is None:
+        yield folder
+        return
+    drafter = drafter_classes()[check_is_drafter(base, drafter_classes())].from_pretrained(base)
+    whole: Any = PeftModel.from_pretrained(drafter, str(folder)).merge_and_unload()
+    whole.generation_config = read_options(folder) or whole.generation_config
+    setattr(whole.config, FIELD, None)  # it was made for the target of the drafter beneath
+    with tempfile.TemporaryDirectory() as into:
+        whole.save_pretrained(into)
+        if (folder / TRAINING).is_file():
+            shutil.copyfile(folder / TRAINING, Path(into) / TRAINING)
+        yield Path(into)
 
 
 def load_drafter(folder: Path) -> DrafterModel:

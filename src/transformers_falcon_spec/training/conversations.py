@@ -68,7 +68,8 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
 
     Args:
         sources (`str`, `Path` or a list of them):
-            Files ending in `.jsonl` or `.jsonl.gz`, or names for `datasets.load_dataset` (`name` or `name:split`).
+            Files ending in `.jsonl` or `.jsonl.gz`, or names for `datasets.load_dataset` (`name` or `name:split`). A
+            list may also hold data sets that are already loaded.
         limit (`int`, *optional*):
             Stop after this many conversations, not counting duplicates.
 
@@ -105,8 +106,10 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
     return found
 
 
-def _rows_with_origins(source: str | Path) -> Iterator[tuple[str, Any]]:
+def _rows_with_origins(source: Any) -> Iterator[tuple[str, Any]]:
     """The origin and the content of each row: the bytes of a line, or a mapping from `datasets`."""
+    if not isinstance(source, str | Path):
+        return ((f"row {number}", row) for number, row in enumerate(source))
     is_file = Path(source).name.endswith((".jsonl", ".jsonl.gz"))
     return _lines(Path(source)) if is_file else _hub_rows(str(source))
 

@@ -1,6 +1,7 @@
 """Acceptance and speed-up in evaluation, measured by decoding prompts with the drafter and with the target alone."""
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,8 @@ from ..errors import TargetError, TrainingError
 from ..generation.output import SpeculativeOutput
 from ..generation.probe import probe
 from ..generation.timed import Run, timed_generate, watched_stats
+
+logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 4  # decoded both ways before anything is timed
 GREEDY = {"do_sample": False, "num_beams": 1}
@@ -132,6 +135,18 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
         if draft_tree is not None and options.draft_tree is None and not copied.is_tree_dynamic:
             options.draft_tree = draft_tree.to_json()
     return copied
+
+
+def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: PreTrainedModel) -> list[list[int]]:
+    """Prompts of `data` that leave room for `num_new_tokens` in the context of `target`; a warning if none does."""
+    context = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    prompts = prompts_before_answers(data, num_prompts, None if context is None else context - num_new_tokens)
+    if not prompts:
+        logger.warning(
+            "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: nothing "
+            "was decoded.", num_new_tokens, context,
+        )  # fmt: skip
+    return prompts
 
 
 def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:

@@ -6,13 +6,14 @@ reporters) is the Trainer's.
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
@@ -20,38 +21,47 @@ from ..core.tree import DraftTree
 from ..drafters.compatibility.fingerprint import record_target
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
-from .checkpoints import explain_write_errors
-from .dataset import SeededLengthGroups
+from .dataset import ConversationCollator, SeededLengthGroups
 from .decoding_metrics import (
     DecodingMetrics,
     check_target_can_verify,
     decoding_copy,
+    held_out_prompts,
     measure_decoding,
-    prompts_before_answers,
 )
 from .features import move_target
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
+from .saving import SavingTrainer
 from .throughput import Throughput
-from .top_k_accuracy import MAX_RANK, accuracy_metrics, count_ranks, rank_shares
+from .top_k_accuracy import MAX_RANK, count_ranks, rank_shares
+from .trainer_inputs import Metrics, drafter_and_arguments, merged_metrics, prepared
 
 logger = logging.getLogger(__name__)
 
 
-class DrafterTrainer(Trainer):
+class DrafterTrainer(SavingTrainer):
     """Trains a drafter on the features and distributions of its frozen target.
 
     Args:
         target ([`~transformers.PreTrainedModel`]):
             The target. It is not trained, and is moved to the device of the training unless `device_map` spread it
             over several.
-        model ([`~transformers.PreTrainedModel`] or `peft.PeftModel`):
+        model ([`~transformers.PreTrainedModel`], `peft.PeftModel` or `str`):
             The drafter, for which there must be an objective in `training/objectives`, or in what `register_drafter`
-            was given; of a `PeftModel` only the adapter is trained.
-        args ([`DrafterTrainingArguments`]): Options of the training.
-        kwargs:
-            The other arguments of `transformers.Trainer`, with data from `ConversationDataset` and
-            `ConversationCollator`.
+            was given; of a `PeftModel` only the adapter is trained. A string is the method of a fresh one, which is
+            made by the default recipe.
+        args ([`DrafterTrainingArguments`], *optional*):
+            Options of the training; without them those of the default recipe if `model` is a string.
+        train_dataset, eval_dataset (*optional*):
+            Conversations, as `datasets.load_dataset` gives them, under `messages`; or rows of `input_ids` and
+            `assistant_mask`, which is 1 where the assistant speaks. `eval_dataset` may be several, by name.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            The target's tokenizer, which conversations need.
+        compute_metrics (`Callable`, *optional*):
+            Metrics in addition to those below. `predictions` of what it gets are counts of
+            `(batches, block offsets, ranks)`: how often the target's best token had this rank for the drafter.
+        kwargs: The other arguments of `transformers.Trainer`.
 
     Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
     `args.eval_decode_prompts` prompts of the evaluation data, which are continued by `target.generate(...,
@@ -65,17 +75,45 @@ class DrafterTrainer(Trainer):
         [`DrafterMismatchError`]: the drafter does not fit the target.
         [`OptionError`]: there is no objective for this drafter, or there are several processes and the target is
             spread over devices.
-        [`TrainingError`]: from `train` and `evaluate`: the loss is not finite; the message names step and rows.
+        [`TrainingError`]: the data are no conversations and have no masks; from `train` and `evaluate`: the loss is
+            not finite; the message names step and rows.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> tokenizer = AutoTokenizer.from_pretrained("models/reference-target")
+    >>> turns = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5"}]
+    >>> trainer = DrafterTrainer(target=target, train_dataset=[{"messages": turns}], processing_class=tokenizer)
+    >>> type(trainer.model).__name__
+    'FalconSpecDrafter'
+
+    ```
     """
 
     loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
     args: DrafterTrainingArguments
 
-    def __init__(self, *, target: PreTrainedModel, model: PreTrainedModel, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        target: PreTrainedModel,
+        model: PreTrainedModel | str = "falcon",
+        args: TrainingArguments | None = None,
+        compute_metrics: Metrics | None = None,
+        **kwargs: Any,
+    ) -> None:
+        tokenizer = kwargs.get("processing_class")
+        max_length = getattr(args, "max_length", DrafterTrainingArguments.max_length)
+        for name in ("train_dataset", "eval_dataset"):
+            kwargs[name] = prepared(kwargs.get(name), tokenizer, max_length)
+        model, args = drafter_and_arguments(model, args, target, kwargs["train_dataset"])
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
-        super().__init__(model=model, compute_metrics=accuracy_metrics, **kwargs)
+        kwargs.setdefault("data_collator", ConversationCollator(tokenizer and tokenizer.pad_token_id))
+        super().__init__(model=model, args=args, compute_metrics=merged_metrics(compute_metrics), **kwargs)
         self.model_accepts_loss_kwargs = False
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
@@ -114,18 +152,12 @@ class DrafterTrainer(Trainer):
             check_target_can_verify(self.drafter, self.features.target)
         template_kwargs = getattr(getattr(self.train_dataset, "conversations", None), "template_kwargs", None)
         record_target(self.drafter.config, self.features.target, self.processing_class, template_kwargs)
-        self.throughput = Throughput(self.args.device)
+        self.check_hub_options(self.drafter.config.target_name_or_path)
+        self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):
             result = super().train(*args, **kwargs)
             self._check_weights()
         return result
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
-        with self.throughput.timed("pause"):
-            self._check_weights()
-            with explain_write_errors(self.args.output_dir):
-                super()._save_checkpoint(*args, **kwargs)
 
     def compute_loss(
         self,
@@ -198,11 +230,12 @@ class DrafterTrainer(Trainer):
             self._sums, self._num_losses = {}, 0
         super().log(logs, *args, **kwargs)
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
+        data = prepared(eval_dataset, self.processing_class, self.args.max_length)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with self.throughput.timed("pause"), torch.random.fork_rng(devices=devices):
-            return super().evaluate(*args, **kwargs)
+            return super().evaluate(data, *args, **kwargs)
 
     def evaluation_loop(
         self,
@@ -223,14 +256,7 @@ class DrafterTrainer(Trainer):
     def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> DecodingMetrics:
         """Decode prompts of `data` with the present drafter; the processes share them."""
         args, target = self.args, self.features.target
-        context = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        longest = None if context is None else context - args.eval_decode_tokens
-        prompts = prompts_before_answers(data, args.eval_decode_prompts, longest)
-        if not prompts:
-            logger.warning(
-                "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: "
-                "nothing was decoded.", args.eval_decode_tokens, context,
-            )  # fmt: skip
+        prompts = held_out_prompts(data, args.eval_decode_prompts, args.eval_decode_tokens, target)
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
         mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options

@@ -1,0 +1,108 @@
+"""Saving and publishing what a `DrafterTrainer` trained: every folder has its record, every repository its card."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer
+from transformers.trainer_utils import HubStrategy
+
+from ..drafters.registry import resolved
+from ..errors import OptionError
+from ..provenance import provenance
+from .checkpoints import explain_write_errors
+from .throughput import Throughput
+
+RECORD = "training.json"
+
+
+class SavingTrainer(Trainer):
+    """A Trainer that publishes drafters as `falcon-spec publish` does, however it is asked to."""
+
+    drafter: Any
+    throughput: Throughput
+    start_seconds: float  # of the training, by `time.perf_counter`
+
+    def check_hub_options(self, target_name: str | None) -> None:
+        """Check, before anything is trained, that what the arguments ask to push can be published."""
+        if not self.args.push_to_hub:
+            return
+        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            raise OptionError(
+                "`hub_strategy` must be `end` or `every_save`, but it is "
+                f"`{self.args.hub_strategy}`: what is published are drafters, not the optimiser's state."
+            )
+        resolved(".hub.card:check_target_name")(target_name)
+
+    def record(self) -> dict[str, Any]:
+        """The facts about the run that are saved with the drafter and shown on its card."""
+        data: Any = self.train_dataset or ()
+        logged = (row["train_runtime"] for row in reversed(self.state.log_history) if "train_runtime" in row)
+        return {
+            **provenance(seed=self.args.seed, device=self.args.device),
+            "num_examples": len(data),
+            "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
+            "num_trained": self.get_num_trainable_parameters(),
+            "curve": self.state.log_history,
+        }
+
+    def _check_weights(self) -> None:
+        """Stop where weights are no longer good enough to be saved."""
+        raise NotImplementedError
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
+        with self.throughput.timed("pause"):
+            self._check_weights()
+            with explain_write_errors(self.args.output_dir):
+                super()._save_checkpoint(*args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Save as the Trainer does, with the record of the run."""
+        super()._save(output_dir, state_dict)
+        if self.args.should_save and self.state.log_history:
+            folder = Path(output_dir or str(self.args.output_dir))
+            (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Publish a checkpoint that was just saved, unless only the end of the run is to be published."""
+        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
+            self._publish(Path(checkpoint_folder))
+
+    def push_to_hub(  # type: ignore[override]  # what is pushed is a drafter with its card
+        self,
+        commit_message: str | None = None,  # noqa: ARG002  the Trainer passes it
+        blocking: bool = True,  # noqa: ARG002  the Trainer passes it
+        token: str | None = None,
+        revision: str | None = None,
+        **published: Any,
+    ) -> str | None:
+        """Publish the drafter with its code and its card, as `falcon-spec publish` does.
+
+        Args:
+            commit_message (`str`, *optional*): For calls as of the Trainer's; every publication has the same.
+            blocking (`bool`): For calls as of the Trainer's; this returns when the Hub has the commit.
+            token (`str`, *optional*): An access token; None takes `args.hub_token`.
+            revision (`str`, *optional*): A branch to commit to; None takes `args.hub_revision`.
+            **published: `private`, and the fields of [`Publication`], such as `target` and `about`.
+
+        Returns:
+            `str`: the id of the commit; None on all processes but the first.
+
+        Raises:
+            [`PublishError`]: the target has no name on the Hub, or the Hub refuses.
+        """
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return self._publish(Path(str(self.args.output_dir)), token=token, revision=revision, **published)
+
+    def _publish(self, folder: Path, **options: Any) -> str:
+        args = self.args
+        asked = {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
+        asked["target"] = self.drafter.config.target_name_or_path
+        options = {**asked, **{name: value for name, value in options.items() if value is not None}}
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=options["token"], private=options["private"])
+        return str(resolved(".hub.publish:push_folder")(folder, self.hub_model_id, **options))

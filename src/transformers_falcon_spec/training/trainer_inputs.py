@@ -1,0 +1,116 @@
+"""What a `DrafterTrainer` is given, made ready: its arguments, data, drafter and metrics."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+
+from ..drafters.eagle import EagleDrafter
+from ..drafters.registry import METHODS
+from ..errors import OptionError, TrainingError
+from .arguments import DrafterTrainingArguments
+from .conversations import read_conversations
+from .dataset import ConversationDataset, Example, most_frequent_tokens
+from .objectives import STOCK_METHODS
+from .recipes import recipe_of
+from .top_k_accuracy import accuracy_metrics
+
+Metrics = Callable[[EvalPrediction], dict[str, float]]
+MASKS = ("assistant_mask", "assistant_masks")  # as Transformers calls it, too
+
+DRAFTERS: dict[str, Callable[..., PreTrainedModel]] = {  # makers of fresh ones, by method
+    **{name: stock.make for name, stock in STOCK_METHODS.items()},
+    **{name: method.drafter.from_target for name, method in METHODS.items() if method.objective is not None},
+}
+
+
+def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any) -> PreTrainedModel:
+    """An untrained drafter of a method; one with a vocabulary of its own gets what the assistant says in `data`."""
+    if method not in DRAFTERS:
+        raise OptionError(f"`model` must be a drafter, or one of {sorted(DRAFTERS)}, but it is {method!r}.")
+    drafter = DRAFTERS[method](target, **fields)
+    if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
+        sizes = drafter.config.vocab_size, drafter.config.num_draft_tokens
+        drafter.set_draft_vocabulary(most_frequent_tokens(_examples(data), *sizes))
+    return drafter
+
+
+def drafter_and_arguments(
+    model: PreTrainedModel | str, args: TrainingArguments | None, target: PreTrainedModel, data: Any
+) -> tuple[PreTrainedModel, DrafterTrainingArguments]:
+    """The drafter and its arguments: the name of a method, and no arguments, mean those of its default recipe."""
+    if args is not None and not isinstance(args, DrafterTrainingArguments):
+        raise OptionError(
+            "`args` must be `DrafterTrainingArguments`, which take every option of `TrainingArguments` and have the "
+            f"defaults that drafters need, but they are `{type(args).__name__}`: make them of the same options."
+        )
+    if not isinstance(model, str):
+        return model, args or DrafterTrainingArguments()
+    recipe = recipe_of("default", model)
+    drafter = make_drafter(model, target, data, **recipe.drafter_config)
+    if args is None:
+        args = DrafterTrainingArguments()
+        recipe.apply(args, (), getattr(drafter.config.get_text_config(), "hidden_size", None))
+    return drafter, args
+
+
+def prepared(data: Any, tokenizer: Any, max_length: int) -> Any:
+    """Data as the trainer reads it: conversations become token ids and masks, tokenised rows stay as they are.
+
+    Raises:
+        [`TrainingError`]: rows are neither, or conversations come without a tokenizer.
+    """
+    if data is None or isinstance(data, str) or hasattr(data, "conversations"):  # a string names one of several
+        return data
+    if isinstance(data, Mapping):
+        return {name: prepared(part, tokenizer, max_length) for name, part in data.items()}
+    columns = _columns(data)
+    if "messages" in columns:
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise TrainingError(
+                "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
+                f"{tokenizer!r}. Pass `processing_class=AutoTokenizer.from_pretrained(TARGET)`."
+            )
+        read = read_conversations([data])
+        return ConversationDataset(read.rows, tokenizer, max_length, read.origins)
+    mask = next((name for name in MASKS if name in columns), None)
+    if mask is None or "input_ids" not in columns:
+        raise TrainingError(
+            "Rows of the data must be conversations under `messages`, or have `input_ids` and an `assistant_mask` of "
+            f"the tokens that the assistant says, but they have {sorted(columns)}. Tokenise with "
+            "`apply_chat_template(..., return_assistant_tokens_mask=True, return_dict=True)`, or keep `messages`."
+        )
+    return data if mask == MASKS[0] else data.rename_column(mask, MASKS[0])
+
+
+def _columns(data: Any) -> set[str]:
+    names = getattr(data, "column_names", None)
+    if not hasattr(data, "__len__"):
+        raise TrainingError(
+            "Data must have a length, for batches hold rows of similar lengths, but they are a "
+            f"`{type(data).__name__}`. Take a part of a stream: `Dataset.from_list(list(stream.take(10_000)))`."
+        )
+    return set(names) if names is not None else set(data[0]) if len(data) else set()
+
+
+def _examples(data: Any) -> list[Example]:
+    if data is None:
+        raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
+    rows = data.conversations if hasattr(data, "conversations") else data
+    return [rows[index] for index in range(len(rows))]
+
+
+def merged_metrics(given: Metrics | None) -> Metrics:
+    """The accuracies of a drafter, and the metrics of a `compute_metrics` that reads the same prediction."""
+    if given is None:
+        return accuracy_metrics
+
+    def compute(prediction: EvalPrediction) -> dict[str, float]:
+        ours, theirs = accuracy_metrics(prediction), given(prediction)
+        if both := sorted(ours.keys() & theirs.keys()):
+            raise OptionError(
+                f"`compute_metrics` must give metrics of other names than the trainer's own, but it gives {both}."
+            )
+        return {**ours, **theirs}
+
+    return compute

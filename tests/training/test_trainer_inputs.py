@@ -1,0 +1,153 @@
+"""What a `DrafterTrainer` takes: conversations or token ids, a drafter or a method, and the options of any Trainer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import EvalPrediction, TrainerCallback, TrainingArguments
+
+from tests.chat import MARKED_TEMPLATE, make_rows, make_tokenizer
+from tests.tiny import make_drafter, make_target
+from tests.training.runs import QUIET, SMALL
+from transformers_falcon_spec import (
+    DrafterTrainer,
+    DrafterTrainingArguments,
+    EagleDrafter,
+    FalconSpecDrafter,
+    OptionError,
+    TrainingError,
+)
+from transformers_falcon_spec.training.dataset import ConversationDataset
+from transformers_falcon_spec.training.trainer_inputs import prepared
+
+pytestmark = pytest.mark.training
+
+
+def conversations(num_rows: int = 8, seed: int = 0) -> Dataset:
+    return Dataset.from_list([{"messages": row, "topic": "sums"} for row in make_rows(num_rows, seed=seed)])
+
+
+def arguments(folder: Path, **options: Any) -> DrafterTrainingArguments:
+    return DrafterTrainingArguments(str(folder), **{**QUIET, "max_steps": 2, "logging_steps": 1, **options})
+
+
+def test_conversations_are_trained_on_with_nothing_but_a_target_and_its_tokenizer(tmp_path: Path) -> None:
+    target, tokenizer = make_target(**SMALL), make_tokenizer()
+
+    trainer = DrafterTrainer(
+        target=target,
+        args=arguments(tmp_path),
+        train_dataset=conversations(),
+        eval_dataset={"sums": conversations(3, seed=1)},
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    trainer.save_model()
+
+    record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
+    assert trainer.train_dataset.examples == ConversationDataset(make_rows(8), tokenizer, 512).examples
+    assert trainer.drafter.config.block_size == 3  # of the default recipe
+    assert "eval_accuracy" in trainer.evaluate(conversations(3, seed=2))
+    assert "eval_sums_accuracy" in trainer.evaluate()
+    assert FalconSpecDrafter.from_pretrained(tmp_path).config.block_size == 3
+    assert record["num_examples"] == 8
+    assert record["train_seconds"] > 0
+    assert record["curve"][-1]["step"] == 2
+
+
+@pytest.mark.parametrize("mask", ["assistant_mask", "assistant_masks"])
+def test_tokenised_rows_are_taken_as_they_are(mask: str) -> None:
+    tokenizer = make_tokenizer(MARKED_TEMPLATE)
+    expected = ConversationDataset(make_rows(4), tokenizer, 512).examples
+    rows = [{"input_ids": row["input_ids"], mask: row["assistant_mask"]} for row in expected]
+
+    found = prepared(Dataset.from_list(rows), None, 512)
+
+    assert list(found) == expected
+
+
+def test_a_method_without_arguments_trains_by_its_recipe_and_given_ones_stay(tmp_path: Path) -> None:
+    target, tokenizer = make_target(**SMALL), make_tokenizer()
+    common = {"target": target, "train_dataset": conversations(), "processing_class": tokenizer}
+
+    recipe = DrafterTrainer(**common)
+    given = DrafterTrainer(args=arguments(tmp_path, learning_rate=0.25), **common)
+    eagle = DrafterTrainer(model="eagle", **common)
+
+    assert recipe.args.learning_rate == pytest.approx(2e-3 * (256 / 32) ** 0.5)
+    assert not recipe.args.use_glancing
+    assert given.args.learning_rate == 0.25
+    assert isinstance(eagle.drafter, EagleDrafter)
+
+
+def test_plain_arguments_of_transformers_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"must be `DrafterTrainingArguments`, .* but they are `TrainingArguments`"):
+        DrafterTrainer(target=make_target(**SMALL), args=TrainingArguments(str(tmp_path)))
+
+
+def shares(prediction: EvalPrediction) -> dict[str, float]:
+    return {"counted": float(prediction.predictions.sum())}
+
+
+def test_metrics_of_the_user_stand_beside_those_of_the_trainer(tmp_path: Path) -> None:
+    target = make_target(**SMALL)
+    common = {"target": target, "model": make_drafter(target), "args": arguments(tmp_path)}
+    common |= {"eval_dataset": conversations(), "processing_class": make_tokenizer()}
+
+    metrics = DrafterTrainer(compute_metrics=shares, **common).evaluate()
+    clash = DrafterTrainer(compute_metrics=lambda _: {"accuracy": 1.0}, **common)
+
+    assert metrics["eval_counted"] > 0
+    assert 0 <= metrics["eval_accuracy"] <= 1
+    with pytest.raises(OptionError, match=r"other names than the trainer's own, but it gives \['accuracy'\]"):
+        clash.evaluate()
+
+
+class Reporter(TrainerCallback):
+    """Keeps what reporters such as W&B and Trackio are told."""
+
+    def __init__(self) -> None:
+        self.logs: list[dict[str, float]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def test_reporters_are_told_losses_their_terms_and_metrics(tmp_path: Path) -> None:
+    reporter = Reporter()
+    trainer = DrafterTrainer(
+        target=make_target(**SMALL),
+        args=arguments(tmp_path / "out", report_to="tensorboard", eval_strategy="steps", eval_steps=2),
+        train_dataset=conversations(),
+        eval_dataset=conversations(3),
+        processing_class=make_tokenizer(),
+        callbacks=[reporter],
+    )
+
+    trainer.train()
+
+    names = set().union(*reporter.logs)
+    assert {"loss", "cross_entropy", "learning_rate", "eval_loss", "eval_accuracy_at_1"} <= names
+    assert list((tmp_path / "out").rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(
+    ("data", "tokenizer", "message"),
+    [
+        ([{"text": "Hi"}], None, r"Rows of the data must be conversations .* but they have \['text'\]"),
+        ([{"input_ids": [1]}], None, r"have `input_ids` and an `assistant_mask`"),
+        ([{"messages": make_rows(1)[0]}], None, r"`processing_class` must be the target's tokenizer .* it is None"),
+        (iter([{"messages": make_rows(1)[0]}]), make_tokenizer(), "Data must have a length"),
+    ],
+    ids=["text", "no mask", "no tokenizer", "a stream"],
+)
+def test_other_data_are_refused_in_words(data: Any, tokenizer: Any, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        prepared(data, tokenizer, 512)
+
+
+def test_an_unknown_method_is_refused_by_name() -> None:
+    with pytest.raises(OptionError, match="must be a drafter, or one of"):
+        DrafterTrainer(target=make_target(**SMALL), model="hawk")
