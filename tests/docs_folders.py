@@ -40,6 +40,17 @@ def _convert(folder: Path) -> None:
     make_target("llama").save_pretrained(folder / "TARGET")
 
 
+def _published(folder: Path) -> None:
+    """An Eagle-3 drafter in the published form, of random weights, and its target."""
+    from tests.convert import foreign  # noqa: PLC0415
+
+    _stand_in(folder / "meta-llama" / "Llama-3.1-8B-Instruct", TARGET)
+    sizes = json.loads((TARGET / "config.json").read_text(encoding="utf-8"))
+    fields = {name: sizes[name] for name in foreign.SIZES.keys() & sizes.keys() - {"num_hidden_layers"}}
+    config, weights = foreign.eagle3(eagle_aux_hidden_state_layer_ids=[0, 2, 3], **fields)
+    foreign.written(folder / "yuhuili" / "EAGLE3-LLaMA3.1-Instruct-8B", config, weights)
+
+
 def _diffuspec(folder: Path) -> None:
     """A diffusion drafter of one layer, and a conversation."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
@@ -63,7 +74,7 @@ def _publish(folder: Path) -> None:
 
 
 def _train(folder: Path) -> None:
-    """A DFlash drafter of one layer, and an adapter for the embedded drafter."""
+    """A DFlash drafter of one layer, an adapter for the embedded drafter, and a conversation."""
     import peft  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
@@ -72,6 +83,7 @@ def _train(folder: Path) -> None:
 
     _stand_in(folder / "TARGET", TARGET)
     _stand_in(folder / "someone" / "falcon-drafter", DRAFTER)
+    (folder / "answered.jsonl").write_text(json.dumps({"messages": CONVERSATION}) + "\n", encoding="utf-8")
     target = AutoModelForCausalLM.from_pretrained(TARGET)
     make_dflash(target, num_hidden_layers=1).save_pretrained(folder / "my-dflash")
     drafter = FalconSpecDrafter.from_pretrained(DRAFTER)
@@ -88,6 +100,8 @@ def _trees(folder: Path) -> None:
 
 
 _MAKERS: dict[str, Callable[[Path], None]] = {
+    "README.md": _published,
+    "index.md": _published,
     "convert.md": _convert,
     "diffuspec.md": _diffuspec,
     "easyspec.md": _easyspec,

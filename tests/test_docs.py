@@ -130,6 +130,7 @@ RUNNABLE = [line for line in LINES if line.is_of_the_embedded_pair and line.comm
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_folder(page.name, tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     names: dict[str, Any] = {"__name__": "__main__"}
 
     for block in Block.of(page):

@@ -14,6 +14,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, check_name, kind_of, readable
 from ..drafters.config_fields import target_fields
 from ..drafters.registry import drafter_classes
+from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError
 from .conversion import RECORD, convert_checkpoint
 from .source import contents_of
@@ -61,7 +62,7 @@ def read_drafter(name: str, target: PreTrainedModel, revision: str | None = None
     hub = {} if revision is None else {"revision": revision}
     try:
         with readable(name):
-            is_foreign = kind_of(name, **hub) not in drafter_classes()
+            is_foreign = base_of_adapter(name, **hub) is None and kind_of(name, **hub) not in drafter_classes()
     except OSError as error:
         raise CheckpointError(
             f"`{name}` must be a folder with a drafter, or the name of one on the Hub, but there is no such folder, "

@@ -82,6 +82,9 @@ def kind_of(name_or_path: Any, **hub: Any) -> str | None:
 
 def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:
     """The `model_type` of a drafter's config; [`CheckpointError`] where it is none of `model_types`."""
+    base = base_of_adapter(name_or_path, **hub)
+    if base is not None:
+        return check_is_drafter(base, model_types, **options_of_base(hub))
     kind = kind_of(name_or_path, **hub)
     if kind not in model_types:
         raise CheckpointError(

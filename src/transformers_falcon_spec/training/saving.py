@@ -24,7 +24,7 @@ class SavingTrainer(Trainer):
     throughput: Throughput
     start_seconds: float  # of the training, by `time.perf_counter`
 
-    def check_hub_options(self, target_name: str | None) -> None:
+    def check_hub_options(self) -> None:
         """Check, before anything is trained, that what the arguments ask to push can be published."""
         if not self.args.push_to_hub:
             return
@@ -33,7 +33,7 @@ class SavingTrainer(Trainer):
                 "`hub_strategy` must be `end` or `every_save`, but it is "
                 f"`{self.args.hub_strategy}`: what is published are drafters, not the optimiser's state."
             )
-        resolved(".hub.card:check_target_name")(target_name)
+        resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
 
     def record(self) -> dict[str, Any]:
         """The facts about the run that are saved with the drafter and shown on its card."""
@@ -55,7 +55,7 @@ class SavingTrainer(Trainer):
         """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
         with self.throughput.timed("pause"):
             self._check_weights()
-            with explain_write_errors(self.args.output_dir):
+            with explain_write_errors(str(self.args.output_dir)):
                 super()._save_checkpoint(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:

@@ -48,19 +48,17 @@ class DrafterTrainer(SavingTrainer):
             The target. It is not trained, and is moved to the device of the training unless `device_map` spread it
             over several.
         model ([`~transformers.PreTrainedModel`], `peft.PeftModel` or `str`):
-            The drafter, for which there must be an objective in `training/objectives`, or in what `register_drafter`
-            was given; of a `PeftModel` only the adapter is trained. A string is the method of a fresh one, which is
-            made by the default recipe.
+            The drafter, of a kind with an objective (`register_drafter`); of a `PeftModel` only the adapter is
+            trained. A string is the method of a fresh one, made by the default recipe.
         args ([`DrafterTrainingArguments`], *optional*):
-            Options of the training; without them those of the default recipe if `model` is a string.
+            Options of the training; by default those of the recipe if `model` is a string.
         train_dataset, eval_dataset (*optional*):
             Conversations, as `datasets.load_dataset` gives them, under `messages`; or rows of `input_ids` and
             `assistant_mask`, which is 1 where the assistant speaks. `eval_dataset` may be several, by name.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             The target's tokenizer, which conversations need.
         compute_metrics (`Callable`, *optional*):
-            Metrics in addition to those below. `predictions` of what it gets are counts of
-            `(batches, block offsets, ranks)`: how often the target's best token had this rank for the drafter.
+            Further metrics, of counts `(batches, block offsets, ranks)` of the target's best tokens as `predictions`.
         kwargs: The other arguments of `transformers.Trainer`.
 
     Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
@@ -112,7 +110,7 @@ class DrafterTrainer(SavingTrainer):
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
-        kwargs.setdefault("data_collator", ConversationCollator(tokenizer and tokenizer.pad_token_id))
+        kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
         super().__init__(model=model, args=args, compute_metrics=merged_metrics(compute_metrics), **kwargs)
         self.model_accepts_loss_kwargs = False
         move_target(target, self.args)
@@ -129,9 +127,7 @@ class DrafterTrainer(SavingTrainer):
         is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if is_wanted and is_sharded:
-            logger.warning(
-                "Evaluation leaves out `acceptance_length` and `speedup`: no process holds the whole drafter."
-            )
+            logger.warning("No `acceptance_length` and `speedup` in evaluation: no process holds the whole drafter.")
         return is_wanted and not is_sharded
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -152,7 +148,7 @@ class DrafterTrainer(SavingTrainer):
             check_target_can_verify(self.drafter, self.features.target)
         template_kwargs = getattr(getattr(self.train_dataset, "conversations", None), "template_kwargs", None)
         record_target(self.drafter.config, self.features.target, self.processing_class, template_kwargs)
-        self.check_hub_options(self.drafter.config.target_name_or_path)
+        self.check_hub_options()
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):
             result = super().train(*args, **kwargs)

@@ -1,0 +1,130 @@
+"""However a drafter is pushed, what arrives is the same: weights, code, and one card."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from huggingface_hub import HfApi, ModelCard
+
+from tests.hub.repositories import Hub
+from tests.tiny import make_drafter, make_target
+from tests.training.runs import SMALL, make_trainer
+from transformers_falcon_spec import FalconSpecDrafter, OptionError, PublishError
+from transformers_falcon_spec.cli import main
+
+REPO, TARGET = "someone/falcon-tiny", "someone/target"
+pytestmark = [pytest.mark.commands]
+
+
+def trainer_of(folder: Path, **options: Any) -> Any:
+    """A trainer of a drafter whose target has a name on the Hub."""
+    return make_trainer(
+        folder,
+        {"target_name_or_path": TARGET},
+        **{"max_steps": 1, "hub_model_id": REPO, "logging_steps": 1, **options},
+    )
+
+
+def names() -> set[str]:
+    """Files on the Hub, without the code."""
+    files = set(HfApi().list_repo_files(REPO))
+    assert "custom_generate/generate.py" in files
+    return {name for name in files if not name.startswith("custom_generate/")}
+
+
+def test_every_way_to_push_ends_in_the_same_card_and_files(hub: Hub, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path / "run")
+    trainer.train()
+    cards, files = [], []
+
+    def publish_folder() -> None:
+        assert main(["publish", str(tmp_path / "run"), REPO, "--target", TARGET]) == 0
+
+    for push in (
+        trainer.push_to_hub,
+        publish_folder,
+        lambda: FalconSpecDrafter.from_pretrained(tmp_path / "run").push_to_hub(REPO),
+        lambda: FalconSpecDrafter.from_pretrained(tmp_path / "run").save_pretrained(
+            tmp_path / "run", push_to_hub=True, repo_id=REPO
+        ),
+    ):
+        push()
+        cards.append(re.sub(r"\d+ seconds", "", str(ModelCard.load(REPO, ignore_metadata_errors=True))))
+        files.append(names())
+
+    assert len(set(cards)) == 1
+    assert "1 steps" in cards[0]
+    assert files == [{"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}] * 4
+    weight = FalconSpecDrafter.from_pretrained(REPO).state_dict()["layers.0.mlp.up_proj.weight"]
+    assert torch.equal(weight, trainer.drafter.state_dict()["layers.0.mlp.up_proj.weight"])
+
+
+def test_a_run_that_pushes_publishes_each_checkpoint_and_the_end(hub: Hub, tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = trainer_of(tmp_path / "run", push_to_hub=True, **saving)
+
+    trainer.train()
+    num_commits = sum("/commit/" in line for line in hub.requests)
+    trainer.save_model()
+
+    assert num_commits == 2
+    assert sum("/commit/" in line for line in hub.requests) == 3
+    assert names() == {"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"hub_strategy": "all_checkpoints"}, OptionError, "`hub_strategy` must be `end` or `every_save`"),
+        ({"target": "not a name"}, PublishError, "The card must name the target as the Hub does"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_before_training(
+    hub: Hub, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    target = options.pop("target", TARGET)
+    trainer = make_trainer(tmp_path, {"target_name_or_path": target}, push_to_hub=True, hub_model_id=REPO, **options)
+
+    with pytest.raises(error, match=message):
+        trainer.train()
+
+    assert trainer.state.global_step == 0
+
+
+def test_an_adapter_is_published_merged_into_its_drafter(hub: Hub, tmp_path: Path) -> None:
+    make_drafter(make_target(**SMALL), target_name_or_path=TARGET).save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    base = FalconSpecDrafter.from_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(base, lora)
+    adapted.save_pretrained(tmp_path / "adapter")
+    expected = adapted.merge_and_unload().state_dict()
+
+    status = main(["publish", str(tmp_path / "adapter"), REPO])
+
+    found = FalconSpecDrafter.from_pretrained(REPO).state_dict()
+    assert status == 0
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(weight, expected[name]) for name, weight in found.items())
+
+
+def test_nothing_is_sent_where_only_the_files_are_wanted(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_drafter(make_target(**SMALL)).save_pretrained(tmp_path / "drafter")
+    options = ["publish", str(tmp_path / "drafter"), REPO, "--target", TARGET]
+
+    assert main([*options, "--dry_run"]) == 0
+    listed = capsys.readouterr().out
+    assert main([*options, "--output", str(tmp_path / "staged")]) == 0
+    taken = main([*options, "--output", str(tmp_path / "staged")])
+
+    assert re.search(r"\d+\.\d{3} MB  model\.safetensors", listed)
+    assert "Nothing was sent. This would be someone/falcon-tiny." in listed
+    assert FalconSpecDrafter.from_pretrained(tmp_path / "staged").config.target_name_or_path == TARGET
+    assert (tmp_path / "staged" / "README.md").is_file()
+    assert taken == 1
+    assert "must be a new or an empty folder" in capsys.readouterr().err
+    assert not [line for line in hub.requests if line.startswith(("POST", "PUT"))]
