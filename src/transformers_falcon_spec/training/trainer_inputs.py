@@ -10,9 +10,10 @@ from ..drafters.registry import METHODS
 from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
 from .conversations import read_conversations
-from .dataset import ConversationDataset, Example, most_frequent_tokens
+from .dataset import ConversationDataset, most_frequent_tokens
 from .objectives import STOCK_METHODS
 from .recipes import recipe_of
+from .row_encoding import Example
 from .top_k_accuracy import accuracy_metrics
 
 Metrics = Callable[[EvalPrediction], dict[str, float]]
