@@ -127,6 +127,25 @@ def test_the_drafters_record_of_its_target_is_on_the_card() -> None:
     card = render_card(drafter, "a/b", "a/target")
 
     assert "made for revision abc123 of it in bfloat16, with the chat template of digest 258015e0815376ab" in card
+    assert "these arguments" not in card
+
+
+def test_arguments_for_the_chat_template_and_rows_by_treatment_are_on_the_card() -> None:
+    drafter = LookaheadDrafter.from_target(make_target())
+    fingerprint = {
+        "revision": None,
+        "dtype": "bfloat16",
+        "template": "25",
+        "template_kwargs": {"enable_thinking": False},
+    }
+    drafter.config.target_fingerprint = fingerprint
+    record = json.loads((ROOT / "models/falcon-reference/training.json").read_text(encoding="utf-8"))
+    training = {**record, "num_examples": 12, "rows": {"whole": 6, "turn by turn": 3, "tools": 1}}
+
+    card = render_card(drafter, "a/b", "a/target", training=training)
+
+    assert 'and these arguments for it: `{"enable_thinking": false}`' in card
+    assert "10 rows: 6 whole (60%), 3 turn by turn (30%), 1 left out (10%: 1 tools); 12 examples, " in card
 
 
 def test_a_card_shows_the_conditions_of_a_measurement_if_the_file_has_them(tmp_path: Path) -> None:

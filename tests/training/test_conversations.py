@@ -62,6 +62,58 @@ def test_a_broken_line_is_named_and_harms_no_other(
     assert f"Left out: {error}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ([message("user"), message("tool"), message("assistant")], "tools"),
+        ([message("user"), {**message("assistant"), "tool_calls": [{"id": 1}]}], "tools"),
+        ([message("user"), message("critic")], "an unknown role"),
+        ([message("user", [{"type": "image", "url": "x"}]), message("assistant")], "images or other parts"),
+        ([message("user"), message("assistant", None)], "no text"),
+        ([message("user")], "no assistant turn"),
+        ([message("assistant")], "nothing before the first answer"),
+        ([], "no messages"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_counted_by_reason_and_the_first_are_named(
+    tmp_path: Path, row: list[Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join([GOOD, *[json.dumps({"messages": row})] * 5, GOOD]), encoding="utf-8")
+
+    found = read_conversations(path)
+
+    assert found.rows == [GOOD_ROW]
+    assert found.reasons == {reason: 5, "a copy of an earlier one": 1}
+    assert sum(f"{path}, line" in record.getMessage() for record in caplog.records) == 3
+    assert f"Left out: 5 rows in all: {reason}." in caplog.text
+
+
+def test_rows_with_tools_beside_their_messages_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(GOOD + "\n" + json.dumps({"messages": OTHER_ROW, "tools": [{"name": "add"}]}), encoding="utf-8")
+
+    assert read_conversations(path).reasons == {"tools": 1}
+
+
+def test_parts_that_are_all_text_are_joined(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    path.write_text(json.dumps({"messages": [message("user", parts), message("assistant", "c")]}), encoding="utf-8")
+
+    assert read_conversations(path).rows == [[message("user", "ab"), message("assistant", "c")]]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_beside_the_text_is_kept_under_one_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "data.jsonl"
+    answer = {**message("assistant", "b"), name: "hm"}
+    path.write_text(json.dumps({"messages": [{**message("user"), name: "?"}, answer]}), encoding="utf-8")
+
+    expected = [message("user"), {**message("assistant", "b"), "reasoning_content": "hm"}]
+    assert read_conversations(path).rows == [expected]
+
+
 def test_other_columns_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"source": "x", "messages": [{**each, "weight": 1} for each in GOOD_ROW]}))

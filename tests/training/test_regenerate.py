@@ -10,10 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.chat import PLAIN_TEMPLATE, make_rows, make_tokenizer
+from tests.chat_families import family_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training import regenerate as regenerate_file
+from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
 
 pytestmark = pytest.mark.training
@@ -257,6 +259,66 @@ def test_the_same_question_in_another_batch_is_answered_anew(tmp_path: Path, tar
     regenerate(target, make_tokenizer(), make_rows(1) * 4, path, options)
 
     assert len({line["messages"][1]["content"] for line in read(path)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "num_tokens"),
+    [("chatml", {}, 256), ("qwen3", {}, 4096), ("qwen3", {"enable_thinking": False}, 256), ("deepseek-r1", {}, 4096)],
+)
+def test_answers_are_long_where_the_target_thinks(name: str, kwargs: dict[str, Any], num_tokens: int) -> None:
+    template = ChatTemplate(family_tokenizer(name), kwargs)
+
+    assert RegenerateOptions().for_template(template).num_tokens == num_tokens
+    assert RegenerateOptions(max_new_tokens=7).for_template(template).num_tokens == 7
+
+
+def test_cut_answers_are_counted_over_all_runs_of_a_file(
+    tmp_path: Path, target: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, path = dialogues(8), tmp_path / "out.jsonl"
+
+    for _ in range(2):
+        regenerate(target, make_tokenizer(), rows, path, GREEDY)
+
+    num_cut = sum("is_cut" in line for line in read(path))
+    cut = [not answer_alone(target, line["messages"][:-1])[1] for line in read(path)]
+    assert 0 < num_cut == sum(cut) < 8
+    said = (
+        f"Of 8 conversations {num_cut} were cut where an answer reached `max_new_tokens`, which is 8; 0 of these are"
+    )
+    assert [said in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_a_thought_that_is_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = make_target(vocab_size=280, **SMALL)  # without an end
+    rows, path = make_rows(3), tmp_path / "out.jsonl"
+
+    num_written = regenerate(target, family_tokenizer("deepseek-r1"), rows, path, GREEDY)
+
+    assert (num_written, read(path)) == (0, [])
+    assert "Of 3 conversations 3 were cut" in caplog.text
+    assert "3 of these are left out, for the first answer was cut within its thought" in caplog.text
+
+
+def test_arguments_for_the_chat_template_reach_every_prompt(
+    tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    generate = target.generate
+    monkeypatch.setattr(target, "generate", lambda **kw: seen.append(kw["input_ids"]) or generate(**kw))
+    tokenizer = make_tokenizer(PLAIN_TEMPLATE + "{{ ending }}")
+
+    regenerate(target, tokenizer, make_rows(4), tmp_path / "a.jsonl", QUICK, {"ending": "<system>"})
+
+    ending = tokenizer.convert_tokens_to_ids("<system>")
+    assert seen[0][:, -1].tolist() == [ending] * 2
+    with pytest.raises(OptionError, match=r"was begun with .*'template_kwargs': {'ending': '<system>'}"):
+        regenerate(target, tokenizer, make_rows(4), tmp_path / "a.jsonl", QUICK)
+
+
+def test_thoughts_between_special_tokens_are_a_servers_business(tmp_path: Path, target: PreTrainedModel) -> None:
+    with pytest.raises(OptionError, match=r"part thoughts from words by special tokens.*`--endpoint URL`"):
+        regenerate(target, family_tokenizer("gpt-oss"), make_rows(1), tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
-from jinja2 import meta
+from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -127,5 +127,15 @@ def _source(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @lru_cache
 def _undeclared(source: str) -> frozenset[str]:
-    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
-    return frozenset(meta.find_undeclared_variables(environment.parse(_MARKS.sub("", source))))
+    """The names that a template reads before it sets them, if it does; Jinja counts what is set in a branch, too."""
+    tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", source))
+    first_uses = dict(reversed(list(_uses(tree))))
+    return frozenset(name for name in meta.find_undeclared_variables(tree) if first_uses[name] == "load")
+
+
+def _uses(node: nodes.Node) -> Iterator[tuple[str, str]]:
+    """Each name in a template with its use, `load` or `store`, in order; what is assigned is read first."""
+    if isinstance(node, nodes.Name):
+        yield node.name, node.ctx
+    for child in sorted(node.iter_child_nodes(), key=lambda child: getattr(child, "ctx", "load") == "store"):
+        yield from _uses(child)

@@ -219,6 +219,21 @@ def test_the_chat_template_is_compared_where_both_are_known() -> None:
     assert names(drafter, target, make_tokenizer(None)) == ["wrong template"]
 
 
+def test_arguments_for_the_chat_template_are_compared_where_they_are_known() -> None:
+    target, tokenizer = make_target(), make_tokenizer()
+    drafter = make_drafter(target)
+
+    record_target(drafter.config, target, tokenizer, {"enable_thinking": False})
+
+    assert drafter.config.target_fingerprint["template_kwargs"] == {"enable_thinking": False}
+    assert mismatches_of(drafter, target, tokenizer) == []
+    assert mismatches_of(drafter, target, tokenizer, {"enable_thinking": False}) == []
+    (other,) = mismatches_of(drafter, target, tokenizer, {})
+    assert other.name == "wrong template"
+    assert 'gets {}, and this drafter was trained with {"enable_thinking": false}' in other.text
+    assert "Give `--chat_template_kwargs '{\"enable_thinking\": false}'`" in other.remedy
+
+
 def test_a_quantised_target_is_known_by_its_config_and_its_weights_are_left_alone() -> None:
     target = make_target()
     drafter = make_drafter(target)

@@ -1,0 +1,43 @@
+"""A drafter is trained on conversations whose template takes thoughts out of earlier turns, and its texts are the target's own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.chat_families import FAMILIES, family_rows, family_tokenizer
+from tests.tiny import make_target
+from tests.training.runs import SMALL, loss_curve, make_trainer
+from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec.training.dataset import ConversationDataset
+
+
+@pytest.mark.parametrize("name", ["qwen3"])
+def test_a_drafter_learns_turn_by_turn_and_its_texts_are_the_targets_own(name: str, tmp_path: Path) -> None:
+    tokenizer = family_tokenizer(name)
+    rows = family_rows(24, FAMILIES[name])
+    data = ConversationDataset(rows, tokenizer, 256, template_kwargs={"enable_thinking": True})
+    assert data.treatments["turn by turn"] > 8
+
+    trainer = make_trainer(
+        tmp_path,
+        {"block_size": 2},
+        data,
+        make_target_of_run=lambda: make_target(vocab_size=len(tokenizer), **SMALL),
+        eval_strategy="no",
+        logging_steps=6,
+    )
+    trainer.train()
+    trainer.model.save_pretrained(tmp_path)
+
+    losses = loss_curve(trainer)
+    assert losses[-1] < losses[0]
+    drafter = FalconSpecDrafter.from_pretrained(tmp_path).eval()
+    assert drafter.config.target_fingerprint["template_kwargs"] == {"enable_thinking": True}
+    prompt = tokenizer.apply_chat_template(
+        rows[0][:-1], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    target, greedy = trainer.features.target, {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+    assert torch.equal(
+        target.generate(**prompt, **greedy, assistant_model=drafter), target.generate(**prompt, **greedy)
+    )
