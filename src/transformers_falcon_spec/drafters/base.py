@@ -107,6 +107,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return self.generation_config.tree_depth or self.block_size
 
     @property
+    def max_depth(self) -> int:
+        """The depth of the deepest draft."""
+        tree = self.draft_tree
+        return max(0 if tree is None else int(tree.depths.max()), self.tree_depth * self.is_tree_dynamic)
+
+    @property
     def draft_settings(self) -> dict[str, Any] | None:
         """Settings besides weights that decide its drafts; they are kept with measurements."""
         options, names = self.generation_config, ("num_tree_nodes", "tree_top_k")

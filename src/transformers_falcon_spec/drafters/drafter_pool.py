@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import OptionError
@@ -139,10 +139,14 @@ class PoolGenerator(TreeCandidateGenerator):
 
     def commit(self, committed: Committed) -> None:
         """Hand everyone the text and the features that it reads."""
-        features = committed.features
-        for generator, (start, end) in zip(self.generators, self._columns, strict=True):
-            own = features[..., start:end] if features is not None and end > start else None
+        for generator, own in zip(self.generators, self._parts(committed.features), strict=True):
             generator.commit(replace(committed, features=own))
+
+    def _parts(self, features: Tensor | None) -> list[Tensor | None]:
+        """The features that each of them reads; None for those that read none."""
+        return [
+            features[..., start:end] if features is not None and end > start else None for start, end in self._columns
+        ]
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
         """The reason of the first one that cannot draft in fixed shapes."""
@@ -164,9 +168,8 @@ class PoolGenerator(TreeCandidateGenerator):
 
     def commit_kept(self, kept: Kept) -> None:
         """Hand everyone the text and the features that it reads."""
-        for generator, (start, end) in zip(self.generators, self._columns, strict=True):
-            assert kept.features is not None  # drafters that can be fixed read at least one layer
-            generator.commit_kept(replace(kept, features=kept.features[..., start:end]))
+        for generator, own in zip(self.generators, self._parts(kept.features), strict=True):
+            generator.commit_kept(replace(kept, features=own))
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The draft of the drafter that the budget names."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 
 from ..errors import GenerationError
+from .static.slot_cache import SlotCache
 
 HOLE = -1  # the position of a slot that holds padding or a dropped token
 MAX_WASTE = 0.25  # share of slots that realigning must save to be worth reading and writing the cache once
@@ -259,6 +260,8 @@ class GroupSlice:
         if len(self._layers) == 1:
             return self.extend(keys, values)
         index, num_heads = self._layers.index(layer_idx), keys.shape[1]
+        if isinstance(self.cache, SlotCache):
+            return self.cache.layers[self._number].update_heads(index * num_heads, keys, values)
         assert index == len(self._new)  # layers are read in order
         joined = (keys, values)
         if num_held(self.cache, self._number):

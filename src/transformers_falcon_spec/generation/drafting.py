@@ -137,6 +137,7 @@ class Kept:
     features: Tensor | None  # [rows, most, feature_dim]: f[p] of each new t[p+1]
     num: Tensor  # [rows, 1] int64, how many of them count
     num_new: tuple[int, ...]  # [rows] the same, as the host knows it
+    new_ids: tuple[tuple[int, ...], ...] = ()  # [rows] the tokens that count, as the host knows them
 
 
 class TreeCandidateGenerator(CandidateGenerator):

@@ -9,6 +9,9 @@ from benchmarks.on_gpu.cells import PLAIN, Cell, Way
 from benchmarks.on_gpu.pairs import Pair
 from tests.benchmarks.on_gpu.tiny_pair import models
 from tests.tiny import make_prompt
+from transformers_falcon_spec import DiffusionDrafter
+from transformers_falcon_spec.commands.loading import load_target
+from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 
 __all__ = ["models"]
 CPU = torch.device("cpu")
@@ -43,3 +46,20 @@ def test_a_prompt_of_a_given_length_is_made_of_the_prompts(models: Path, tmp_pat
         [[1, 2, 3, 4]],
         [[4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4]],
     ]
+
+
+def test_drafters_that_are_whole_models_draft_in_fixed_shapes(models: Path, tmp_path: Path) -> None:
+    target, _ = load_target(str(models / "reference-target"), "float32", "cpu")
+    make_draft_model(target, num_hidden_layers=3).save_pretrained(tmp_path / "trained" / "draft-model")
+    DiffusionDrafter.from_target(target, block_size=3).save_pretrained(models / "diffuspec-prefix")
+    pair = Pair(models, tmp_path / "trained", "small", None, torch.float32, CPU)
+    records = runs.Records(tmp_path / "gpu.jsonl", {})
+    ways = tuple(Way(who, "static") for who in ("language model", "EasySpec", "DiffuSpec"))
+
+    runs.CellRun(Cell("whole models", "small", ways, num_turns=1), pair, [make_prompt(9)], records, 1e9, 5).run(
+        runs.Deadline(None)
+    )
+
+    turns = [row for row in records.entries if "turn" in row]
+    assert {row["way"] for row in turns} == {way.name for way in ways}
+    assert all(row["is_static"] and not row["notes"] for row in turns)

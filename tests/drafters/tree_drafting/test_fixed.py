@@ -22,6 +22,8 @@ FEW = (
     "eagle-3, grown",
     "eagle-1, static",
     "medusa",
+    "a small language model, static",
+    "layers with windows, grown",
 )
 ALL = [pytest.param(name, marks=() if name in FEW else [pytest.mark.families, pytest.mark.slow]) for name in DRAFTERS]
 
@@ -102,6 +104,9 @@ def on_meta(twins: Twins) -> None:
             setattr(twins.fixed, name, value.to("meta"))
     if getattr(twins.fixed, "_state", None) is not None:
         twins.fixed._state = tuple(buffers.carried[name] for name in ("hidden", "cell"))
+    backend = getattr(twins.fixed, "_backend", None)
+    if backend is not None:  # which may have weights of its own
+        twins.fixed._backend = type(backend)(twins.drafter.layered, backend.groups)
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(None, marks=pytest.mark.slow), 0.7])

@@ -9,6 +9,7 @@ import torch
 
 from tests.drafters.eagle.kinds import KINDS as EAGLES
 from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
+from tests.drafters.easyspec.kinds import make_drafter as make_layer_parallel
 from tests.drafters.medusa.makers import make_medusa
 from tests.drafters.texts import Text, merged, paths
 from tests.drafters.trees import random_tree
@@ -27,6 +28,16 @@ FALCONS: dict[str, dict[str, Any]] = {
     "with a transition": {"transition_rank": 5},
     "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
     "calibrated": {"confidence_temperatures": {"greedy": [0.5, 0.7, 0.9, 1.1, 1.3, 1.5], "sampled": [0.2] * 6}},
+}
+LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
+    "a small language model": {"layer_groups": [[layer] for layer in range(7)]},
+    "layers fused": {},
+    "layers in order": {"backend": "sequential"},
+    "layers with windows": {"kind": "qwen2"},
+    "layers with windows in order": {"kind": "qwen2", "backend": "sequential"},
+    "layers of GPT-NeoX": {"kind": "gpt_neox"},
+    "whole layers, read roughly": {"calibrate": False, "whole_layers": True},
+    "fewer tokens": {"draft_vocab_size": 90},
 }
 GROWN = {"dynamic_tree": True, "tree_depth": 5, "num_tree_nodes": 12}
 
@@ -49,6 +60,11 @@ def eagle(target: Any, kind: str, is_grown: bool) -> Any:
     return make_eagle(target, kind, **options)
 
 
+def layer_parallel(target: Any, kind: str, is_grown: bool) -> Any:
+    options = GROWN if is_grown else {"dynamic_tree": False, "draft_tree": _tree(4)}
+    return make_layer_parallel(target, **LANGUAGE_MODELS[kind], **options)
+
+
 def _tree(depth: int) -> dict[str, list[int]]:
     parents, ranks = random_tree(depth, 9 + 2 * depth, seed=depth)
     return {"parents": parents, "ranks": ranks}
@@ -61,6 +77,10 @@ def every_drafter() -> dict[str, Callable[[Any], Any]]:
         shape = "grown" if is_grown else "static"
         for kind in EAGLES:
             made[f"{kind}, {shape}"] = lambda target, kind=kind, is_grown=is_grown: eagle(target, kind, is_grown)
+        for kind in LANGUAGE_MODELS:
+            made[f"{kind}, {shape}"] = lambda target, kind=kind, is_grown=is_grown: layer_parallel(
+                target, kind, is_grown
+            )
         for kind in FALCONS:
             for size in (1, 2, 3):
                 if kind == "calibrated" and not is_grown:
@@ -106,7 +126,7 @@ class Twins:
                 place.copy_(new)
             self._kept.features.copy_(kept.features)
             self._kept.num[self._kept.num == 0] = num_ended
-            self.fixed.commit_kept(replace(self._kept, num_new=kept.num_new))
+            self.fixed.commit_kept(replace(self._kept, num_new=kept.num_new, new_ids=kept.new_ids))
         else:
             self.fixed.commit(committed)
         self._drawn = {}
@@ -143,7 +163,10 @@ def as_kept(committed: Committed) -> Kept:
     for row, (length, num) in enumerate(zip(committed.lengths, num_new, strict=True)):
         token_ids[row, :num] = committed.sequence_ids[row, length - num : length]
         features[row, :num] = committed.features[row, :num]
-    return Kept(token_ids, features, torch.tensor(num_new)[:, None], num_new)
+    rows = zip(token_ids.tolist(), num_new, strict=True)
+    return Kept(
+        token_ids, features, torch.tensor(num_new)[:, None], num_new, tuple(tuple(ids[:num]) for ids, num in rows)
+    )
 
 
 def assert_same(plain: Draft, fixed: Draft, num_rows: int) -> None:

@@ -5,7 +5,7 @@ of a grid, nothing where all see all; or, for some rounds, what full attention l
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -49,16 +49,26 @@ class DenoisedRow:
         if self.config.cache_rounds > 1 and self._num_rounds % self.config.cache_rounds == 0:
             self._crop(0)
         self._num_rounds += 1
-        block = torch.full((num_tokens,), self.config.mask_token_id or 0, device=text.device)
-        is_masked = torch.ones_like(block, dtype=torch.bool)
-        num_each = -(-num_tokens // num_steps)
-        found = scored(self._read(text, block))
-        while num_each < int(is_masked.sum()):
-            surest = found.log_softmax(-1).amax(-1).masked_fill(~is_masked, -torch.inf).topk(num_each).indices
-            block[surest] = found[surest].argmax(-1)
-            is_masked[surest] = False
-            found = scored(self._read(text, block)).where(is_masked[:, None], found)
-        return found
+        block = torch.full((1, num_tokens), self.config.mask_token_id or 0, device=text.device)
+        nums = torch.full((1, 1), num_tokens, device=text.device)
+        num_passes = -(-num_tokens // -(-num_tokens // num_steps))
+        return surest_first(lambda ids: scored(self._read(text, ids[0]))[None], block, nums, num_steps, num_passes)[0]
+
+    @property
+    def layers(self) -> list[Any]:
+        """Keys and values that are kept, by layer."""
+        return [] if self._cache is None else list(self._cache.layers)
+
+    def read_text(self, text: Tensor) -> None:
+        """Keep keys and values of all of `text` `[tokens]`, whose tokens see what stands before them and no masks."""
+        self._crop(len(text))
+        start, slots = self.num_cached, torch.arange(len(text), device=text.device)
+        if start < len(text):
+            allowed = slots <= slots[start:, None]
+            ModelCall(text[None, start:], slots[None, start:], allowed[None], self._cache, 1).logits(
+                self.drafter.model
+            )
+        self.num_cached = len(text)
 
     def _read(self, text: Tensor, block: Tensor) -> Tensor:
         """Logits `[block, vocab]` of a block behind the text; keys and values that hold in later rounds are kept."""
@@ -79,3 +89,25 @@ class DenoisedRow:
         if self._cache is not None and self.num_cached > num_tokens:
             drop_last(self._cache, self.num_cached - num_tokens)
             self.num_cached = num_tokens
+
+
+def surest_first(
+    read: Callable[[Tensor], Tensor], block: Tensor, nums: Tensor, num_steps: int, num_passes: int
+) -> Tensor:
+    """Scores `[rows, positions, vocab]` of the first `nums` `[rows, 1]` positions of `block` `[rows, positions]`.
+
+    `read` makes scores of a block, in which more tokens are committed with each of the `num_passes`. Those are as many
+    as the `num_steps` take where a row's positions are shared out among them. Nothing is asked of the host.
+    """
+    is_masked = torch.arange(block.shape[1], device=block.device) < nums
+    num_each = -(-nums // num_steps)
+    found = read(block)
+    for _ in range(num_passes - 1):
+        is_left = is_masked.sum(-1, keepdim=True) > num_each
+        sure = found.log_softmax(-1).amax(-1).masked_fill(~is_masked, -torch.inf)
+        ranks = sure.argsort(dim=-1, descending=True).argsort(dim=-1)
+        is_chosen = (ranks < num_each) & is_masked & is_left
+        block = found.argmax(-1).where(is_chosen, block)
+        is_masked = is_masked & ~is_chosen
+        found = read(block).where((is_masked & is_left)[..., None], found)
+    return found

@@ -4,20 +4,23 @@ A searched path is no draw, so it comes without draft probabilities: the walk co
 marginals are handed over with their distributions (arXiv 2510.02358, equation 6, which holds for these alone).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
+from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...generation.static.eligibility import obstacle_in
+from ..tree_drafting.pairs import gives_probs, why_probs_matter
+from ..tree_drafting.static import drawn_ahead
 from .denoising import DenoisedRow
 from .draft_length import length_rule
+from .fixed import DenoisingPasses, FixedDenoising
 from .lattice import Lattice, prune
 from .path_search import LatticeTree, PathScores, argmax_path, draw_marginals, search_path, tree_over
 
@@ -43,10 +46,38 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """Keep the new text, and learn how much of each row's draft was kept."""
         self._rows = self._rows or [_Row(self.drafter) for _ in committed.lengths]
         for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
-            row.text = committed.sequence_ids[number, :length]
-            if row.num_generated is not None and committed.num_new[number]:
-                row.length_rule.observe(row.num_generated, committed.num_new[number] - 1)
-            row.num_generated = None
+            text = committed.sequence_ids[number, :length]
+            row.take(text if self.fixed is None else text.cpu(), committed.num_new[number])
+
+    def commit_kept(self, kept: Kept) -> None:
+        """The same of tokens that the host knows, too."""
+        for row, new in zip(self._rows, kept.new_ids, strict=True):
+            row.take(torch.cat([row.text, torch.tensor(new, dtype=torch.long)]), len(new))
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there is text to begin with in fixed shapes: in each row the root, and something before it."""
+        return bool(self._rows) and min(len(row.text) for row in self._rows) > 1
+
+    def why_not_fixed(self, budget: DraftBudget) -> str | None:
+        """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
+        if self.config.attention != "prefix_causal":
+            return f'with `attention="{self.config.attention}"` the diffusion model reads text anew in every pass'
+        return why_probs_matter(budget) or obstacle_in(self.drafter.model, "diffusion model")
+
+    @torch.no_grad()
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedDenoising:
+        """Read all text but the roots, move it to buffers, and go on in them; the search stays on the host."""
+        for row in self._rows:
+            row.text = row.text.cpu()
+            row.reader.read_text(self._known(row.text[:-1]))
+        readers = [row.reader for row in self._rows]
+        is_fit = isinstance(buffers, FixedDenoising) and buffers.fits(readers, most_kept)
+        self.fixed = buffers if is_fit else FixedDenoising(readers, most_kept, num_slots)
+        self.fixed.load(readers)
+        for row in self._rows:
+            row.reader = DenoisedRow(self.drafter)  # so that the text has one copy of its states
+        return self.fixed
 
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:
@@ -60,10 +91,17 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         if not any(nums):
             return None
         self._search_seconds = 0.0
-        scores = [self._filled_in(number, num, num_steps, budget) for number, num in enumerate(nums)]
-        if self.config.search == "marginal" and budget.temperature is not None and budget.noise is None:
-            return self._drawn(scores, budget, num_steps)
-        trees = [self._searched(row, part, budget) for row, part in zip(self._rows, scores, strict=True)]
+        scores: list[Tensor] = []
+        if self.fixed is None:
+            scores = [self._filled_in(number, num, num_steps, budget) for number, num in enumerate(nums)]
+            found = [self._pruned(part, budget).cpu() if len(part) else None for part in scores]  # waits for the pass
+        else:
+            found = self._read_fixed(nums, num_steps, budget)
+        pairs = zip(self._rows, found, strict=True)
+        lattices = [None if lattice is None else row.within(lattice) for row, lattice in pairs]
+        if self.config.search == "marginal" and gives_probs(budget):
+            return self._drawn(scores, lattices, budget, num_steps)
+        trees = [self._searched(row, each, budget) for row, each in zip(self._rows, lattices, strict=True)]
         return self._draft(trees, scores, budget, num_steps)
 
     def _draws_tree(self, budget: DraftBudget) -> bool:
@@ -74,37 +112,56 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """Scores `[num, vocab]` over the target's tokens of the positions behind a text, less noise that is known."""
         if not num:
             return torch.empty(0, self.target.vocab_size, dtype=torch.float)
-        row = self._rows[number]
-        text = row.text.to(self.drafter.device)
-        text = text.where(text < self.drafter.model.config.vocab_size, 0)  # one that the model lacks
-        noise = None
-        if budget.noise is not None:
-            coming = [budget.noise(number, depth) for depth in range(1, num + 1)]
-            noise = torch.stack(coming).to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
-        return row.reader.scores(text, num, num_steps, partial(self._scores, noise=noise))
+        row, noise = self._rows[number], self._noise([number], num, budget)
+        noise = None if noise is None else noise[0]
+        return row.reader.scores(self._known(row.text), num, num_steps, lambda logits: self._scores(logits, noise))
+
+    def _read_fixed(self, nums: Sequence[int], num_steps: int, budget: DraftBudget) -> list[Lattice | None]:
+        """The candidates of each row's positions behind its text; the host waits once."""
+        rows, most = range(len(self._rows)), self.config.most_draft_tokens
+        coming, draws = drawn_ahead(budget, len(rows), most)
+        passes = DenoisingPasses(
+            num_steps,
+            lambda logits: self._scores(logits, self._noise(rows, most, coming)),
+            lambda scores: self._pruned(scores, coming),
+            tuple(self.end_ids),
+            (draws, budget.temperature),
+        )
+        found = self.fixed.lattices(self.drafter, [row.text for row in self._rows], nums, passes)
+        return [lattice if num else None for lattice, num in zip(found, nums, strict=True)]
+
+    def _known(self, text: Tensor) -> Tensor:
+        """A text on the drafter's device, with another token for one that the model lacks."""
+        text = text.to(self.drafter.device)
+        return text.where(text < self.drafter.model.config.vocab_size, 0)
+
+    def _noise(self, rows: Sequence[int], num: int, budget: DraftBudget) -> Tensor | None:
+        """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
+        if budget.noise is None:
+            return None
+        coming = torch.stack([budget.noise(row, depth) for row in rows for depth in range(1, num + 1)])
+        scaled = coming.to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
+        return scaled.unflatten(0, (len(rows), num))
 
     def _scores(self, logits: Tensor, noise: Tensor | None) -> Tensor:
-        """Logits `[positions, vocab]` over the target's tokens, -inf where it would never write one."""
-        shared = logits[:, : self.config.draft_vocab_size]
-        scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[1]), value=-torch.inf)
-        scores.index_fill_(1, torch.tensor(self.forbidden_ids, dtype=torch.long, device=scores.device), -torch.inf)
+        """Logits `[..., positions, vocab]` over the target's tokens, -inf where it would never write one."""
+        shared = logits[..., : self.config.draft_vocab_size]
+        scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[-1]), value=-torch.inf)
+        for token in self.forbidden_ids:
+            scores[..., token] = -torch.inf
         return scores if noise is None else scores - noise
 
-    def _lattice(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> Lattice:
-        """The candidates of the positions to draft for; the row remembers where the text seems to end."""
+    def _pruned(self, scores: Tensor, budget: DraftBudget) -> Lattice:
+        """The candidates of all positions that were filled in."""
         with self._searching():
             sharpened = scores / (budget.temperature or 1.0)
-            lattice = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
-        lattice = lattice.cpu()  # waits for the pass
-        row.num_generated = lattice.num_generated
-        return lattice.first(row.length_rule.kept_length(lattice.confidences))
+            return prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
 
-    def _searched(self, row: "_Row", scores: Tensor, budget: DraftBudget) -> LatticeTree:
+    def _searched(self, row: "_Row", lattice: Lattice | None, budget: DraftBudget) -> LatticeTree:
         """The path or tree that the search picks for one row, root included."""
         config, root = self.config, int(row.text[-1])
-        if not len(scores):
+        if lattice is None:
             return LatticeTree.path(root)
-        lattice = self._lattice(row, scores, budget)
         with self._searching():
             if config.search in ("argmax", "marginal"):
                 return LatticeTree.path(root, argmax_path(lattice))
@@ -113,12 +170,11 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
                 return tree_over(mixed, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
             return LatticeTree.path(root, search_path(mixed, config.beam_width))
 
-    def _drawn(self, scores: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
+    def _drawn(
+        self, scores: list[Tensor], lattices: Sequence[Lattice | None], budget: DraftBudget, num_steps: int
+    ) -> Draft:
         """Drawn paths of all rows and what they were drawn from; how long they are does not depend on the draws."""
-        nums = [
-            self._lattice(row, part, budget).length if len(part) else 0
-            for row, part in zip(self._rows, scores, strict=True)
-        ]
+        nums = [0 if lattice is None else lattice.length for lattice in lattices]
         cut = pad_sequence([part[:num].to(self.drafter.device) for part, num in zip(scores, nums, strict=True)], True)
         tokens, probs = draw_marginals(cut, budget, self.rng)
         trees = [
@@ -139,6 +195,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             num_passes=num_steps,
             node_probs=pad_sequence(node_probs, True) if node_probs else None,
             search_seconds=self._search_seconds,
+            max_depth=max(max(tree.depths) for tree in trees),
         )
 
     @contextmanager
@@ -161,6 +218,18 @@ class _Row:
         self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
         self._num_counted = 0
 
+    def take(self, text: Tensor, num_new: int) -> None:
+        """All of the text, and how many tokens of it are new."""
+        self.text = text
+        if self.num_generated is not None and num_new:
+            self.length_rule.observe(self.num_generated, num_new - 1)
+        self.num_generated = None
+
+    def within(self, lattice: Lattice) -> Lattice:
+        """The positions of a lattice to draft for; the row remembers where the text seems to end."""
+        self.num_generated = lattice.num_generated
+        return lattice.first(self.length_rule.kept_length(lattice.confidences))
+
     def num_positions(self, depth: int, num_below: int | None) -> int:
         """Positions to fill in; a path has no more than `num_below` nodes below the root."""
         most = min(depth, self.length_rule.length, self.reader.max_draft_tokens(len(self.text)))
@@ -176,11 +245,8 @@ class _Row:
 
 def _node_probs(tree: LatticeTree, scores: Tensor, budget: DraftBudget) -> Tensor:
     """The diffusion model's probability of each node `[nodes]` of one row, 1 at the root."""
-    depths = [0]
-    for parent in tree.parents[1:]:
-        depths.append(depths[parent] + 1)
     probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
-    below = probs[torch.tensor(depths)[1:] - 1, torch.tensor(tree.token_ids)[1:]]
+    below = probs[torch.tensor(tree.depths)[1:] - 1, torch.tensor(tree.token_ids)[1:]]
     return torch.cat([torch.ones(1, dtype=torch.float), below])
 
 

@@ -54,8 +54,8 @@ def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: 
 
     A token that ends the text enters like any other: where it is the best one it is always kept.
 
-    `scores` `[positions, vocab]` are those of the denoising pass, -inf at tokens that must not be drafted. A mass of 1
-    keeps `max_candidates` everywhere; the paper finds 0.8 and 15 best.
+    `scores` `[..., positions, vocab]` are those of the denoising pass, -inf at tokens that must not be drafted. A mass
+    of 1 keeps `max_candidates` everywhere; the paper finds 0.8 and 15 best.
 
     ```python
     >>> lattice = prune(torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1]]).log(), mass=0.8, max_candidates=2)
@@ -70,8 +70,10 @@ def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: 
     log_probs = best.values - total
     probs = log_probs.double().exp()
     is_kept = ((probs.cumsum(dim=-1) - probs < mass) | (mass == 1)) & (log_probs > -torch.inf)
-    is_kept[:, 0] = True
-    ends = scores[:, list(end_ids)].amax(dim=-1) if end_ids else scores.new_full(scores.shape[:1], -torch.inf)
+    is_kept[..., 0] = True
+    ends = scores.new_full(scores.shape[:-1], -torch.inf)
+    for end in end_ids:
+        ends = torch.maximum(ends, scores[..., end])
     return Lattice(
         end_ids=tuple(end_ids),
         token_ids=best.indices,

@@ -169,6 +169,11 @@ class DiffusionDrafter(WholeModelDrafter):
         return self.config.most_draft_tokens
 
     @property
+    def max_depth(self) -> int:
+        """The depth of the deepest draft."""
+        return self.config.most_draft_tokens
+
+    @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
         is_tree = self.config.search == "tree"

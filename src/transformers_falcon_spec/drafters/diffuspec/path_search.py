@@ -115,6 +115,14 @@ class LatticeTree:
         """A draft whose tokens follow one another."""
         return cls([root, *tokens], list(range(-1, len(tokens))))
 
+    @property
+    def depths(self) -> list[int]:
+        """The depth of each node."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return depths
+
 
 def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
     """The tree of the `num_nodes` nodes of highest score, root included, among all paths through a lattice.

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ from ...errors import OptionError
 from ...generation.cache import GroupSlice
 from .families import Inputs, LayeredModel
 
+_VERSIONS = count(1)  # of fused weights: no two have the same
 _HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
 
 
 class SequentialBackend:
     """One layer after another, each with its own index in the cache: the reference."""
+
+    version = 0  # of weights of its own
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         self.layered, self.groups = layered, groups
@@ -41,6 +45,7 @@ class FusedBackend(SequentialBackend):
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(layered, groups)
         self._fused = {number: FusedAttention(layered, group) for number, group in enumerate(groups) if len(group) > 1}
+        self.version = next(_VERSIONS)
 
     def cache_of(self, number: int, cache: Any) -> Any:
         """The part of the group's cache entry that belongs to each layer."""

@@ -34,6 +34,7 @@ class ReadPrompt:
     carried: Mapping[str, Tensor]  # states of other kinds, each of a shape that does not depend on the text
     num_draft_slots: int  # most tokens that are fed to draft a tree
     most_kept: int  # of a step's tokens of a row, as a rule
+    settings: Any = None  # what else decides the work, besides weights and what drafts are asked for
 
     @property
     def shapes(self) -> Any:
@@ -42,7 +43,7 @@ class ReadPrompt:
         for number, layer in enumerate(self.slots.cache.layers):
             tensors |= {f"keys {number}": layer.keys[:, :, 0], f"values {number}": layer.values[:, :, 0]}
         shapes = {name: (states.shape, states.dtype, states.device) for name, states in tensors.items()}
-        return shapes, self.num_draft_slots, self.most_kept
+        return shapes, self.num_draft_slots, self.most_kept, self.settings
 
 
 @dataclass
@@ -205,6 +206,11 @@ class FixedPairs:
         self.cache.slots = steps.expand(num_rows, -1)
         text = (self._positions < self.cache.lengths)[:, None].expand(-1, num_tokens, -1)
         return torch.cat([functional.pad(seen, (0, self.num_before - num_drafted)), text], dim=-1)
+
+    def slot_positions(self, drafted: Tensor) -> Tensor:
+        """Where the tokens in all slots stand in the text: `[rows, slots]`, given drafted ones `[rows, tokens]`."""
+        missing = self.num_before - drafted.shape[1]
+        return torch.cat([functional.pad(drafted, (0, missing)), self._positions.expand(len(drafted), -1)], dim=-1)
 
     @property
     def _positions(self) -> Tensor:

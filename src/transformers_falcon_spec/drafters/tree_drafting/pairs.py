@@ -165,19 +165,15 @@ class PairGenerator(TreeCandidateGenerator):
         if not self.can_be_fixed:
             return super().why_not_fixed(budget)
         rotary = getattr(self.drafter, "rotary_emb", None)
-        reasons = {
-            "drafts are drawn, and their probabilities compared with the target's": gives_probs(budget),
-            "an observer asks for the probabilities of drafted tokens": budget.wants_node_probs,
-            "the drafter's rotary frequencies depend on the length of the text": rotary is not None
-            and rotary.rope_type in SWITCHING,
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        if rotary is not None and rotary.rope_type in SWITCHING:
+            return "the drafter's rotary frequencies depend on the length of the text"
+        return why_probs_matter(budget)
 
     def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
         assert any(self.num_unread)  # else nothing can be drafted from
         pair, first = self.pending[0].features[0], self.read_unread()
-        sizes = (self.num_draft_slots, most_kept)
+        sizes = (self.num_draft_slots, most_kept, self.settings)
         prompt = ReadPrompt(self.slots, self.num_read, self.roots, first, pair, self.carried(), *sizes)
         is_fit = isinstance(buffers, FixedPairs) and buffers.made_for == prompt.shapes
         fixed: FixedPairs = buffers if is_fit else FixedPairs(prompt, num_slots)
@@ -190,6 +186,11 @@ class PairGenerator(TreeCandidateGenerator):
     def num_draft_slots(self) -> int:
         """The most tokens that are fed to draft a tree."""
         raise NotImplementedError
+
+    @property
+    def settings(self) -> Any:
+        """What decides work in fixed shapes besides weights, the text and what drafts are asked for."""
+        return None
 
     def read_unread(self) -> Tensor:
         """Read what waits, as ever: features `[rows, 1, k, hidden]` of the first pass over each row's newest pairs."""
@@ -274,3 +275,10 @@ class PairGenerator(TreeCandidateGenerator):
 def gives_probs(budget: DraftBudget) -> bool:
     """Whether tokens are drawn, so that what they were drawn from is needed."""
     return budget.temperature is not None and budget.noise is None
+
+
+def why_probs_matter(budget: DraftBudget) -> str | None:
+    """Why a draft needs probabilities, which none in fixed shapes has, in words; None if it does not."""
+    if gives_probs(budget):
+        return "drafts are drawn, and their probabilities compared with the target's"
+    return "an observer asks for the probabilities of drafted tokens" if budget.wants_node_probs else None

@@ -179,4 +179,5 @@ class DeviceAcceptance:
         assert buffers is not None  # a step was accepted
         if list(num_new) != self.num_kept:  # a text ended within its path
             buffers.num.copy_(torch.tensor(num_new)[:, None])
-        return Kept(buffers.token_ids, buffers.features, buffers.num, num_new)
+        new_ids = tuple(path.token_ids for path in paths)
+        return Kept(buffers.token_ids, buffers.features, buffers.num, num_new, new_ids)

@@ -23,19 +23,25 @@ def is_wanted(step: str, device: torch.device) -> bool:
 
 def why_not_static(model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> str | None:
     """Why no call of this kind can be decoded in fixed shapes, in words; None if nothing is in the way."""
-    device_type = model.device.type
     reasons = {
         "several processes write the text together": num_processes > 1,
         "the target cannot read trees": form != "tree",
-        "the target asks the host which of its experts have tokens": model.config.model_type in _ASKING,
         "hooks may not fire in the target": not has_hooks,
-        "the target is in train mode": model.training,
-        "autocast is on": torch.is_autocast_enabled(device_type) if device_type != "meta" else False,
-        "the target's rotary frequencies depend on the length of the text": _has_dynamic_rope(model),
-        "the target is split over several devices (tensor parallel)": (getattr(model, "_tp_size", None) or 1) > 1,
     }
-    found = next((reason for reason, holds in reasons.items() if holds), None)
-    return found or why_not_repeated(model, "target")
+    return next((reason for reason, holds in reasons.items() if holds), None) or obstacle_in(model, "target")
+
+
+def obstacle_in(model: PreTrainedModel, name: str) -> str | None:
+    """Why a whole model, of this name in the sentence, cannot read in fixed shapes, in words; None if it can."""
+    device_type = model.device.type
+    reasons = {
+        f"the {name} asks the host which of its experts have tokens": model.config.model_type in _ASKING,
+        f"the {name} is in train mode": model.training,
+        "autocast is on": torch.is_autocast_enabled(device_type) if device_type != "meta" else False,
+        f"the {name}'s rotary frequencies depend on the length of the text": _has_dynamic_rope(model),
+        f"the {name} is split over several devices (tensor parallel)": (getattr(model, "_tp_size", None) or 1) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None) or why_not_repeated(model, name)
 
 
 def _has_dynamic_rope(model: PreTrainedModel) -> bool:

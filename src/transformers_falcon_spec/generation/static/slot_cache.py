@@ -37,9 +37,16 @@ class SlotLayer(StaticLayer):
         """Write states `[rows, heads, nodes, size]` to the slots of the nodes; returns those of all shown slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        return self.update_heads(0, key_states, value_states)
+
+    def update_heads(self, first: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """[`SlotLayer.update`] of some heads alone, from number `first` on, of a layer that holds states."""
+        shown = []
         for states, new in ((self.keys, key_states), (self.values, value_states)):
-            states.scatter_(2, _spread(self._view.slots, new), new)
-        return self.keys[:, :, : self._view.num_shown], self.values[:, :, : self._view.num_shown]
+            heads = states[:, first : first + new.shape[1]]
+            heads.scatter_(2, _spread(self._view.slots, new), new)
+            shown.append(heads[:, :, : self._view.num_shown])
+        return shown[0], shown[1]
 
     def get_seq_length(self) -> int:
         """Nothing: positions and masks are given with every forward, and nobody asks the device for a length."""

@@ -57,12 +57,6 @@ def weights_key(model: nn.Module) -> int:
     return hash((places, repr(adapters), tuple(kernels)))
 
 
-def deepest(drafter: Any) -> int:
-    """The depth of the deepest tree of a drafter that drafts trees, or of a pool of such."""
-    static = [int(member.draft_tree.depths.max()) for member in drafter.members]
-    return max(*static, *(member.tree_depth * member.is_tree_dynamic for member in drafter.members))
-
-
 class TreeBuffers:
     """What trees of a fixed number of nodes are read from, and what reading them gives."""
 
@@ -136,7 +130,8 @@ class StaticState:
         """Let a generator go on in fixed shapes, in the buffers of an earlier call with its drafter if any."""
         key, buffers = self._drafts.get(drafter, (None, None))
         weights, num_slots = weights_key(drafter), min(max_length, self.cache.capacity)
-        buffers = generator.enter_fixed(num_slots, deepest(drafter) + 1, buffers if key == weights else None)
+        most_kept = 1 + max(member.max_depth for member in drafter.members)
+        buffers = generator.enter_fixed(num_slots, most_kept, buffers if key == weights else None)
         self._drafts[drafter] = (weights, buffers)
 
     def tree(self, num_nodes: int) -> TreeBuffers:
