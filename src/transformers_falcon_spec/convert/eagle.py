@@ -159,10 +159,10 @@ def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor
     """Check and return the draft vocabulary: `d2t` holds offsets from draft to target ids, `t2d` marks target ids."""
     if "d2t" not in checkpoint.tensors:
         raise CheckpointError(
-            f"`{checkpoint.name}` must hold `d2t`, which maps its {config.num_draft_tokens} tokens to the target's "
-            f"{config.vocab_size}, but it does not. Fetch the whole checkpoint."
+            f"`{checkpoint.name}` must hold `d2t`, which maps its {config.num_draftable_tokens} tokens to the "
+            f"target's {config.vocab_size}, but it does not. Fetch the whole checkpoint."
         )
-    check_shape(checkpoint, "d2t", (config.num_draft_tokens,))
+    check_shape(checkpoint, "d2t", (config.num_draftable_tokens,))
     check_shape(checkpoint, "t2d", (config.vocab_size,))
     offsets = checkpoint.tensors["d2t"]
     ids = offsets + torch.arange(len(offsets))

@@ -165,7 +165,7 @@ class _ObservedGenerator(GrownTreeGenerator):
         (length,), (num_new,), drafted = committed.lengths, committed.num_new, self.lists
         tokens = committed.sequence_ids[0, length - num_new : length].tolist()
         num_offsets = self.block_size if self.predicts_independently else 1
-        draft_ids = self.target_ids(torch.arange(self.num_draft_tokens, device=committed.sequence_ids.device))
+        draft_ids = self.target_ids(torch.arange(self.num_draftable_tokens, device=committed.sequence_ids.device))
         for index, token in enumerate(tokens if drafted else []):
             offset = index % num_offsets
             lists = drafted.get(tuple(tokens[: index - offset]))

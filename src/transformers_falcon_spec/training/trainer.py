@@ -295,6 +295,6 @@ class DrafterTrainer(SavingTrainer):
     def _best_tree(self, metrics: Mapping[str, float], prefix: str) -> DraftTree:
         if self.args.draft_tree_nodes == 0:
             return cast(DraftTree, self.drafter.draft_tree)
-        num_ranks = min(MAX_RANK, self.objective.num_draft_tokens)
+        num_ranks = min(MAX_RANK, self.objective.num_draftable_tokens)
         shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
         return DraftTree.best_first(shares.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)

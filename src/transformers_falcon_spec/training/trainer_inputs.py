@@ -31,7 +31,7 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
         raise OptionError(f"`model` must be a drafter, or one of {sorted(DRAFTERS)}, but it is {method!r}.")
     drafter = DRAFTERS[method](target, **fields)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
-        sizes = drafter.config.vocab_size, drafter.config.num_draft_tokens
+        sizes = drafter.config.vocab_size, drafter.config.num_draftable_tokens
         drafter.set_draft_vocabulary(most_frequent_tokens(_examples(data), *sizes))
     return drafter
 

@@ -58,14 +58,14 @@ class EagleConfig(PairConfig):
         super().__post_init__(**kwargs)
 
     @property
-    def num_draft_tokens(self) -> int:
+    def num_draftable_tokens(self) -> int:
         """Tokens that can be drafted."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def has_own_vocabulary(self) -> bool:
         """Whether only some of the target's tokens can be drafted."""
-        return self.num_draft_tokens != self.vocab_size
+        return self.num_draftable_tokens != self.vocab_size
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
@@ -91,10 +91,10 @@ class EagleConfig(PairConfig):
                 f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make "
                 f"{self.feature_size} together."
             )
-        if not 1 <= self.num_draft_tokens <= self.vocab_size:
+        if not 1 <= self.num_draftable_tokens <= self.vocab_size:
             raise OptionError(
                 f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is "
-                f"{self.num_draft_tokens}."
+                f"{self.num_draftable_tokens}."
             )
 
     @classmethod

@@ -118,15 +118,15 @@ class EagleDrafter(GrowingDrafter):
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if not is_first:
             self.norm = LlamaRMSNorm(hidden, eps=eps)
-            self.lm_head = nn.Linear(hidden, config.num_draft_tokens, bias=False)
+            self.lm_head = nn.Linear(hidden, config.num_draftable_tokens, bias=False)
         if config.norm_before_fc:
             self.input_norm = LlamaRMSNorm(config.feature_size, eps=eps)
         if config.fc_norm:
             width = config.feature_size // len(config.feature_layers)
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in config.feature_layers)
         if config.has_own_vocabulary:
-            self.register_buffer("d2t", torch.zeros(config.num_draft_tokens, dtype=torch.long))
-            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.num_draft_tokens)
+            self.register_buffer("d2t", torch.zeros(config.num_draftable_tokens, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.num_draftable_tokens)
         self.post_init()
 
     @classmethod

@@ -55,10 +55,10 @@ class GrownTreeGenerator(StaticTreeGenerator):
         self.tree: DraftTree = drafter.draft_tree
         self.constants: dict[Any, Any] = {}  # made of the host's numbers once
         num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
-        if num_ranks > self.num_draft_tokens:
+        if num_ranks > self.num_draftable_tokens:
             raise OptionError(
                 f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a position, but the drafter "
-                f"knows {self.num_draft_tokens}. Take a narrower tree."
+                f"knows {self.num_draftable_tokens}. Take a narrower tree."
             )
 
     def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
@@ -75,7 +75,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         num_static = super().num_draft_slots
         if not self.drafter.is_tree_dynamic:
             return num_static
-        width = min(self.drafter.generation_config.tree_top_k, self.num_draft_tokens)
+        width = min(self.drafter.generation_config.tree_top_k, self.num_draftable_tokens)
         num_passes = -(-self.drafter.tree_depth // self.block_size)
         return max(num_static, (num_passes - 1) * num_fed(width, self.block_size) * self.block_size)
 
@@ -111,7 +111,7 @@ class GrownTreeGenerator(StaticTreeGenerator):
         """The draft after the passes that `depth` takes, or as many of them as pay."""
         options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
         wanted = max(options.tree_top_k, prices.width if prices else 0)
-        width = 1 if budget.is_chain else min(wanted, self.num_draft_tokens)
+        width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
         num_blocks = num_fed(width, size)
         num_passes = -(-depth // size)
         ends = blocks = torch.zeros_like(self.roots)  # nodes that blocks of a pass follow, and whose lists these are

@@ -54,7 +54,7 @@ class StaticTreeGenerator(PairGenerator):
         return self.target.head(features)
 
     @property
-    def num_draft_tokens(self) -> int:
+    def num_draftable_tokens(self) -> int:
         """Tokens that the drafter can draft."""
         return self.target.vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
 

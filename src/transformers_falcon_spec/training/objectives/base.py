@@ -34,7 +34,7 @@ class Objective(ABC):
         self.features, self.args = features, args
 
     @property
-    def num_draft_tokens(self) -> int:
+    def num_draftable_tokens(self) -> int:
         """The number of different tokens that the drafter can draft."""
         return int(self.config.vocab_size)
 

@@ -26,9 +26,9 @@ class EagleObjective(Objective):
         self.num_offsets = 1 if drafter.config.version == 1 else self.args.ttt_steps
 
     @property
-    def num_draft_tokens(self) -> int:
+    def num_draftable_tokens(self) -> int:
         """The size of the draft vocabulary; the whole vocabulary where there is none."""
-        return int(self.config.num_draft_tokens)
+        return int(self.config.num_draftable_tokens)
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The loss of one batch; in the training of version 3 the outcome's logits cover the draft vocabulary."""
