@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,6 +24,7 @@ class Tape(TorchDispatchMode):
         self._operations.append((func, args, kwargs or {}, results))
         return results
 
+    @torch.inference_mode()  # in which tensors of both kinds may be written to, as a graph does
     def replay(self) -> None:
         for func, args, kwargs, results in self._operations:
             for old, new in zip(tree_leaves(results), tree_leaves(func(*args, **kwargs)), strict=True):

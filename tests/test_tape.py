@@ -1,5 +1,7 @@
 """The tape that stands for a captured graph on a CPU: it repeats right work, and shows what a capture would freeze."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,6 +16,19 @@ def test_a_replay_repeats_work_on_what_its_tensors_hold_then() -> None:
     replay()
 
     assert total.tolist() == [[12, 12]]
+
+
+@pytest.mark.parametrize("modes", [(torch.inference_mode, torch.no_grad), (torch.no_grad, torch.inference_mode)])
+def test_a_replay_may_come_in_another_mode_than_the_work(modes: tuple[Any, Any]) -> None:
+    total = torch.zeros(1)
+    of_work, of_replay = modes
+
+    with of_work():
+        replay = taped(lambda: total.add_(torch.ones(1) * 2))
+    with of_replay():
+        replay()
+
+    assert total.tolist() == [4]
 
 
 @pytest.mark.parametrize("fault", ["a value of the host", "a new tensor"])
