@@ -160,6 +160,8 @@ class PoolGenerator(TreeCandidateGenerator):
     def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> tuple[Any, ...]:
         """Let all of them go on in fixed shapes."""
         own = [None] * len(self.generators) if buffers is None else buffers
+        for generator in self.generators:
+            generator.backend = self.backend
         self.fixed = tuple(
             generator.enter_fixed(num_slots, most_kept, each)
             for generator, each in zip(self.generators, own, strict=True)

@@ -151,6 +151,7 @@ class TreeCandidateGenerator(CandidateGenerator):
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
     feature_layers: tuple[int, ...] = (-1,)
     fixed: Any = None  # the buffers of drafts in fixed shapes, after `enter_fixed`
+    backend: str | None = None  # with which `torch.compile` compiles the drafter there, if it does
     wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
     def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.drafters.tree_drafting.test_fixed import decode
-from tests.drafters.tree_drafting.twins import MOST_KEPT, Twins, assert_same
+from tests.drafters.tree_drafting.twins import MOST_KEPT, Twins, assert_same, to_meta
 from tests.tape import install
 from tests.tiny import make_target
 from transformers_falcon_spec.drafters.diffuspec import fixed as fixed_file
@@ -67,10 +67,7 @@ def test_a_replay_drafts_the_same_by_noise(kind: str, monkeypatch: pytest.Monkey
 def test_nothing_is_asked_of_the_host(kind: str) -> None:
     twins = make_twins(kind)
     buffers, drafter = twins.buffers, twins.drafter.to("meta")
-    for holder in (buffers, buffers.cache, *buffers.cache.layers):
-        for name, value in list(vars(holder).items()):
-            if isinstance(value, torch.Tensor):
-                setattr(holder, name, value.to("meta"))
+    to_meta(buffers, buffers.cache, *buffers.cache.layers)
     twins.noise = twins.noise.to("meta")
     budget = DraftBudget((100, 3), 512, temperature=0.7, noise=twins.noise_ahead)
     reports = []

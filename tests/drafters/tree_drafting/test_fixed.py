@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.drafters.texts import merged
-from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_kept, assert_same
+from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_kept, assert_same, to_meta
 from tests.tape import install
 from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
@@ -93,15 +93,9 @@ def on_meta(twins: Twins) -> None:
     twins.model.to("meta")
     twins.drafter.to("meta")
     buffers = twins.buffers
-    for holder in (buffers, buffers.cache, *buffers.cache.layers):
-        for name, value in list(vars(holder).items()):
-            if isinstance(value, torch.Tensor):
-                setattr(holder, name, value.to("meta"))
+    to_meta(buffers, buffers.cache, *buffers.cache.layers, twins.fixed)
     buffers.carried = {name: states.to("meta") for name, states in buffers.carried.items()}
     twins.noise = twins.noise.to("meta")
-    for name, value in list(vars(twins.fixed).items()):
-        if isinstance(value, torch.Tensor):
-            setattr(twins.fixed, name, value.to("meta"))
     if getattr(twins.fixed, "_state", None) is not None:
         twins.fixed._state = tuple(buffers.carried[name] for name in ("hidden", "cell"))
     backend = getattr(twins.fixed, "_backend", None)

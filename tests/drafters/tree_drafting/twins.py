@@ -173,3 +173,13 @@ def assert_same(plain: Draft, fixed: Draft, num_rows: int) -> None:
     for row in range(num_rows):
         assert paths(fixed, row) == paths(plain, row)
         assert fixed.token_ids[row, 0] == plain.token_ids[row, 0]
+
+
+def to_meta(*holders: Any) -> None:
+    """Move tensors that are attributes, and lists of them, to the device on which each question to the host is an error."""
+    for holder in holders:
+        for name, value in list(vars(holder).items()):
+            if isinstance(value, torch.Tensor):
+                setattr(holder, name, value.to("meta"))
+            elif name == "seen":
+                setattr(holder, name, [states.to("meta") for states in value])

@@ -1,4 +1,4 @@
-"""The compiled forward reads as the eager one does, is compiled once for a shape, and holds no model."""
+"""Compiled targets read and compiled drafters draft as eager ones do, are compiled once for a shape, and nothing holds them."""
 
 import gc
 import weakref
@@ -12,17 +12,23 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from tests import runs
-from tests.every_drafter import every_drafter
+from tests.every_drafter import KINDS, every_drafter
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.core.masks import additive, slot_mask
 from transformers_falcon_spec.core.tree import DraftTree
+from transformers_falcon_spec.drafters.tree_drafting.pairs import PairGenerator
+from transformers_falcon_spec.generation.adapters import unwrapped
+from transformers_falcon_spec.generation.drafting import Draft, DraftBudget
 from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
 from transformers_falcon_spec.generation.model_parts import decoder_of, layer_kinds, masks_by_kind
+from transformers_falcon_spec.generation.static import compile as compile_file
+from transformers_falcon_spec.generation.static import shapes
 from transformers_falcon_spec.generation.static import target as static_target
-from transformers_falcon_spec.generation.static.compile import CompiledForward, compiled_forward
+from transformers_falcon_spec.generation.static.compile import compiled_read
 from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.tree_attention import tree_attention
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")  # a compiler does not see into them
 LAYERS = (0, 1, -1)
 CHAIN, TREE, OTHER_TREE = [-1, 0, 1], [-1, 0, 0, 1], [-1, 0, 1, 1]
 
@@ -41,9 +47,9 @@ def _num_compiled() -> int:
 class Reader:
     """Two rows of 5 and 9 tokens in slots of a model's own, read with one tree after the other."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, capacity: int = 64) -> None:
         self.model, self.config = model, model.config.get_text_config(decoder=True)
-        self.cache = SlotCache(self.config.num_hidden_layers, 2, 64, torch.device("cpu"))
+        self.cache = SlotCache(self.config.num_hidden_layers, 2, capacity, torch.device("cpu"))
         self.hooks = FeatureHooks(decoder_of(model), self.config.num_hidden_layers, LAYERS)
         self.eager([-1, *range(8)], seed=1)
         self.cache.lengths.copy_(torch.tensor([[5], [9]]))
@@ -74,15 +80,14 @@ class Reader:
     def compiled(
         self, parents: list[int], seed: int, num_shown: int = 32, layers: tuple[int, ...] = LAYERS
     ) -> tuple[Tensor, Tensor | None]:
-        forward = compiled_forward(self.model, "aot_eager")
         with tree_attention(self.model), self.hooks.active(), self.hooks.paused():
-            return forward(self.model, layers, self.inputs(parents, seed, num_shown))
+            return compiled_read(self.model, "aot_eager", layers, self.inputs(parents, seed, num_shown))
 
 
 @pytest.mark.parametrize(
     "family",
     [
-        "llama",
+        pytest.param("llama", marks=pytest.mark.families),
         *(
             pytest.param(name, marks=[pytest.mark.families, pytest.mark.slow])
             for name in ("gemma3", "gpt2", "qwen3_moe", "gpt_oss")
@@ -112,8 +117,19 @@ def test_a_shape_is_compiled_once_for_all_calls() -> None:
             reader.compiled(parents, seed=4)
     assert _num_compiled() == 2
 
-    first.compiled(CHAIN, seed=4, num_shown=64)
-    assert _num_compiled() == 3
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3", marks=[pytest.mark.families, pytest.mark.slow])])
+def test_a_text_that_grows_is_compiled_once(family: str) -> None:
+    model = make_target(family)
+    eager, compiled = Reader(model, 512), Reader(model, 512)
+
+    for num_shown, capacity in ((256, 512), (512, 512), (512, 1024), (1024, 1024)):
+        if capacity > compiled.cache.capacity:
+            eager.cache, compiled.cache = eager.cache.grown(capacity), compiled.cache.grown(capacity)
+        found, expected = compiled.compiled(TREE, num_shown, num_shown), eager.eager(TREE, num_shown, num_shown)
+        torch.testing.assert_close(found, expected)
+
+    assert _num_compiled() == 1
 
 
 @pytest.mark.families
@@ -121,28 +137,21 @@ def test_more_shapes_are_compiled_than_dynamo_allows_by_itself() -> None:
     reader = Reader(make_target(num_hidden_layers=2))
 
     with torch._dynamo.config.patch(cache_size_limit=1):
-        for size in (2, 3, 4):
-            reader.compiled([-1, *range(size - 1)], seed=5)
+        for parents in (TREE, CHAIN):
+            reader.compiled(parents, seed=5)
 
-    assert _num_compiled() == 3
+    assert _num_compiled() == 2
 
 
 @pytest.mark.families
-def test_a_reader_without_features_gets_none() -> None:
+def test_without_features_logits_alone_are_compiled_and_nothing_holds_the_model() -> None:
     reader = Reader(make_target(num_hidden_layers=2))
 
     logits, features = reader.compiled(TREE, seed=6, layers=())
 
     torch.testing.assert_close(logits, reader.eager(TREE, seed=6)[0])
     assert features is None
-
-
-@pytest.mark.families
-def test_what_is_compiled_holds_no_model() -> None:
-    reader = Reader(make_target(num_hidden_layers=2))
-    reader.compiled(TREE, seed=7)
     model = weakref.ref(reader.model)
-
     del reader
     gc.collect()
 
@@ -150,46 +159,106 @@ def test_what_is_compiled_holds_no_model() -> None:
 
 
 @pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Those that calls ask for; each gets one that needs no compiler."""
-    asked: list[str] = []
-
-    def quick(model: PreTrainedModel, backend: str) -> CompiledForward:
-        asked.append(backend)
-        return compiled_forward(model, "aot_eager")
-
-    monkeypatch.setattr(static_target, "compiled_forward", quick)
-    return asked
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that compile take a backend that needs no compiler of C++."""
+    monkeypatch.setattr(shapes, "BACKEND", "aot_eager")
 
 
-def _compiling(drafter: Any) -> Any:
-    drafter.generation_config.step, drafter.generation_config.compile = "static", True
-    drafter.generation_config.tune, drafter.generation_config.pack_weights = False, True
+def _static(drafter: Any, *, is_compiled: bool) -> Any:
+    options = drafter.generation_config
+    options.step, options.compile, options.tune, options.pack_weights = "static", is_compiled, False, True
     return drafter
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("mixtral", marks=[pytest.mark.families, pytest.mark.slow])])
-def test_the_text_of_compiled_steps_is_the_targets_own(family: str, backends: list[str]) -> None:
-    target = in_double(make_target(family))
-    drafter = _compiling(every_drafter("eagle-3", target))
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
+    """Tokens and parents of every draft in fixed shapes."""
+    seen: list[list[list[int]]] = []
+    propose = PairGenerator.propose_fixed
 
-    runs.both(target, drafter, max_new_tokens=12).assert_equal(is_kept=False)
+    def noted(self: PairGenerator, budget: DraftBudget) -> Draft | None:
+        draft = propose(self, budget)
+        seen.append([] if draft is None else [*draft.token_ids.tolist(), *draft.parents.tolist()])
+        return draft
+
+    monkeypatch.setattr(PairGenerator, "propose_fixed", noted)
+    return seen
+
+
+SLOW = [pytest.mark.families, pytest.mark.slow]
+NOT_COMPILED = {"lookahead", "layers in parallel", "diffusion", "diffusion, trees"}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "medusa",
+        pytest.param("eagle-3", marks=pytest.mark.families),
+        *(pytest.param(kind, marks=SLOW) for kind in KINDS if kind not in {"medusa", "eagle-3"} | NOT_COMPILED),
+    ],
+)
+def test_a_compiled_drafter_drafts_as_the_eager_one(
+    kind: str, drafts: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        static_target, "compiled_read", lambda model, _backend, *inputs: compile_file._read(model, *inputs)
+    )
+    target = in_double(make_target())
+    drafter = every_drafter(kind, target)
+
+    runs.drafted(target, _static(drafter, is_compiled=False), max_new_tokens=12)
+    eager_drafts = [*drafts]
+    assert _num_compiled() == 0
+    runs.both(target, _static(drafter, is_compiled=True), max_new_tokens=12).assert_equal(is_kept=False)
     num_compiled = _num_compiled()
+    runs.both(target, drafter, max_new_tokens=12).assert_equal(is_kept=False)
+    off = runs.both(target, drafter, max_new_tokens=12, disable_compile=True)
+
+    off.assert_equal(is_kept=False)
+    assert drafts == eager_drafts * 4
+    assert _num_compiled() == num_compiled > 0
+    assert not counters["graph_break"]
+    del off
+    held = weakref.ref(unwrapped(drafter))
+    del drafter
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("family", [pytest.param(name, marks=SLOW) for name in ("llama", "mixtral")])
+def test_the_text_of_compiled_steps_is_the_targets_own(family: str) -> None:
+    target = in_double(make_target(family))
+    drafter = _static(every_drafter("eagle-3", target), is_compiled=True)
+
     pair = runs.both(target, drafter, max_new_tokens=12)
+    num_compiled = _num_compiled()
+    again = runs.both(target, drafter, max_new_tokens=12)
 
     pair.assert_equal(is_kept=False)
+    again.assert_equal(is_kept=False)
     assert not pair.stats.packed_bytes  # a compiler sees into no packed weight
-    assert set(backends) == {"inductor"}
     assert _num_compiled() == num_compiled > 0
     if family == "llama":  # experts in double precision are a loop over what the host reads
         assert not counters["graph_break"]  # which hooks of the features would be
 
 
-@pytest.mark.families
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("options", [{"disable_compile": True}, {"max_new_tokens": 1}])
-def test_nothing_is_compiled_where_it_must_not_or_need_not_be(options: dict[str, Any], backends: list[str]) -> None:
+def test_nothing_is_compiled_where_it_must_not_or_need_not_be(options: dict[str, Any]) -> None:
     target = in_double(make_target())
+    drafter = _static(every_drafter("falcon", target), is_compiled=True)
 
-    runs.drafted(target, _compiling(every_drafter("falcon", target)), **{"max_new_tokens": 6, **options})
+    runs.drafted(target, drafter, **{"max_new_tokens": 6, **options})
 
-    assert not backends
+    assert not _num_compiled()
+
+
+def test_a_step_that_is_not_static_packs_weights_though_compiled_ones_are_asked_for() -> None:
+    target = in_double(make_target()).float()
+    drafter = _static(every_drafter("eagle-3", target), is_compiled=True)
+    drafter.generation_config.step = "auto"  # dynamic on a CPU
+
+    assert runs.both(target, drafter, max_new_tokens=6).stats.packed_bytes
+    assert not _num_compiled()

@@ -126,7 +126,8 @@ class FixedDenoising:
             ends = torch.cat([lengths + columns, (lengths + nums - shift - 1).expand(-1, num_masks)], dim=-1)
             ids = torch.cat([self.given[:, -width:], block[:, :num_masks]], dim=-1)
             ids = ids.where(ids < drafter.model.config.vocab_size, 0)  # ones that the model lacks
-            cache.num_shown, cache.slots = shown, positions.where(is_read, shown - 1)
+            cache.see(shown)
+            cache.slots = positions.where(is_read, shown - 1)
             allowed = torch.arange(shown, device=device) <= ends[..., None]
             call = ModelCall(ids, positions.where(is_read, 0), allowed, cache, max(block.shape[1], 1))
             return call.logits(drafter.model)

@@ -47,18 +47,19 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
         self.fixed.assign_slots(positions, steps < num)
-        inputs, mask = self.drafter.fuse(self.to_drafter(features)), self.fixed.text_mask(positions)
-        states = self.drafter.attend(self.embed(token_ids), inputs, mask, positions, self.fixed.cache)
+        inputs, mask = self.run("fuse", self.to_drafter(features)), self.fixed.text_mask(positions)
+        states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.fixed.cache)
         return newest_of(states, num - 1)[:, None]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from tokens and parents' states."""
         states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
         positions = self.lengths + number - 1
-        embeds, fed_back = self.embed(token_ids[..., 0]), self.drafter.fed_back(states)
+        embeds, fed_back = self.embed(token_ids[..., 0]), self.run("fed_back", states)
         positions = positions.expand(-1, states.shape[1])
-        return self.drafter.attend(embeds, fed_back, self.draft_mask(seen), positions, self.cache)[:, :, None]
+        states = self.run("attend", embeds, fed_back, self.draft_mask(seen), positions, self.cache)
+        return states[:, :, None]
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of states: of the drafter's own head where it has one."""
-        return self.target.head(features) if self.drafter.config.version == 1 else self.drafter.draft_logits(features)
+        return self.target.head(features) if self.drafter.config.version == 1 else self.run("draft_logits", features)

@@ -107,7 +107,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         """Read the first `num` of `[rows, pairs]` in fixed shapes, and old ones again where fewer than k are new."""
         assert self.fixed is not None  # the caller asked
         fixed, size, width = self.fixed, self.block_size, max(token_ids.shape[1], self.block_size)
-        fused, state = self.drafter.recur(self._rows(token_ids, features), self._state, num)
+        fused, state = self.run("recur", self._rows(token_ids, features), self._state, num)
         known = torch.cat([fixed.carried["tails"].to(fused), fused], dim=1)
         fixed.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))
         for kept, after in zip(self._state or (), state or (), strict=True):
@@ -117,7 +117,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         ends = block_ends(positions, size, length[:, 0])
         fixed.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
         rows, mask = newest_of(known, num + size - 1 + steps), fixed.text_mask(ends)
-        outputs = self.drafter.attend(rows, mask, positions.clamp(min=0), size - 1 - (ends - positions), fixed.cache)
+        block_positions = size - 1 - (ends - positions)
+        outputs = self.run("attend", rows, mask, positions.clamp(min=0), block_positions, fixed.cache)
         return outputs[:, None, -size:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
@@ -132,18 +133,20 @@ class FalconCandidateGenerator(GrownTreeGenerator):
             taken = (part.gather(2, indices.expand(len(part), -1, -1, part.shape[-1])) for part in by_row)
             hidden, cell = (part.flatten(1, 2).contiguous() for part in taken)
             state = (hidden, cell)
-        fused, self._block_state = self.drafter.recur(inputs, state)
+        # a compiler takes no LSTM, but its steps
+        num = None if self.backend is None else self.lengths.new_full((len(inputs), 1), size)
+        fused, self._block_state = self.run("recur", inputs, state, num)
         first = self.lengths + (number - 1) * size
         block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
         rows, mask = fused.reshape(num_rows, blocks * size, -1), self.draft_mask(seen)
         positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
-        outputs = self.drafter.attend(rows, mask, positions, block_positions, self.cache)
+        outputs = self.run("attend", rows, mask, positions, block_positions, self.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
         """The logits of each node's block, and what the transition says of its token."""
         lists, seen = (part.gather(1, blocks[..., None].expand(-1, -1, part.shape[-1])) for part in (logits, features))
-        return lists + self.drafter.transition(token_ids, self.to_drafter(seen)).to(lists)
+        return lists + self.run("transition", token_ids, self.to_drafter(seen)).to(lists)
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Input rows: embedding and feature, in the drafter's type and device."""

@@ -71,7 +71,7 @@ class MedusaCandidateGenerator(StaticTreeGenerator):
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits `[rows, 1, heads, vocab]` of the first heads."""
-        outputs = self.drafter(self.to_drafter(features))
+        outputs = self.run("forward", self.to_drafter(features))
         return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
 
 

@@ -180,7 +180,7 @@ class FixedPairs:
 
     def _repeat(self, repeated: RepeatedWork, shown: int, work: Callable[[], None]) -> None:
         def seeing() -> None:
-            self.cache.num_shown = self.num_before + shown
+            self.cache.see(self.num_before + shown)
             work()
 
         repeated.run(seeing)

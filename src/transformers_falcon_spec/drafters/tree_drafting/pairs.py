@@ -10,6 +10,7 @@ from transformers import Cache, DynamicCache
 
 from ...generation.cache import HOLE, RowSlots
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...generation.static.compile import compiled_call
 from .fixed import FixedPairs, ReadPrompt
 
 # Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
@@ -159,6 +160,12 @@ class PairGenerator(TreeCandidateGenerator):
     def to_drafter(self, states: Tensor) -> Tensor:
         """`states` in the drafter's type and device."""
         return states.to(self.drafter.device, self.drafter.dtype)
+
+    def run(self, name: str, *inputs: Any) -> Any:
+        """What the drafter's method of this name gives; it is compiled in fixed shapes if the call asks for it."""
+        if self.fixed is None or self.backend is None:
+            return getattr(self.drafter, name)(*inputs)
+        return compiled_call(self.drafter, self.backend, name, *inputs)
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""

@@ -1,6 +1,6 @@
-"""The target's forward through `torch.compile`, with the features that drafters read among its outputs."""
+"""Forwards in fixed shapes through `torch.compile`: of the target, features among its outputs, and of drafters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,40 +10,56 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-MOST_SHAPES = 128  # for which one forward is compiled; by itself Dynamo stops at 8, and goes on eagerly without a word
+from .slot_cache import SlotCache
+
+MOST_SHAPES = 128  # for which a function is compiled; by itself Dynamo stops at 8, and goes on eagerly without a word
+OPTIONS: dict[str, Any] = {
+    "cache_size_limit": MOST_SHAPES,
+    "accumulated_cache_size_limit": MOST_SHAPES,
+    "allow_rnn": True,  # whose weights are read; a whole one cannot be compiled
+}
 
 
-class CompiledForward:
-    """The forward of a model, compiled once for each shape in which it is called.
+def compiled_read(
+    model: PreTrainedModel, backend: str, feature_layers: Sequence[int], inputs: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Logits `[rows, nodes, vocab]` and features `[rows, nodes, feature_dim]`; None without `feature_layers`.
 
-    It holds neither the model nor its weights. [`compiled_forward`] makes it.
+    The forward of the target is compiled once for each number of rows and nodes, and for any number of slots. Hooks of
+    the model do not fire.
     """
-
-    def __init__(self, backend: str) -> None:
-        own = FunctionType(_read.__code__.replace(), globals())  # what Dynamo compiles lives as long as this code
-        self._read: Any = torch.compile(own, backend=backend, dynamic=False)
-
-    def __call__(
-        self, model: PreTrainedModel, feature_layers: Sequence[int], inputs: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits `[rows, nodes, vocab]` and features `[rows, nodes, feature_dim]`; None without `feature_layers`.
-
-        Hooks of the model do not fire. Shapes are those of all tensors in `inputs`, the buffers of the cache included.
-        """
-        limits = {"cache_size_limit": MOST_SHAPES, "accumulated_cache_size_limit": MOST_SHAPES}
-        with torch._dynamo.config.patch(limits):
-            return self._read(model, tuple(feature_layers), inputs)
+    for part in model.modules() if model not in _COMPILED else ():
+        if isinstance(part, PreTrainedModel):
+            maybe_install_capturing_hooks(part)  # otherwise the first forward does, which cannot be compiled then
+    masks = inputs["attention_mask"]
+    _let_slots_vary(inputs["past_key_values"], masks.values() if isinstance(masks, dict) else [masks])
+    logits, features = _call(_read, model, backend, tuple(feature_layers), inputs)
+    return logits, features
 
 
-def compiled_forward(model: PreTrainedModel, backend: str = "inductor") -> CompiledForward:
-    """The compiled forward of a model, the same in every call; it goes with the model."""
-    by_backend = _COMPILED.setdefault(model, {})
-    if backend not in by_backend:
-        for part in model.modules():
-            if isinstance(part, PreTrainedModel):
-                maybe_install_capturing_hooks(part)  # otherwise the first forward does, which cannot be compiled then
-        by_backend[backend] = CompiledForward(backend)
-    return by_backend[backend]
+def compiled_call(model: PreTrainedModel, backend: str, name: str, *inputs: Any) -> Any:
+    """What a drafter's method of this name gives, compiled as [`compiled_read`]; `bool` inputs are masks of slots."""
+    for cache in inputs:
+        if isinstance(cache, SlotCache):
+            _let_slots_vary(cache, [each for each in inputs if isinstance(each, Tensor) and each.dtype == torch.bool])
+    return _call(_run, model, backend, name, inputs)
+
+
+def _let_slots_vary(cache: SlotCache, masks: Iterable[Tensor]) -> None:
+    """Mark the dimensions that grow with the text, for which nothing is compiled anew."""
+    for states in (each for layer in cache.layers for each in layer.seen):
+        torch._dynamo.maybe_mark_dynamic(states, 2)
+    for mask in masks:
+        torch._dynamo.maybe_mark_dynamic(mask, mask.dim() - 1)
+
+
+def _call(function: Callable[..., Any], model: PreTrainedModel, backend: str, name: Any, inputs: Any) -> Any:
+    by_name = _COMPILED.setdefault(model, {})
+    if (backend, name) not in by_name:
+        own = FunctionType(function.__code__.replace(), globals())  # what Dynamo compiles lives as long as this code
+        by_name[backend, name] = torch.compile(own, backend=backend, dynamic=False)
+    with torch._dynamo.config.patch(OPTIONS):
+        return by_name[backend, name](model, name, inputs)
 
 
 def _read(model: Any, feature_layers: tuple[int, ...], inputs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -52,4 +68,8 @@ def _read(model: Any, feature_layers: tuple[int, ...], inputs: dict[str, Any]) -
     return outputs.logits, torch.cat(features, dim=-1) if features else None
 
 
-_COMPILED: WeakKeyDictionary[PreTrainedModel, dict[str, CompiledForward]] = WeakKeyDictionary()
+def _run(model: Any, name: str, inputs: tuple[Any, ...]) -> Any:
+    return getattr(model, name)(*inputs)
+
+
+_COMPILED: WeakKeyDictionary[PreTrainedModel, dict[Any, Callable[..., Any]]] = WeakKeyDictionary()

@@ -13,6 +13,8 @@ from ..target import Target
 from .eligibility import BUSY, is_wanted, why_not_repeated, why_not_static
 from .target import StaticTarget
 
+BACKEND = "inductor"  # of `torch.compile`
+
 
 def note_step(notes: list[str], sentence: str) -> None:
     """Say which part of a step is not repeated in fixed shapes."""
@@ -35,8 +37,9 @@ class StepShapes:
             kind = StaticTarget if reason is None else Target
             self._note_dynamic(reason)
         target = kind(model, self._drafter.feature_layers, has_hooks)
-        if self._drafter.generation_config.compile and not self._config.disable_compile:
-            target.backend = "inductor"
+        is_compiled = self._drafter.generation_config.compile and not self._config.disable_compile
+        if is_compiled and kind is StaticTarget:
+            target.backend = BACKEND
         return target
 
     def enter(
@@ -68,7 +71,7 @@ class StepShapes:
         """Let the drafter go on in fixed shapes, where the text does and it can and has something to read."""
         is_next = self.has_fixed_drafts and generator.fixed is None and generator.has_unread
         if is_next and target.state is not None:
-            target.state.enter(generator, self._drafter, self._config.max_length)
+            target.state.enter(generator, self._drafter, self._config.max_length, target.backend)
 
     def _note_dynamic(self, reason: str | None) -> None:
         if self._step == "static" and reason not in {None, BUSY}:

@@ -8,6 +8,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import StaticLayer
 
+SPARE_SLOTS = 8  # behind the last, for the memory of shown slots never to be in one piece: that would be another shape
+
 
 class SlotLayer(StaticLayer):
     """One layer's keys and values `[rows, heads, capacity, size]`, of which attention sees the first slots."""
@@ -15,6 +17,7 @@ class SlotLayer(StaticLayer):
     is_sliding = False  # masks say what a window hides
     keys: Any
     values: Any
+    seen: list[Tensor]  # of both the slots that attention sees
 
     def __init__(self, view: "SlotCache", capacity: int) -> None:
         super().__init__(capacity)
@@ -24,14 +27,19 @@ class SlotLayer(StaticLayer):
         """Allocate the buffers, so that calls inside and outside of inference mode can write to them."""
         assert value_states is not None  # every version that calls with keys alone has its own layer
         self.dtype, self.device = key_states.dtype, key_states.device
+        size = self.max_cache_len + SPARE_SLOTS
         with torch.inference_mode(False):
             self.keys, self.values = (
-                torch.zeros(
-                    *states.shape[:2], self.max_cache_len, states.shape[-1], dtype=states.dtype, device=states.device
-                )
+                states.new_zeros(*states.shape[:2], size, states.shape[-1])[:, :, :-SPARE_SLOTS]
                 for states in (key_states, value_states)
             )
         self.is_initialized = True
+        self.see(self._view.num_shown)
+
+    def see(self, num_slots: int) -> None:
+        """Let attention see the first slots alone."""
+        if self.is_initialized:
+            self.seen = [_first_slots(states, num_slots) for states in (self.keys, self.values)]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write states `[rows, heads, nodes, size]` to the slots of the nodes; returns those of all shown slots."""
@@ -41,12 +49,10 @@ class SlotLayer(StaticLayer):
 
     def update_heads(self, first: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """[`SlotLayer.update`] of some heads alone, from number `first` on, of a layer that holds states."""
-        shown = []
-        for states, new in ((self.keys, key_states), (self.values, value_states)):
-            heads = states[:, first : first + new.shape[1]]
-            heads.scatter_(2, _spread(self._view.slots, new), new)
-            shown.append(heads[:, :, : self._view.num_shown])
-        return shown[0], shown[1]
+        keys, values = (states[:, first : first + key_states.shape[1]] for states in self.seen)
+        for states, new in ((keys, key_states), (values, value_states)):
+            states.scatter_(2, _spread(self._view.slots, new), new)
+        return keys, values
 
     def get_seq_length(self) -> int:
         """Nothing: positions and masks are given with every forward, and nobody asks the device for a length."""
@@ -74,9 +80,16 @@ class SlotCache(Cache):
             self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
             self.slots = torch.zeros(num_rows, 1, dtype=torch.long, device=device)  # [rows, nodes] of the next forward
 
+    def see(self, num_slots: int) -> None:
+        """Let the next forwards see the first slots alone."""
+        if num_slots != self.num_shown:
+            self.num_shown = num_slots
+            for layer in self.layers:
+                layer.see(num_slots)
+
     def show(self, num_nodes: int, num_shown: int) -> None:
         """Prepare a forward of `num_nodes` nodes behind each row's text, which sees the first `num_shown` slots."""
-        self.num_shown = min(num_shown, self.capacity)
+        self.see(min(num_shown, self.capacity))
         steps = torch.arange(num_nodes, device=self.lengths.device)
         self.slots = (self.lengths + steps).clamp(max=self.num_shown - 1)
 
@@ -122,6 +135,16 @@ class SlotCache(Cache):
             for layer in self.layers:
                 layer.move(sources, targets)
         self.lengths.add_(num_kept)
+
+
+def _first_slots(states: Tensor, num_slots: int) -> Tensor:
+    """The first slots of states `[rows, heads, capacity, size]`, in the same memory.
+
+    This is no view: the size of a view's base would be a fixed shape of what is compiled.
+    """
+    shape = (*states.shape[:2], num_slots, states.shape[3])
+    with torch.inference_mode(False):
+        return states.new_empty(0).set_(states.untyped_storage(), 0, shape, states.stride())
 
 
 def _spread(slots: Tensor, states: Tensor) -> Tensor:

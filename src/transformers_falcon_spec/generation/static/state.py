@@ -126,13 +126,16 @@ class StaticState:
         self.scorings = self.scorings[-MOST_SCORINGS:]
         return found
 
-    def enter(self, generator: TreeCandidateGenerator, drafter: Any, max_length: int) -> None:
-        """Let a generator go on in fixed shapes, in the buffers of an earlier call with its drafter if any."""
-        key, buffers = self._drafts.get(drafter, (None, None))
-        weights, num_slots = weights_key(drafter), min(max_length, self.cache.capacity)
+    def enter(
+        self, generator: TreeCandidateGenerator, drafter: Any, max_length: int, backend: str | None = None
+    ) -> None:
+        """Let a generator go on in fixed shapes, with a backend compiled, in the buffers of such an earlier call."""
+        old_key, buffers = self._drafts.get(drafter, (None, None))
+        key, num_slots = (weights_key(drafter), backend), min(max_length, self.cache.capacity)
         most_kept = 1 + max(member.max_depth for member in drafter.members)
-        buffers = generator.enter_fixed(num_slots, most_kept, buffers if key == weights else None)
-        self._drafts[drafter] = (weights, buffers)
+        generator.backend = backend
+        buffers = generator.enter_fixed(num_slots, most_kept, buffers if old_key == key else None)
+        self._drafts[drafter] = (key, buffers)
 
     def tree(self, num_nodes: int) -> TreeBuffers:
         """The buffers of the least bucket that holds so many nodes."""

@@ -19,7 +19,7 @@ from ..target import Form, Target, TargetOutput
 from ..tree_attention import tree_attention
 from . import graph
 from .acceptance import DeviceAcceptance
-from .compile import compiled_forward
+from .compile import compiled_read
 from .eligibility import BUSY, state_key, why_host_chooses
 from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, release, shown_slots, state_of, vacate
 
@@ -161,8 +161,7 @@ class StaticTarget(Target):
             outputs = self.model(**inputs, return_dict=True)
             return outputs.logits, self.features(outputs, inputs["input_ids"].shape[1])
         with self.feature_hooks.paused():
-            compiled = compiled_forward(self.model, self.backend)
-            return compiled(self.model, self.feature_hooks.feature_layers, inputs)
+            return compiled_read(self.model, self.backend, self.feature_hooks.feature_layers, inputs)
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last; where the device has kept it, note how long it was."""
