@@ -8,7 +8,9 @@ import torch
 
 from tests import runs
 from tests.batches import Prompts
+from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
+from tests.drafters.easyspec.kinds import make_drafter as make_layer_parallel
 from tests.drafters.medusa.makers import make_medusa
 from tests.drafters.texts import Text, paths
 from tests.drafters.tree_drafting.twins import Twins, assert_same
@@ -85,11 +87,12 @@ def test_each_drafts_what_it_would_alone() -> None:
 @torch.no_grad()
 def test_in_fixed_shapes_each_drafts_what_it_does_as_ever() -> None:
     model = make_eagle_target()
-    pool = DrafterPool([*make_pool(model).members][:3])
-    first = Twins("eagle, falcon, medusa", num_rows=2, pair=(model, pool))
+    whole_models = [make_layer_parallel(model, tree_depth=3), make_diffusion(model)]
+    pool = DrafterPool([*[*make_pool(model).members][:3], *whole_models])
+    first = Twins("eagle, falcon, medusa and whole models", num_rows=2, pair=(model, pool))
     twins = Twins("the same", num_rows=2, seed=1, pair=(model, pool), buffers=first.buffers)
 
-    for step, drafter in enumerate((1, 0, 2, 1, 2, 0, 0)):
+    for step, drafter in enumerate((1, 3, 0, 2, 4, 1, 2, 0, 4, 3, 0)):
         plain, drafted = twins.drafts((100, 3), drafter=drafter)
         assert_same(plain, drafted, 2)
         twins.give((1 + step % 4, 3), is_kept=True)

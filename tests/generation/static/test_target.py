@@ -31,6 +31,7 @@ VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20},
+    "temperature 1": {"do_sample": True},
     "penalty": {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.2, "min_new_tokens": 4},
 }
 FIXED = [kind for kind in KINDS if kind != "pool" and not kind.startswith("lookahead")]
@@ -82,24 +83,40 @@ def test_other_families_are_named_with_the_reason(family: str) -> None:
         runs.drafted(_target(family), _static(RandomDrafter()))
 
 
+WHOLE_MODELS = ("layers in parallel", "diffusion", "diffusion, trees")
+
+
 @pytest.mark.families
-@pytest.mark.parametrize("mode", ["greedy", "penalty"])
-@pytest.mark.parametrize("kind", FIXED)
-def test_drafts_in_fixed_shapes_are_those_in_growing_ones(kind: str, mode: str, device_steps: list[int]) -> None:
-    target = _target("llama")
-    drafter, options = every_drafter(kind, target), {"max_new_tokens": 32, **MODES[mode]}
+@pytest.mark.parametrize(
+    ("kind", "mode", "num_rows"),
+    [
+        *((kind, mode, 1) for kind in FIXED for mode in ("greedy", "penalty")),
+        *((kind, "temperature 1", 3) for kind in WHOLE_MODELS),
+        *(pytest.param(kind, "greedy", 3, marks=pytest.mark.slow) for kind in WHOLE_MODELS),
+    ],
+)
+def test_drafts_in_fixed_shapes_are_those_in_growing_ones(
+    kind: str, mode: str, num_rows: int, device_steps: list[int]
+) -> None:
+    target, prompt = _target("llama"), torch.cat([make_prompt(seed=row) for row in range(num_rows)])
+    mask = torch.ones_like(prompt)
+    mask[-1, : 5 * (num_rows > 1)] = 0
+    drafter, options = every_drafter(kind, target), {"max_new_tokens": 32, "attention_mask": mask, **MODES[mode]}
     options_of = getattr(drafter, "get_base_model", lambda: drafter)().generation_config
     options_of.tune, options_of.step = False, "dynamic"
-    growing = runs.drafted(target, drafter, **options).speculation
+    growing = runs.drafted(target, drafter, prompt, **options)
     options_of.step = "static"
 
-    pair = runs.both(target, drafter, **options)
+    fixed = runs.drafted(target, drafter, prompt, **options)
 
-    pair.assert_equal(is_kept=False)
-    assert not pair.stats.notes
-    assert pair.stats.num_drafted == growing.num_drafted > 0
-    assert pair.stats.acceptance_histogram == growing.acceptance_histogram
-    assert pair.stats.coverage_by_depth == pytest.approx(growing.coverage_by_depth, abs=1e-5)
+    assert fixed.sequences.tolist() == growing.sequences.tolist()
+    if num_rows == 1 or not options.get("do_sample"):  # plain decoding draws for all rows at once
+        assert fixed.sequences.tolist() == runs.plain(target, prompt, **options).sequences.tolist()
+    stats, expected = fixed.speculation, growing.speculation
+    assert not stats.notes
+    assert stats.num_drafted == expected.num_drafted > 0
+    assert stats.acceptance_histogram == expected.acceptance_histogram
+    assert stats.coverage_by_depth == pytest.approx(expected.coverage_by_depth, abs=1e-5)
     assert max(device_steps) > 1
 
 

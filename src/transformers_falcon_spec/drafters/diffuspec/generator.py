@@ -148,7 +148,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         shared = logits[..., : self.config.draft_vocab_size]
         scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[-1]), value=-torch.inf)
         for token in self.forbidden_ids:
-            scores[..., token] = -torch.inf
+            scores[..., token].fill_(-torch.inf)
         return scores if noise is None else scores - noise
 
     def _pruned(self, scores: Tensor, budget: DraftBudget) -> Lattice:
@@ -187,11 +187,11 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     def _draft(self, trees: list[LatticeTree], scores: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
         """The draft of all rows; shorter rows end in nodes that belong to nobody."""
-        pairs = zip(trees, scores, strict=True)
+        pairs, device = zip(trees, scores, strict=True), self.drafter.device
         node_probs = [_node_probs(tree, part, budget) for tree, part in pairs] if budget.wants_node_probs else []
         return Draft(
-            pad_sequence([torch.tensor(tree.token_ids) for tree in trees], True).to(self.drafter.device),
-            pad_sequence([torch.tensor(tree.parents) for tree in trees], True, -1).to(self.drafter.device),
+            pad_sequence([torch.tensor(tree.token_ids) for tree in trees], True).to(device, non_blocking=True),
+            pad_sequence([torch.tensor(tree.parents) for tree in trees], True, -1).to(device, non_blocking=True),
             num_passes=num_steps,
             node_probs=pad_sequence(node_probs, True) if node_probs else None,
             search_seconds=self._search_seconds,

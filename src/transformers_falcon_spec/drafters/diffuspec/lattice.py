@@ -70,7 +70,7 @@ def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: 
     log_probs = best.values - total
     probs = log_probs.double().exp()
     is_kept = ((probs.cumsum(dim=-1) - probs < mass) | (mass == 1)) & (log_probs > -torch.inf)
-    is_kept[..., 0] = True
+    is_kept[..., 0].fill_(True)
     ends = scores.new_full(scores.shape[:-1], -torch.inf)
     for end in end_ids:
         ends = torch.maximum(ends, scores[..., end])
