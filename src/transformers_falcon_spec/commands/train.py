@@ -32,14 +32,17 @@ from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
 from ..training.row_encoding import describe_rows
+from ..training.run_plan import Choice, Device, held_out_rows, plan_run
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
 from .mask_view import show_masks
 from .memory import peak_device_bytes, peak_resident_bytes
 from .train_options import TrainCommand, check_drafter_options, drafter_to_train
+from .train_report import drafter_choices, print_plan, summary
 
 logger = logging.getLogger(__name__)
+WHY_NOT_EVALUATED = "there are fewer than 20 conversations, and no `--eval_data`"
 help_notes = recipe_notes  # the help shows the defaults that the recipes give
 
 
@@ -49,16 +52,23 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         _show_masks(command, command.show_masks, args.max_length)
         return
     check_drafter_options(command, lora)
+    if "output_dir" not in given:
+        args.output_dir = command.default_folder
     device_map, callbacks = command.device_map, _early_stopping(command, args)
     resume = _resume_point(args, command.dry_run)
     set_seed(args.seed)
     read = {name: command.read_conversations(paths) for name, paths in command.sources.items()}
+    if "eval" not in read and (held_out := held_out_rows(len(read["train"].rows))):
+        read["train"], read["eval"] = read["train"].split(held_out)
     target, tokenizer = load_target(command.target, command.target_dtype, device_map)
     command.check_template(tokenizer)
     data = {name: _encode(part, tokenizer, command, args.max_length) for name, part in read.items()}
     drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     train_data = _train_data(command, args, data["train"], target, drafter)
+    choices = plan_run(args, given, train_data.lengths, target, Device.of(args.device))
+    if args.process_index == 0:
+        print_plan([*_choices(command, data, drafter), *choices, Choice("folder", str(args.output_dir), "")])
     if command.dry_run:
         assert not isinstance(train_data, FeatureCache)  # its size is estimated
         uses_cache = command.cache_features is not None
@@ -75,9 +85,25 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         processing_class=tokenizer,
         callbacks=callbacks,
     )
-    facts: dict[str, Any] = {"train_seconds": _train(trainer, resume), "num_resumed": int(resume is not None)}
+    seconds = _train(trainer, resume)
+    facts: dict[str, Any] = {"train_seconds": seconds, "num_resumed": int(resume is not None)}
     facts |= {"num_examples": len(data["train"]), "rows": dict(data["train"].treatments)}
     _save(trainer, command, recipe, {**facts, "template_kwargs": command.template_kwargs})
+    if trainer.is_world_process_zero():
+        names = {"target": command.target, "folder": str(args.output_dir)}
+        print(summary(trainer.state.log_history, trainer.drafter, names, seconds, WHY_NOT_EVALUATED))
+
+
+def _choices(command: TrainCommand, data: dict[str, ConversationDataset], drafter: PreTrainedModel) -> list[Choice]:
+    """The lines of the plan on target, data and drafter."""
+    what = "given" if command.eval_data else "one in twenty, 64 at most; `--eval_data` names others"
+    num_held_out = len(data["eval"]) if "eval" in data else 0
+    return [
+        Choice("target", command.target, ""),
+        Choice("data", str(data["train"].coverage), ""),
+        Choice("held out", f"{num_held_out} examples", what if num_held_out else WHY_NOT_EVALUATED),
+        *drafter_choices(drafter, command.drafter is None),
+    ]
 
 
 def _train_data(
@@ -107,11 +133,19 @@ def _train(trainer: DrafterTrainer, resume: str | None) -> float:
         logger.warning("Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`.")
         raise
     seconds = time.perf_counter() - start
-    if trainer.eval_dataset is not None and trainer.objective.has_draft_tree:
-        logger.info("Draft tree, by the evaluation data unless it was given: %s", trainer.fit_draft_tree().to_json())
-    elif trainer.eval_dataset is not None:
-        trainer.evaluate()
+    if trainer.eval_dataset is not None:
+        metrics = _newest_evaluation(trainer) or trainer.evaluate()
+        if trainer.objective.has_draft_tree:
+            tree = trainer.fit_draft_tree(metrics).to_json()
+            logger.info("Draft tree, by the evaluation data unless it was given: %s", tree)
     return seconds
+
+
+def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:
+    """The metrics of the last step, if that was evaluated and its weights were kept."""
+    last = trainer.state.log_history[-2:]  # the last line is that of the whole run
+    found = (row for row in last if "eval_loss" in row and row["step"] == trainer.state.global_step)
+    return None if trainer.args.load_best_model_at_end else next(found, None)
 
 
 def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, facts: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -24,7 +25,9 @@ class TrainCommand(DataOptions):
     """The drafter to train, and the data; all options of `TrainingArguments` can be given, too."""
 
     target: str = option("Folder or Hub name of the target.")
-    eval_data: list[str] = option("Held-out conversations: evaluation, draft tree.", [])
+    eval_data: list[str] = option(
+        "Held-out conversations for the evaluation and the draft tree; without them one in twenty of `--data`.", []
+    )
     drafter: str | None = option("Folder or Hub name of a drafter to train further; a fresh one if left out.", None)
     method: str | None = option(
         f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out; ar and dflash are for stock `generate`.",
@@ -75,6 +78,12 @@ class TrainCommand(DataOptions):
                 f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got '
                 f"`{device_map}`: {error}."
             ) from error
+
+    @property
+    def default_folder(self) -> str:
+        """Where the drafter is saved unless `--output_dir` says it: a folder named after the target and the kind."""
+        kind = self.method or DEFAULT_METHOD if self.drafter is None else f"{Path(self.drafter).name}-trained"
+        return f"{Path(self.target).name}-{kind}"
 
     @property
     def sources(self) -> dict[str, list[str]]:

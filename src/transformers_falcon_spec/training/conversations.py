@@ -11,8 +11,8 @@ import json
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,12 @@ class ConversationSet:
     errors: list[ConversationError] = field(default_factory=list)  # one for each broken row
     duplicates: list[str] = field(default_factory=list)  # origins of exact copies of earlier conversations
     reasons: Counter[str] = field(default_factory=Counter)  # why rows were left out: how many for each reason
+
+    def split(self, held_out: Collection[int]) -> "tuple[ConversationSet, ConversationSet]":
+        """The set without the rows at `held_out`, and one of these; only the first says what was left out."""
+        parts = [[each for each in range(len(self.rows)) if (each in held_out) is wanted] for wanted in (False, True)]
+        rest, out = (([self.rows[i] for i in part], [self.origins[i] for i in part]) for part in parts)
+        return replace(self, rows=rest[0], origins=rest[1]), ConversationSet(*out)
 
     def leave_out(self, origin: str, error: "_UnusableRowError") -> None:
         """Count a row that cannot be used; the log names the first ones for each reason."""

@@ -272,20 +272,19 @@ class DrafterTrainer(SavingTrainer):
         counts = count_ranks(outcome, self.objective.num_offsets)
         return (loss.detach(), None, None) if prediction_loss_only else (loss.detach(), counts, counts[..., :1])
 
-    def fit_draft_tree(self) -> DraftTree:
+    def fit_draft_tree(self, metrics: Mapping[str, float] | None = None) -> DraftTree:
         """Fit the best static tree to the accuracies on the evaluation data, store it in the drafter, and return it.
 
-        Tokens of later blocks are assumed to be accepted as often as those at the same offset of the first block. With
-        `draft_tree_nodes=0` the drafter is evaluated with its own tree and keeps it.
+        They come from `metrics` of an evaluation of these weights, or from a new one. Tokens of later blocks are
+        assumed to be accepted as often as those at the same offset of the first block. With `draft_tree_nodes=0` the
+        drafter is evaluated with its own tree and keeps it.
 
         Raises:
             [`TrainingError`]: the drafter has no such tree.
         """
         if not self.objective.has_draft_tree:
-            raise TrainingError(
-                "`fit_draft_tree` needs a drafter with a static draft tree, but this one drafts without."
-            )
-        tree = self._best_tree(self.evaluate(), "eval")
+            raise TrainingError("`fit_draft_tree` needs a drafter with a static draft tree; this one drafts without.")
+        tree = self._best_tree(self.evaluate() if metrics is None else metrics, "eval")
         options = self.drafter.generation_config
         owner = self.drafter.config if options.draft_tree is None else options  # from which the drafter takes its tree
         if self.args.draft_tree_nodes:

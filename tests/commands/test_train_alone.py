@@ -1,0 +1,80 @@
+"""`falcon-spec train --target X --data Y` and nothing else: it plans, trains, evaluates once, and says what came of it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chat import make_rows, save_target, write_rows
+from tests.training.runs import SMALL
+from transformers_falcon_spec import FalconSpecDrafter, cli
+from transformers_falcon_spec.commands.train_report import summary
+from transformers_falcon_spec.training import run_plan
+from transformers_falcon_spec.training.trainer import DrafterTrainer
+
+
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The steps at which something was evaluated."""
+    steps: list[int] = []
+    evaluate = DrafterTrainer.evaluate
+    monkeypatch.setattr(
+        DrafterTrainer,
+        "evaluate",
+        lambda self, *args, **kwargs: (steps.append(self.state.global_step), evaluate(self, *args, **kwargs))[1],
+    )
+    return steps
+
+
+def run(folder: Path, num_rows: int, *options: str) -> int:
+    """Train in `folder`, on one thread and in two epochs at most, which is all that is short of the real thing."""
+    save_target(folder / "target", **SMALL)
+    write_rows(folder / "data.jsonl", make_rows(num_rows))
+    return cli.main(["train", "--target", "target", "--data", "data.jsonl", *options])
+
+
+def test_target_and_data_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], evaluations: list[int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_plan, "MOST_EPOCHS", 2)
+
+    status = run(tmp_path, 40)
+
+    out = " ".join(capsys.readouterr().out.split())
+    record = json.loads((tmp_path / "target-falcon" / "training.json").read_text(encoding="utf-8"))
+    drafter = FalconSpecDrafter.from_pretrained("target-falcon")
+    assert status == 0
+    assert record["num_examples"] == 38  # two of forty are held out
+    assert [name for name in ("precision", "batch", "steps", "width", "block") if name not in out] == []
+    assert "10, 2.0 epochs" in out
+    assert "On held-out text its best token is the target's" in out
+    assert "A step writes" in out
+    assert "falcon-spec generate --target target --drafter target-falcon" in out
+    assert evaluations == [10]
+    assert drafter.config.draft_tree is not None
+    assert out.index("The plan") < out.index("Trained for")
+
+
+def test_an_evaluation_of_the_last_step_is_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluations: list[int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = ["--max_steps", "4", "--eval_strategy", "steps", "--eval_steps", "2", "--eval_decode_prompts", "0"]
+
+    assert run(tmp_path, 20, *steps) == 0
+
+    assert evaluations == [2, 4]
+    assert FalconSpecDrafter.from_pretrained("target-falcon").config.draft_tree is not None
+
+
+def test_what_was_not_evaluated_is_said() -> None:
+    curve: list[dict[str, Any]] = [{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.5}]
+
+    text = summary(curve, None, {"target": "T", "folder": "F"}, 3.2, "there is no data")
+
+    assert "Trained for 3 s: loss 7 -> 6.5." in text
+    assert "Nothing was evaluated: there is no data." in text
+    assert "A step writes" not in text

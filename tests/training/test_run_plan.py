@@ -1,0 +1,104 @@
+"""What a run is given where the user says nothing: from target, data and device, and never over what was given."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import make_target
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
+from transformers_falcon_spec.training.conversations import ConversationSet
+from transformers_falcon_spec.training.run_plan import MOST_STEPS, Device, held_out_rows, plan_run
+
+pytestmark = pytest.mark.training
+
+CPU = Device("cpu")
+GIB = 2**30
+
+
+def planned(folder: Path, num_rows: int = 80, device: Device = CPU, given: Any = (), **options: Any) -> Any:
+    """The arguments after planning for rows of 100 tokens, and the plan by name."""
+    args = DrafterTrainingArguments(str(folder), use_cpu=True, **options)
+    choices = plan_run(args, given, [100] * num_rows, make_target(vocab_size=128), device)
+    return args, {choice.what: choice for choice in choices}
+
+
+@pytest.mark.parametrize(("num_rows", "steps"), [(1, 8), (80, 80), (16_000, MOST_STEPS), (160_000, 20_000)])
+def test_steps_follow_from_the_data(tmp_path: Path, num_rows: int, steps: int) -> None:
+    args, choices = planned(tmp_path, num_rows)
+
+    assert args.max_steps == steps
+    assert choices["steps"].value.startswith(f"{steps}, ")
+
+
+def test_on_a_cpu_the_run_is_in_float32_and_reads_eight_rows_at_a_time(tmp_path: Path) -> None:
+    args, choices = planned(tmp_path)
+
+    assert (args.bf16, args.per_device_train_batch_size, args.gradient_accumulation_steps) == (False, 8, 1)
+    assert choices["precision"].value == "float32"
+    assert args.save_total_limit == 1
+
+
+def test_on_a_gpu_the_run_is_in_bfloat16_if_it_has_that(tmp_path: Path) -> None:
+    new, _ = planned(tmp_path, device=Device("cuda", 80 * GIB, has_bfloat16=True))
+    old, choices = planned(tmp_path, device=Device("cuda", 80 * GIB))
+
+    assert (new.bf16, new.mixed_precision) == (True, "bf16")
+    assert not old.bf16
+    assert choices["precision"].reason == "this GPU has no bfloat16"
+
+
+@pytest.mark.parametrize(("free_rows", "batch", "times"), [(100, 8, 1), (7, 2, 4), (2, 1, 8), (0, 1, 8)])
+def test_a_batch_takes_no_more_than_half_of_the_free_memory_and_a_step_stays_as_large(
+    tmp_path: Path, free_rows: int, batch: int, times: int
+) -> None:
+    row_bytes = 4 * 6 * 128 * 100  # six copies of the logits of a row in float32
+    target_bytes = sum(weight.nbytes for weight in make_target(vocab_size=128).parameters())
+
+    args, _ = planned(tmp_path, device=Device("cuda", target_bytes + free_rows * row_bytes, has_bfloat16=True))
+
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (batch, times)
+
+
+def test_what_was_given_is_kept_and_said_to_be(tmp_path: Path) -> None:
+    options = {"bf16": True, "per_device_train_batch_size": 3, "max_steps": 7, "save_total_limit": 5}
+
+    args, choices = planned(tmp_path, given=options.keys(), device=Device("cuda", GIB), **options)
+
+    assert {name: getattr(args, name) for name in options} == options
+    assert args.gradient_accumulation_steps == 1
+    assert [choices[name].reason for name in ("precision", "batch", "steps")] == ["as asked for"] * 3
+
+
+def test_a_run_of_so_many_epochs_logs_twenty_times(tmp_path: Path) -> None:
+    args, choices = planned(tmp_path, 800, given=["num_train_epochs"], num_train_epochs=3)
+
+    assert (args.max_steps, args.logging_steps) == (-1, 15)
+    assert choices["steps"].value == "300, 3.0 epochs"
+
+
+@pytest.mark.parametrize(("num_rows", "count"), [(0, 0), (19, 0), (20, 1), (200, 10), (100_000, 64)])
+def test_held_out_rows_are_a_few_and_spread(num_rows: int, count: int) -> None:
+    rows = held_out_rows(num_rows)
+
+    gaps = {after - before for before, after in pairwise(rows)}
+    assert len(set(rows)) == count
+    assert all(0 <= row < num_rows for row in rows)
+    assert max(gaps, default=0) - min(gaps, default=0) <= 1
+
+
+def test_a_split_loses_no_conversation() -> None:
+    rows = [[{"role": "user", "content": str(number)}] for number in range(5)]
+    whole = ConversationSet(rows, [f"row {number}" for number in range(5)])
+
+    rest, out = whole.split([1, 3])
+
+    assert [part.rows for part in (rest, out)] == [[rows[0], rows[2], rows[4]], [rows[1], rows[3]]]
+    assert out.origins == ["row 1", "row 3"]
+    assert rest.errors is whole.errors
+
+
+def test_the_facts_of_a_device_are_those_of_torch() -> None:
+    assert Device.of(torch.device("cpu")) == CPU
