@@ -54,6 +54,17 @@ def _lane(item: pytest.Item) -> str:
 
 
 @pytest.fixture(autouse=True)
+def _shape_checks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Shapes are checked where algorithms are tested, and in random trials: elsewhere the same functions are called again."""
+    is_off = jaxtyping.config.jaxtyping_disable
+    is_checked = {"unit", "training"} & {mark.name for mark in request.node.iter_markers()}
+    if not is_checked and request.path.relative_to(TESTS).parts[0] != "trials":
+        jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", is_off)
+
+
+@pytest.fixture(autouse=True)
 def _same_random_state() -> None:
     """Every test starts from the same global random state."""
     torch.manual_seed(0)
