@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.masking_utils import sdpa_mask
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer, save_target
+from tests.chat_families import FAMILIES, family_tokenizer
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.cli import main
@@ -139,6 +140,16 @@ def test_a_target_that_reads_masks_but_no_trees_has_no_mask_bug() -> None:
     assert names_of(report) == ["no trees"]
     assert report.sections["reading"]["form"] == "paths"
     assert report.sections["reading"]["reads_masks"] is not False
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_template_of_a_known_family_is_no_fault(name: str) -> None:
+    report = Report("target", "drafter")
+
+    check_template(family_tokenizer(name), report)
+
+    assert report.findings == []
+    assert report.sections["template"]["turns"] == report.sections["template"]["marked_runs"] == 3
 
 
 def test_a_template_that_marks_too_little_is_reported() -> None:

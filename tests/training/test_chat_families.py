@@ -125,6 +125,17 @@ def test_an_answer_without_the_thought_that_the_prompt_begins_is_left_out(caplog
     assert "the prompt begins a thought, but the answer has none" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["qwen3", "glm"])
+@pytest.mark.parametrize("row", [BESIDE, INSIDE], ids=["beside", "inside"])
+def test_with_thinking_off_a_row_with_thoughts_is_left_out(name: str, row: Row) -> None:
+    kwargs = {"enable_thinking": False}
+
+    data = ConversationDataset([PLAIN, row], family_tokenizer(name), LONG, template_kwargs=kwargs)
+
+    assert data.treatments["a thought where none is asked for"] == 1
+    assert data.examples == ConversationDataset([PLAIN], family_tokenizer(name), LONG, template_kwargs=kwargs).examples
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_follows_the_last_answer_is_left_out(name: str) -> None:
     row = BESIDE if name == "deepseek-r1" else PLAIN

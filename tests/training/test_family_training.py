@@ -1,15 +1,19 @@
 """A drafter is trained on conversations whose template takes thoughts out of earlier turns, and its texts are the target's own."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.chat_families import FAMILIES, family_rows, family_tokenizer
 from tests.tiny import make_target
-from tests.training.runs import SMALL, loss_curve, make_trainer
+from tests.training.runs import QUIET, SHORT, SMALL, loss_curve, make_trainer
 from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationDataset
+from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 
 @pytest.mark.parametrize("name", ["qwen3"])
@@ -41,3 +45,33 @@ def test_a_drafter_learns_turn_by_turn_and_its_texts_are_the_targets_own(name: s
     assert torch.equal(
         target.generate(**prompt, **greedy, assistant_model=drafter), target.generate(**prompt, **greedy)
     )
+
+
+def test_conversations_with_arguments_for_the_template_are_recorded_with_their_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer, family = family_tokenizer("qwen3"), FAMILIES["qwen3"]
+    rows = [{"messages": row} for row in family_rows(12, family)] + [{"messages": [{"role": "tool", "content": "a"}]}]
+
+    def trainer(**options: Any) -> DrafterTrainer:
+        return DrafterTrainer(
+            target=make_target(vocab_size=len(tokenizer), **SMALL),
+            args=DrafterTrainingArguments(str(tmp_path), **QUIET, **SHORT),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            **options,
+        )
+
+    with caplog.at_level(logging.INFO):
+        trained = trainer(template_kwargs={"enable_thinking": False})
+    told = caplog.text
+    trainer()
+
+    assert "13 rows: " in told
+    assert "1 left out (8%: 1 tools)." in told
+    assert "a switch `enable_thinking`" not in told
+    assert "a switch `enable_thinking`, which was not given" in caplog.text
+    trained.start_seconds = 0.0  # it has not begun
+    record = trained.record()
+    assert (sum(record["rows"].values()), record["rows"]["tools"]) == (13, 1)
+    assert record["template_kwargs"] == {"enable_thinking": False}

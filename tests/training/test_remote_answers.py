@@ -2,6 +2,7 @@
 
 import json
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.chat import make_rows, make_tokenizer
 from tests.chat_families import family_tokenizer
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
+from transformers_falcon_spec.training import remote_answers
 from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.endpoint import ChatEndpoint
 from transformers_falcon_spec.training.regenerate import RegenerateOptions
@@ -133,6 +135,27 @@ def test_a_key_that_is_refused_ends_the_run_at_once(tmp_path: Path) -> None:
         ask(server.url, dialogues(30), tmp_path / "out.jsonl", concurrency=2)
 
     assert len(server.requests) <= 4
+
+
+def test_what_is_answered_when_a_run_is_interrupted_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, output = dialogues(9), tmp_path / "out.jsonl"
+
+    def interrupt(futures: Any, **_: Any) -> None:
+        wait(futures)
+        raise KeyboardInterrupt
+
+    with chat_server() as server:
+        monkeypatch.setattr(remote_answers, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ask(server.url, rows, output)
+        monkeypatch.setattr(remote_answers, "wait", wait)
+        assert messages(output) == answered(rows[:4])
+        ask(server.url, rows, output)
+
+    assert messages(output) == answered(rows)
+    assert len(server.requests) == 18
 
 
 def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import OptionError
 from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance, weights_fingerprint
-from ..training.chat_template import ask_for_switch, check_template_kwargs
+from ..training.chat_template import ask_for_switch
 from ..training.conversations import ConversationSet, read_conversations
 from ..training.overlap import OverlapIndex, refuse_overlaps
 from .loading import load_target
@@ -69,7 +69,6 @@ class TemplateOptions:
 
     def check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Check that the chat template knows the arguments, and log that a switch for thinking was not given."""
-        check_template_kwargs(tokenizer, self.template_kwargs)
         ask_for_switch(tokenizer, self.template_kwargs)
 
 

@@ -31,7 +31,6 @@ from ..training.lora import LoraOptions, save_adapter
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
-from ..training.row_encoding import describe_rows
 from ..training.run_plan import Choice, Device, held_out_rows, plan_run
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
@@ -62,7 +61,8 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         read["train"], read["eval"] = read["train"].split(held_out)
     target, tokenizer = load_target(command.target, command.target_dtype, device_map)
     command.check_template(tokenizer)
-    data = {name: _encode(part, tokenizer, command, args.max_length) for name, part in read.items()}
+    kwargs = command.template_kwargs
+    data = {name: part.encoded(tokenizer, args.max_length, kwargs) for name, part in read.items()}
     drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     train_data = _train_data(command, args, data["train"], target, drafter)
@@ -87,8 +87,8 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     )
     seconds = _train(trainer, resume)
     facts: dict[str, Any] = {"train_seconds": seconds, "num_resumed": int(resume is not None)}
-    facts |= {"num_examples": len(data["train"]), "rows": dict(data["train"].treatments)}
-    _save(trainer, command, recipe, {**facts, "template_kwargs": command.template_kwargs})
+    facts |= {"num_examples": len(data["train"]), **data["train"].facts}
+    _save(trainer, command, recipe, facts)
     if trainer.is_world_process_zero():
         names = {"target": command.target, "folder": str(args.output_dir)}
         print(summary(trainer.state.log_history, trainer.drafter, names, seconds, WHY_NOT_EVALUATED))
@@ -211,16 +211,6 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
 
 
-def _encode(
-    data: ConversationSet, tokenizer: PreTrainedTokenizerBase, command: TrainCommand, max_length: int
-) -> ConversationDataset:
-    """The examples of conversations; the log says how many rows were used, and how."""
-    encoded = ConversationDataset(data.rows, tokenizer, max_length, data.origins, command.template_kwargs)
-    encoded.treatments += data.reasons
-    logger.info("%s.", describe_rows(encoded.treatments))
-    return encoded
-
-
 def _show_masks(command: TrainCommand, num_examples: int, max_length: int) -> None:
     """Show which tokens count in the loss; of the target only the tokenizer is loaded."""
     if command.dry_run:
@@ -229,7 +219,8 @@ def _show_masks(command: TrainCommand, num_examples: int, max_length: int) -> No
         raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
     _, tokenizer = read_config(command.target)
     command.check_template(tokenizer)
-    show_masks(_encode(command.read_conversations(), tokenizer, command, max_length), tokenizer, num_examples)
+    data = command.read_conversations().encoded(tokenizer, max_length, command.template_kwargs)
+    show_masks(data, tokenizer, num_examples)
 
 
 def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | None:

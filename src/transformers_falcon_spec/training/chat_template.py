@@ -109,7 +109,8 @@ def check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[st
 
 
 def ask_for_switch(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
-    """Log a sentence if the chat template has a switch for thinking that was not given."""
+    """Check that the template knows `kwargs`, and log a sentence if they leave out a switch for thinking."""
+    check_template_kwargs(tokenizer, kwargs)
     switch = next((name for name in SWITCHES if name in template_variables(tokenizer)), None)
     if switch is not None and not kwargs.keys() & set(SWITCHES):
         value = "false" if switch in THINKING_SWITCHES else '"low"'

@@ -11,15 +11,18 @@ import json
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from ..errors import ConversationError
 from .chat_template import Message
-from .row_encoding import NUM_NAMED, describe_rows
+from .dataset import ConversationDataset
+from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +47,18 @@ class ConversationSet:
         rest, out = (([self.rows[i] for i in part], [self.origins[i] for i in part]) for part in parts)
         return replace(self, rows=rest[0], origins=rest[1]), ConversationSet(*out)
 
-    def leave_out(self, origin: str, error: "_UnusableRowError") -> None:
+    def leave_out(self, origin: str, error: UnusableRowError) -> None:
         """Count a row that cannot be used; the log names the first ones for each reason."""
         self.errors.append(ConversationError(f"{origin}: {error}"))
         self.reasons[error.reason] += 1
         if self.reasons[error.reason] <= NUM_NAMED:
             logger.warning("Left out: %s", self.errors[-1])
+
+    def encoded(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, template_kwargs: Mapping[str, Any] | None = None
+    ) -> ConversationDataset:
+        """The examples of the conversations."""
+        return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
     def log_totals(self) -> None:
         """Log how many rows were left out for the reasons of which not every row was named."""
@@ -59,14 +68,6 @@ class ConversationSet:
         if self.duplicates:
             logger.warning("Left out: %d conversations that are the same as an earlier one.", len(self.duplicates))
             self.reasons["a copy of an earlier one"] = len(self.duplicates)
-
-
-class _UnusableRowError(ConversationError):
-    """A row cannot be used, for a reason that is counted."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
 
 
 def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | None = None) -> ConversationSet:
@@ -92,7 +93,7 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
             break
         try:
             messages = _messages(row)
-        except _UnusableRowError as error:
+        except UnusableRowError as error:
             found.leave_out(origin, error)
             continue
         key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
@@ -156,19 +157,19 @@ def _messages(row: Any) -> list[Message]:
             row = json.loads(row.decode("utf-8"))
         except ValueError as error:  # not JSON, or not UTF-8
             text = f"the line must be JSON, but {error}. Mend or delete the line."
-            raise _UnusableRowError("no JSON", text) from None
+            raise UnusableRowError("no JSON", text) from None
     given = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(given, list) or not given:
-        raise _UnusableRowError("no messages", "a row must be an object with a list `messages`; it has none.")
+        raise UnusableRowError("no messages", "a row must be an object with a list `messages`; it has none.")
     if row.get("tools"):
-        raise _UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
+        raise UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
     messages = list(map(_message, given))
     if not any(message["role"] == "assistant" for message in messages):
         text = "a row must have an assistant turn, for that is what the drafter learns; it has none."
-        raise _UnusableRowError("no assistant turn", text)
+        raise UnusableRowError("no assistant turn", text)
     if messages[0]["role"] == "assistant":
         text = "the assistant must have something to answer, but it has the first turn."
-        raise _UnusableRowError("nothing before the first answer", text)
+        raise UnusableRowError("nothing before the first answer", text)
     return messages
 
 
@@ -176,17 +177,17 @@ def _message(given: Any) -> Message:
     """A message without what is of no use here; parts that are all text are joined."""
     role = given.get("role") if isinstance(given, dict) else None
     if role in TOOL_ROLES or (isinstance(given, dict) and (given.get("tool_calls") or given.get("function_call"))):
-        raise _UnusableRowError("tools", f"a row must do without tools, but it has a turn of the {role} with some.")
+        raise UnusableRowError("tools", f"a row must do without tools, but it has a turn of the {role} with some.")
     if role not in ROLES:
-        raise _UnusableRowError("an unknown role", f"each message needs a `role` of {ROLES}, but it has {role!r}.")
+        raise UnusableRowError("an unknown role", f"each message needs a `role` of {ROLES}, but it has {role!r}.")
     content = given.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
         if any(part.get("type") != "text" for part in content):
             text = "a message must be text alone, but it has parts of another kind, such as images."
-            raise _UnusableRowError("images or other parts", text)
+            raise UnusableRowError("images or other parts", text)
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str):
-        raise _UnusableRowError("no text", f"each message needs a `role` of {ROLES} and a text `content`.")
+        raise UnusableRowError("no text", f"each message needs a `role` of {ROLES} and a text `content`.")
     thought = next((given[name] for name in THOUGHTS if given.get(name)), None)
     has_thought = role == "assistant" and isinstance(thought, str)
     return {"role": role, "content": content, **({"reasoning_content": thought} if has_thought else {})}

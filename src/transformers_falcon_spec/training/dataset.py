@@ -15,15 +15,14 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from ..errors import ConversationError, OptionError, TrainingError
+from ..errors import OptionError, TrainingError
 from .chat_template import ChatTemplate, Message
 from .mask_coverage import MaskCoverage
-from .row_encoding import NUM_NAMED, Example, describe_rows, encode_row
+from .row_encoding import NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row
 
 logger = logging.getLogger(__name__)
 
-REFUSED, NO_THOUGHT = "refused by the chat template", "an answer without a thought"  # reasons
-NOTHING = "nothing that counts within `max_length`"
+REFUSED, NOTHING = "refused by the chat template", "nothing that counts within `max_length`"  # reasons
 
 
 class ConversationDataset(Dataset[Example]):
@@ -40,6 +39,7 @@ class ConversationDataset(Dataset[Example]):
         max_length (`int`): Tokens of the longest example; longer ones are cut.
         origins (`list[str]`, *optional*): Where each row comes from, in words; by default its number.
         template_kwargs (`dict`, *optional*): Arguments for the chat template.
+        left_out (`dict`, *optional*): How many rows were left out before, by reason.
 
     Raises:
         [`TrainingError`]: there is no chat template, or not one example holds an assistant token.
@@ -53,17 +53,18 @@ class ConversationDataset(Dataset[Example]):
         max_length: int,
         origins: Sequence[str] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, int] | None = None,
     ) -> None:
         self.template_kwargs = dict(template_kwargs or {})
-        self.treatments: Counter[str] = Counter()
+        self.treatments = Counter(left_out or {})
         self.examples, self.origins = list[Example](), list[str]()
         template, masks, num_turns = ChatTemplate(tokenizer, self.template_kwargs), list[list[int]](), 0
         for number, row in enumerate(tqdm(rows, desc="tokenize", unit="row")):
             origin = f"row {number}" if origins is None else origins[number]
             try:
                 treatment, found = encode_row(row, template)
-            except (TemplateError, TypeError, ConversationError) as error:
-                self._leave_out(origin, NO_THOUGHT if isinstance(error, ConversationError) else REFUSED, error)
+            except (TemplateError, TypeError, UnusableRowError) as error:
+                self._leave_out(origin, getattr(error, "reason", REFUSED), error)
                 continue
             masks += [example["assistant_mask"] for example in found]
             num_turns += sum(turn["role"] == "assistant" for turn in row)
@@ -92,6 +93,11 @@ class ConversationDataset(Dataset[Example]):
     def conversations(self) -> "ConversationDataset":
         """This data set; a [`FeatureCache`] and [`PackedConversations`] have the one that they were made from."""
         return self
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the record of a training says of the data: rows by treatment, and arguments for the chat template."""
+        return {"rows": dict(self.treatments), "template_kwargs": self.template_kwargs}
 
     def subset(self, indices: Iterable[int]) -> "ConversationDataset":
         """The examples at `indices`, in that order; `coverage` stays that of all examples."""

@@ -40,8 +40,8 @@ def regenerate_from_endpoint(
 ) -> int:
     """Write conversations to a file, with every assistant turn replaced by an answer of a server.
 
-    Answers are those that [`regenerate`] would ask the target for, and the file is the same but for what the server
-    draws. A second call with the same arguments asks for the rows that have no answer yet.
+    Prompts are those of [`regenerate`]; how the server draws, besides the temperature, is its own business. A second
+    call with the same arguments asks for the rows that have no answer yet.
 
     Args:
         endpoint ([`ChatEndpoint`]): The server, which is closed at the end.
@@ -121,10 +121,10 @@ class _Run:
                         bar.update()
                     self.check()
             finally:
+                for future in [each for each in pending if each.done() and each.exception() is None]:
+                    self.record(pending.pop(future), future, file)
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.endpoint.close()
-                for future in [each for each in pending if each.done() and not each.cancelled()]:
-                    self.record(pending.pop(future), future, file)
 
     def answer(self, number: int, row: list[Message]) -> Answered:
         """Answer the assistant turns of a row in order, up to one that is cut or whose prompt is too long."""

@@ -23,6 +23,14 @@ NUM_NAMED = 3  # rows that the log names for each such reason
 _PROBE = "ANSWER"  # stands for an answer, to see what the template writes after it
 
 
+class UnusableRowError(ConversationError):
+    """A row cannot be used, for a reason that is counted."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Turn:
     """An answer of the assistant, where it is the last one."""
@@ -37,7 +45,7 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
     """The treatment of a conversation, and its examples; what follows the last answer is left out.
 
     Raises:
-        [`ConversationError`]: an answer lacks the thought that the prompt begins.
+        [`UnusableRowError`]: an answer lacks the thought that the prompt begins, or has one that the prompt rules out.
         `jinja2.TemplateError`: the template refuses the conversation.
     """
     ends = [number for number, message in enumerate(row, start=1) if message["role"] == "assistant"]
@@ -89,10 +97,15 @@ def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
     thought, said = answer.get("reasoning_content"), answer["content"]
     if thought:
         said = f"<think>\n{thought.strip()}\n</think>\n\n{said}"
-    if "<think>" in turn.prompt[_num_shared(turn.prompt, probe) :]:  # the prompt begins the thought
+    begun = turn.prompt[_num_shared(turn.prompt, template.text(turn.messages[:-1])) :]  # of the turn, by the prompt
+    if "</think>" in begun and "</think>" in said:
+        text = "the prompt asks for an answer without a thought, but it has one. Change `chat_template_kwargs`."
+        raise UnusableRowError("a thought where none is asked for", text)
+    if "<think>" in begun and "</think>" not in begun:  # the prompt begins the thought
         said = said.lstrip().removeprefix("<think>").lstrip("\n")
         if "</think>" not in said:
-            raise ConversationError("the prompt begins a thought, but the answer has none. Let the target answer it.")
+            text = "the prompt begins a thought, but the answer has none. Let the target answer it."
+            raise UnusableRowError("an answer without a thought", text)
     return Turn(turn.messages, turn.prompt, turn.prompt + said + probe.rpartition(_PROBE)[2], True)
 
 

@@ -42,6 +42,7 @@ class SavingTrainer(Trainer):
         return {
             **provenance(seed=self.args.seed, device=self.args.device),
             "num_examples": len(data),
+            **getattr(getattr(data, "conversations", None), "facts", {}),
             "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
             "num_trained": self.get_num_trainable_parameters(),
             "curve": self.state.log_history,

@@ -59,6 +59,7 @@ class DrafterTrainer(SavingTrainer):
             The target's tokenizer, which conversations need.
         compute_metrics (`Callable`, *optional*):
             Further metrics, of counts `(batches, block offsets, ranks)` of the target's best tokens as `predictions`.
+        template_kwargs (`dict`, *optional*): Arguments for the chat template, such as `{"enable_thinking": False}`.
         kwargs: The other arguments of `transformers.Trainer`.
 
     Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
@@ -71,10 +72,8 @@ class DrafterTrainer(SavingTrainer):
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
-        [`OptionError`]: there is no objective for this drafter, or there are several processes and the target is
-            spread over devices.
-        [`TrainingError`]: the data are no conversations and have no masks; from `train` and `evaluate`: the loss is
-            not finite; the message names step and rows.
+        [`OptionError`]: there is no objective for this drafter, or several processes have a target that is spread.
+        [`TrainingError`]: the data have no masks; from `train` and `evaluate`: the loss of a step is not finite.
 
     Example:
 
@@ -100,12 +99,13 @@ class DrafterTrainer(SavingTrainer):
         model: PreTrainedModel | str = "falcon",
         args: TrainingArguments | None = None,
         compute_metrics: Metrics | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        tokenizer = kwargs.get("processing_class")
+        tokenizer, self.template_kwargs = kwargs.get("processing_class"), template_kwargs or {}
         max_length = getattr(args, "max_length", DrafterTrainingArguments.max_length)
         for name in ("train_dataset", "eval_dataset"):
-            kwargs[name] = prepared(kwargs.get(name), tokenizer, max_length)
+            kwargs[name] = prepared(kwargs.get(name), tokenizer, max_length, template_kwargs)
         model, args = drafter_and_arguments(model, args, target, kwargs["train_dataset"])
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
@@ -146,8 +146,8 @@ class DrafterTrainer(SavingTrainer):
         """Train as the Trainer does, and check the final weights."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
-        template_kwargs = getattr(getattr(self.train_dataset, "conversations", None), "template_kwargs", None)
-        record_target(self.drafter.config, self.features.target, self.processing_class, template_kwargs)
+        known = getattr(getattr(self.train_dataset, "conversations", None), "template_kwargs", self.template_kwargs)
+        record_target(self.drafter.config, self.features.target, self.processing_class, known)
         self.check_hub_options()
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):
@@ -228,7 +228,7 @@ class DrafterTrainer(SavingTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
-        data = prepared(eval_dataset, self.processing_class, self.args.max_length)
+        data = prepared(eval_dataset, self.processing_class, self.args.max_length, self.template_kwargs)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with self.throughput.timed("pause"), torch.random.fork_rng(devices=devices):
             return super().evaluate(data, *args, **kwargs)

@@ -9,8 +9,9 @@ from ..drafters.eagle import EagleDrafter
 from ..drafters.registry import METHODS
 from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
+from .chat_template import ask_for_switch
 from .conversations import read_conversations
-from .dataset import ConversationDataset, most_frequent_tokens
+from .dataset import most_frequent_tokens
 from .objectives import STOCK_METHODS
 from .recipes import recipe_of
 from .row_encoding import Example
@@ -55,7 +56,7 @@ def drafter_and_arguments(
     return drafter, args
 
 
-def prepared(data: Any, tokenizer: Any, max_length: int) -> Any:
+def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None = None) -> Any:
     """Data as the trainer reads it: conversations become token ids and masks, tokenised rows stay as they are.
 
     Raises:
@@ -64,7 +65,7 @@ def prepared(data: Any, tokenizer: Any, max_length: int) -> Any:
     if data is None or isinstance(data, str) or hasattr(data, "conversations"):  # a string names one of several
         return data
     if isinstance(data, Mapping):
-        return {name: prepared(part, tokenizer, max_length) for name, part in data.items()}
+        return {name: prepared(part, tokenizer, max_length, template_kwargs) for name, part in data.items()}
     columns = _columns(data)
     if "messages" in columns:
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -72,8 +73,8 @@ def prepared(data: Any, tokenizer: Any, max_length: int) -> Any:
                 "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
                 f"{tokenizer!r}. Pass `processing_class=AutoTokenizer.from_pretrained(TARGET)`."
             )
-        read = read_conversations([data])
-        return ConversationDataset(read.rows, tokenizer, max_length, read.origins)
+        ask_for_switch(tokenizer, template_kwargs or {})
+        return read_conversations([data]).encoded(tokenizer, max_length, template_kwargs)
     mask = next((name for name in MASKS if name in columns), None)
     if mask is None or "input_ids" not in columns:
         raise TrainingError(
