@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
 from ..errors import OptionError
 from ..provenance import provenance
 from ..training.arguments import DrafterTrainingArguments
 from ..training.checkpoints import explain_write_errors, is_complete, newest_complete_checkpoint
-from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationCollator, ConversationDataset
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
@@ -31,6 +30,7 @@ from ..training.lora import LoraOptions, save_adapter
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
+from ..training.row_encoding import describe_rows
 from ..training.run_plan import Choice, Device, held_out_rows, plan_run
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
@@ -101,6 +101,7 @@ def _choices(command: TrainCommand, data: dict[str, ConversationDataset], drafte
     return [
         Choice("target", command.target, ""),
         Choice("data", str(data["train"].coverage), ""),
+        Choice("rows", describe_rows(data["train"].treatments), ""),
         Choice("held out", f"{num_held_out} examples", what if num_held_out else WHY_NOT_EVALUATED),
         *drafter_choices(drafter, command.drafter is None),
     ]
