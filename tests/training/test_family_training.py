@@ -51,7 +51,8 @@ def test_conversations_with_arguments_for_the_template_are_recorded_with_their_r
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer, family = family_tokenizer("qwen3"), FAMILIES["qwen3"]
-    rows = [{"messages": row} for row in family_rows(12, family)] + [{"messages": [{"role": "tool", "content": "a"}]}]
+    rows = [{"messages": row} for row in family_rows(12, family, share_thinking=0)]
+    rows += [{"messages": [{"role": "tool", "content": "a"}]}]
 
     def trainer(**options: Any) -> DrafterTrainer:
         return DrafterTrainer(
