@@ -102,10 +102,11 @@ lint: $(READY) ## Check format, style and types.
 
 check: lint test ## What must pass before a commit: format, style, types, and the tests of the first lane.
 
-fix: $(READY) ## Repair format and style, and the list of modules in docs/map.md.
+fix: $(READY) ## Repair format and style, and render docs/map.md and the help of the commands.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/python tools/map.py
+	$(BIN)/python tools/help.py
 
 bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into README and docs; resumes.
 	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \

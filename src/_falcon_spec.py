@@ -1,4 +1,4 @@
-"""Starts `falcon-spec`: shows commands and version without loading torch, and hands all else to the package.
+"""Starts `falcon-spec`: shows commands, help and version without loading torch, and hands all else to the package.
 
 It is outside the package because importing that loads torch, which takes seconds.
 """
@@ -6,8 +6,11 @@ It is outside the package because importing that loads torch, which takes second
 import importlib
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 PACKAGE = "transformers_falcon_spec"
+HELP = Path(__file__).parent / PACKAGE / "commands" / "help"  # rendered by `tools/help.py`
+HELP_ALL = "--help_all"
 # Each command is the module of this name in `commands/`, spaces being underscores.
 COMMANDS = {
     "generate": "write text, and compare with the target alone",
@@ -36,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = ["fingerprint", *argv[1:]] if argv[:1] == ["contract"] else argv  # its old name
     name = next((" ".join(argv[:num]) for num in (1, 2) if " ".join(argv[:num]) in COMMANDS), None)
     if name is not None:
-        return int(importlib.import_module(f"{PACKAGE}.cli").run(name, argv[len(name.split()) :]))
+        return _run(name, argv[len(name.split()) :])
     if argv[:1] == ["--version"]:
         print(f"falcon-spec {version(PACKAGE)}")
         return 0
@@ -47,6 +50,14 @@ def main(argv: list[str] | None = None) -> int:
     if argv:
         print(f"\nfalcon-spec needs one of these commands, but it got `{' '.join(argv[:2])}`.", file=sys.stderr)
     return 2
+
+
+def _run(name: str, argv: list[str]) -> int:
+    """Run a command, or show its help; returns the exit status."""
+    if {"-h", "--help"} & set(argv):
+        print((HELP / f"{name.replace(' ', '_')}.txt").read_text(encoding="utf-8"), end="")
+        return 0
+    return int(importlib.import_module(f"{PACKAGE}.cli").run(name, argv))
 
 
 def _usage() -> str:

@@ -31,7 +31,7 @@ from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
 from ..training.row_encoding import describe_rows
-from ..training.run_plan import Choice, Device, held_out_rows, plan_run
+from ..training.run_plan import PLAN_NOTES, Choice, Device, held_out_rows, plan_run
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
@@ -42,7 +42,11 @@ from .train_report import drafter_choices, print_plan, summary
 
 logger = logging.getLogger(__name__)
 WHY_NOT_EVALUATED = "there are fewer than 20 conversations, and no `--eval_data`"
-help_notes = recipe_notes  # the help shows the defaults that the recipes give
+
+
+def help_notes() -> dict[str, str]:
+    """What the help says of defaults that recipes and the plan give."""
+    return {**recipe_notes(), **PLAN_NOTES}
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:

@@ -5,7 +5,7 @@ Options of the command line take precedence over the recipe. Methods without a r
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transformers import SchedulerType
@@ -119,14 +119,15 @@ def recipe_notes() -> dict[str, str]:
 
     ```python
     >>> recipe_notes()["learning_rate"]
-    'By recipe: 0.002 (default, falcon), 0.0005 (paper, falcon).'
+    'By recipe: 0.002 (default, falcon), 0.0005 (paper, falcon); otherwise 0.0005.'
 
     ```
     """
     options: dict[str, list[str]] = {}
     for name, methods in RECIPES.items():
         for method, recipe in methods.items():
-            fields = (f"{field}={value}" for field, value in recipe.drafter_config.items() if field != "draft_tree")
-            for option, value in {**recipe.training, "drafter_config": " ".join(fields).lower()}.items():
+            shown = (f"{name}={value}" for name, value in recipe.drafter_config.items() if name != "draft_tree")
+            for option, value in {**recipe.training, "drafter_config": " ".join(shown).lower()}.items():
                 options.setdefault(option, []).append(f"{getattr(value, 'value', value)} ({name}, {method})")
-    return {option: f"By recipe: {', '.join(values)}." for option, values in options.items()}
+    others = {each.name: f"; otherwise {each.default}" for each in fields(DrafterTrainingArguments)}
+    return {option: f"By recipe: {', '.join(values)}{others.get(option, '')}." for option, values in options.items()}

@@ -16,6 +16,23 @@ LOGITS_COPIES = 6  # of a batch in float32: the target's and the drafter's, thei
 _GIVEN = "as asked for"
 
 
+PLAN_NOTES = {  # what is done without an option, for `--help`
+    "output_dir": "By default `TARGET-falcon`, after target and kind.",
+    "bf16": "Train in bfloat16. By default on CUDA where the GPU has it.",
+    "per_device_train_batch_size": f"Rows that are read at a time. By default {ROWS_PER_STEP}, or fewer where an "
+    "estimate says that they would take more than half of the free memory.",
+    "gradient_accumulation_steps": f"Batches of a step. By default what makes {ROWS_PER_STEP} rows a step.",
+    "max_steps": f"By default {MOST_EPOCHS} epochs, but no more than {MOST_STEPS} steps unless one epoch takes more.",
+    "num_train_epochs": "Epochs, instead of steps.",
+    "save_total_limit": "Checkpoints to keep. By default the newest.",
+    "logging_steps": "Steps from one line of the log to the next. By default a twentieth of the run, 100 at most.",
+    "eval_strategy": "When to evaluate besides the one time at the end: no, steps or epoch. (default: no)",
+    "resume_from_checkpoint": "`true` goes on from the newest checkpoint in the folder, after a break.",
+    "report_to": "Who is told of losses and metrics: none, tensorboard, wandb, trackio ... (default: none)",
+    "seed": "(default: 42)",
+}
+
+
 @dataclass(frozen=True)
 class Choice:
     """One line of the plan: what was chosen, and why."""
