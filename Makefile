@@ -129,6 +129,8 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python -m benchmarks.tree_cost
 	@$(BIN)/python -m benchmarks.packed
 	@$(BIN)/python -m benchmarks.packed --shape 0.3b --decodings greedy --limit 3
+	@$(BIN)/python -m benchmarks.frozen
+	@$(BIN)/python -m benchmarks.frozen --shape 0.3b
 	@$(BIN)/python -m benchmarks.budgets
 	@$(BIN)/python -m benchmarks.memory
 	@$(BIN)/python -m benchmarks.report
