@@ -71,6 +71,7 @@ def chat_server(answer: Callable[[dict[str, Any]], Answer] = echo) -> Iterator[C
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # who asked may be gone
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     state.url = f"http://127.0.0.1:{server.server_port}/v1"

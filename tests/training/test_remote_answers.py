@@ -1,14 +1,17 @@
 """Answers from a real server: the file is in the order of the rows, and nothing that was answered is lost."""
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chat import make_rows, make_tokenizer
+from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.chat_families import family_tokenizer
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
@@ -223,3 +226,32 @@ def test_prompts_that_are_too_long_are_never_sent(tmp_path: Path, caplog: pytest
 def test_no_request_at_once_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`concurrency` must be at least 1, but it is 0"):
         ask("http://localhost/v1", make_rows(1), tmp_path / "out.jsonl", concurrency=0)
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_nothing_that_it_was_answered(tmp_path: Path) -> None:
+    rows, output, is_killed = dialogues(12), tmp_path / "out.jsonl", threading.Event()
+    target, data = save_target(tmp_path / "target"), write_rows(tmp_path / "data.jsonl", rows)
+    command = [sys.executable, "-m", "transformers_falcon_spec", "regenerate", "--target", str(target)]
+    command += ["--data", str(data), "--output", str(output), "--concurrency", "2"]
+
+    def hang(request: dict[str, Any]) -> Answer:
+        if len(server.requests) > 9:
+            is_killed.wait(60)
+        return echo(request)
+
+    with chat_server(hang) as server:
+        process = subprocess.Popen([*command, "--endpoint", server.url], stderr=subprocess.DEVNULL)
+        while len(server.requests) < 11:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        is_killed.set()
+    num_kept = len(output.read_text(encoding="utf-8").splitlines())
+    with chat_server() as server:
+        subprocess.run([*command, "--endpoint", server.url], check=True, capture_output=True)
+
+    assert num_kept == 4
+    assert len(server.requests) == 2 * 8
+    assert messages(output) == answered(rows)

@@ -9,6 +9,7 @@ Example:
                          --output answered.jsonl --chat_template_kwargs '{"enable_thinking": false}'
 """
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import ClassVar
@@ -46,6 +47,8 @@ class RegenerateCommand(DataOptions, ServerOptions):
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     """Write the answers, and print how many there are."""
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # not a line for every request
     server = _server(command)
     rows = command.read_conversations().rows
     tokenizer = AutoTokenizer.from_pretrained(command.target)

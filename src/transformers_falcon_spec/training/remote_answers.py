@@ -6,8 +6,9 @@ which the server went down, goes on with the rows that have no line yet.
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -107,12 +108,12 @@ class _Run:
 
     def answer_all(self, rows: list[list[Message]], todo: Iterable[int], concurrency: int, file: TextIO) -> None:
         """Answer rows, so many at once; what is answered is in the file, however this ends."""
-        numbers, pending, pool = iter(list(todo)), _Futures(), ThreadPoolExecutor(concurrency)
+        numbers, pending = iter(list(todo)), _Futures()
         with tqdm(total=len(rows), initial=len(rows) - len(list(todo)), desc="regenerate", unit="row") as bar:
             try:
                 while True:
                     for number in islice(numbers, concurrency - len(pending)):
-                        pending[pool.submit(self.answer, number, rows[number])] = number
+                        pending[_started(self.answer, number, rows[number])] = number
                     if not pending:
                         break
                     done, _ = wait(pending, return_when=FIRST_COMPLETED)
@@ -123,7 +124,6 @@ class _Run:
             finally:
                 for future in [each for each in pending if each.done() and each.exception() is None]:
                     self.record(pending.pop(future), future, file)
-                pool.shutdown(wait=False, cancel_futures=True)
                 self.endpoint.close()
 
     def answer(self, number: int, row: list[Message]) -> Answered:
@@ -185,6 +185,20 @@ class _Run:
                 f"All rows must get answers, but {self.num_failed + self.num_refused} got none, the last one because: "
                 f"{self.failure} {num_written} are kept in `{self.output}`; the same command tries the others again."
             )
+
+
+def _started(work: Callable[..., Answered], *arguments: Any) -> "Future[Answered]":
+    """Start work in a thread that does not keep the process from ending, as those of a pool would."""
+    future: Future[Answered] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except Exception as error:  # noqa: BLE001  who waits for the result gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _whole_lines(output: Path) -> dict[int, str]:
