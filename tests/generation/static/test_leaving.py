@@ -1,5 +1,6 @@
 """A text in fixed shapes ends: its keys and values go back where somebody gets them, and nothing is lost where memory ends."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.tiny import in_double, make_prompt, make_target
+from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.generation import cache as cache_file
-from transformers_falcon_spec.generation.static.state import occupy, states_of, vacate
+from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY
+from transformers_falcon_spec.generation.static.slot_cache import SlotCache
+from transformers_falcon_spec.generation.static.state import StaticState, occupy, states_of, vacate
 from transformers_falcon_spec.generation.static.target import NO_ROOM
 
 
@@ -98,3 +101,44 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
     again = runs.both(target, drafter, make_prompt(seed=1))
     again.assert_equal(is_kept=False)
     assert NO_ROOM not in again.stats.notes
+
+
+@pytest.mark.parametrize(("family", "num_rows"), [("llama", 1), ("llama", 3), ("gemma3", 1)])
+def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
+    family: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("state", "target"):
+        monkeypatch.setattr(f"transformers_falcon_spec.generation.static.{module}.LEAST_SLOTS", 16)
+    monkeypatch.setattr("transformers_falcon_spec.generation.static.target.MOST_AHEAD", 4)
+    monkeypatch.setattr(StaticState, "grow", _fails)
+    prompt = torch.cat([make_prompt(seed=row) for row in range(num_rows)])
+    mask = torch.ones_like(prompt)
+    mask[-1, : 5 * (num_rows > 1)] = 0
+    options = {"max_new_tokens": 40, "do_sample": num_rows == 1, "attention_mask": mask}
+    target = in_double(make_target(family))
+    drafter = make_drafter(target, block_size=2)
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+
+    pair = runs.both(target, drafter, prompt, **options)
+
+    pair.assert_equal(is_kept=False)
+    if num_rows == 1:  # padding is whatever it was
+        _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
+    assert len(pair.stats.notes) == 1
+    assert re.fullmatch(rf"From token \d+ on the step was dynamic: {NO_MEMORY}\.", pair.stats.notes[0])
+
+
+def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = _pair()
+    monkeypatch.setattr(SlotCache, "fill", _fails)
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal()
+    _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
+    assert pair.stats.notes == [f"The step is dynamic: {NO_MEMORY}."]
+    assert not states_of(target)
+
+
+def _fails(*_: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -162,7 +162,8 @@ class FixedDenoising:
         """The slots that work must see of a text of so many tokens; the cache grows to hold them."""
         shown = shown_slots(num_tokens + self.most_positions + 1)
         if shown > self.cache.capacity:
-            self.cache, self._work = self.cache.grown(shown), {}
+            self._work = {}
+            self.cache.grow(shown)
         return shown
 
     def _held(self, key: Any) -> tuple[RepeatedWork, Tensor]:

@@ -98,9 +98,9 @@ class FixedPairs:
             self.carried[name].copy_(states)
 
     def grow(self, num_slots: int) -> None:
-        """Move the text to a larger cache; work is captured anew."""
-        self.cache, self.num_slots = self.cache.grown(self.num_before + num_slots), num_slots
-        self._reads, self._drafts = {}, {}
+        """Make room for a longer text; work is captured anew."""
+        self._reads, self._drafts, self.num_slots = {}, {}, num_slots
+        self.cache.grow(self.num_before + num_slots)
 
     @property
     def repeated(self) -> list[RepeatedWork]:

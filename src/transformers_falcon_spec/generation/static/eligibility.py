@@ -12,6 +12,7 @@ from .scoring import obstacle_to
 from .state import weights_key
 
 BUSY = "another call decodes with the target in fixed shapes"
+NO_MEMORY = "no memory is left for buffers of fixed size"
 _ASKING = {"longcat_flash"}  # model types whose forward asks the host, whatever the options
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
 

@@ -10,7 +10,7 @@ from ...errors import GenerationError
 from ..drafting import DraftBudget, Drafter, TreeCandidateGenerator
 from ..sequence_batch import SequenceBatch
 from ..target import Target
-from .eligibility import BUSY, is_wanted, why_not_repeated, why_not_static
+from .eligibility import BUSY, NO_MEMORY, is_wanted, why_not_repeated, why_not_static
 from .target import StaticTarget
 
 BACKEND = "inductor"  # of `torch.compile`
@@ -74,7 +74,7 @@ class StepShapes:
             target.state.enter(generator, self._drafter, self._config.max_length, target.backend)
 
     def _note_dynamic(self, reason: str | None) -> None:
-        if self._step == "static" and reason not in {None, BUSY}:
+        if self._step == "static" and reason not in {None, BUSY, NO_MEMORY}:
             raise GenerationError(
                 f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
                 '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'

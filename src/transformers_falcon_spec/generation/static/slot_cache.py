@@ -93,16 +93,15 @@ class SlotCache(Cache):
         steps = torch.arange(num_nodes, device=self.lengths.device)
         self.slots = (self.lengths + steps).clamp(max=self.num_shown - 1)
 
-    def grown(self, capacity: int) -> "SlotCache":
-        """The same text in a cache of more slots."""
-        larger = SlotCache(len(self.layers), len(self.lengths), capacity, self.lengths.device)
-        for mine, layer in zip(self.layers, larger.layers, strict=True):
-            if mine.is_initialized:
-                layer.lazy_initialization(mine.keys, mine.values)
-                layer.keys[:, :, : self.capacity].copy_(mine.keys)
-                layer.values[:, :, : self.capacity].copy_(mine.values)
-        larger.lengths.copy_(self.lengths)
-        return larger
+    def grow(self, capacity: int) -> None:
+        """Make room for more slots, layer by layer, so that only one layer at a time is held twice."""
+        for layer in self.layers:
+            layer.max_cache_len, old = capacity, (layer.keys, layer.values)
+            if layer.is_initialized:
+                layer.lazy_initialization(*old)
+                layer.keys[:, :, : self.capacity].copy_(old[0])
+                layer.values[:, :, : self.capacity].copy_(old[1])
+        self.capacity = self.num_shown = capacity
 
     def fill(self, layers: Sequence[Any], slots: Tensor) -> None:
         """Take over the states of a dynamic cache: column `c` goes to slot `slots[row, c]`, nowhere if that is -1."""

@@ -145,8 +145,9 @@ class StaticState:
         return self.trees[size]
 
     def grow(self, capacity: int) -> None:
-        """Move the text to a larger cache; what was captured is captured anew."""
-        self.cache, self._work = self.cache.grown(capacity), {}
+        """Make room for a longer text; what was captured is captured anew."""
+        self._work = {}
+        self.cache.grow(capacity)
 
     def free_work(self) -> None:
         """Free all but the cache; no call may go on in it."""

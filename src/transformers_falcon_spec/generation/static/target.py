@@ -20,7 +20,7 @@ from ..tree_attention import tree_attention
 from . import graph
 from .acceptance import DeviceAcceptance
 from .compile import compiled_read
-from .eligibility import BUSY, state_key, why_host_chooses
+from .eligibility import BUSY, NO_MEMORY, state_key, why_host_chooses
 from .state import LEAST_SLOTS, MOST_AHEAD, StaticState, TreeBuffers, occupy, release, shown_slots, state_of, vacate
 
 NO_ROOM = "No memory was left for a second copy of keys and values, so what is kept for later calls is freed."
@@ -51,9 +51,12 @@ class StaticTarget(Target):
             self.choice_reason = why_host_chooses(batch)
             if self.choice_reason is None:
                 self.acceptance = DeviceAcceptance(state, batch, num_logits)
-        except BaseException:
+        except BaseException as error:
             vacate(self.model)
-            raise
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            release(self.model)
+            return NO_MEMORY
         cache_file.empty(self.cache)  # until `leave`, so that the text has one copy of its states
         is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
         self.state, self._is_returned = state, bool(config.return_dict_in_generate) or is_users
@@ -120,8 +123,8 @@ class StaticTarget(Target):
         state, buffers = self.state, self.state.tree(num_nodes)
         size = buffers.token_ids.shape[1]
         num_shown = shown_slots(max(self._num_tokens) + size)
-        if num_shown > state.cache.capacity:
-            state.grow(num_shown)
+        if num_shown > state.cache.capacity and not self._has_grown(state, num_shown):
+            return super().read(token_ids, tree, form, is_open)
         if size < self._num_read:  # the larger tree left what this one does not overwrite
             stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
             state.cache.forget(stale.clamp(max=state.cache.capacity - 1))
@@ -136,6 +139,25 @@ class StaticTarget(Target):
         self.read_price = work.replay_seconds() if work.is_captured and not is_known else None
         features = buffers.features
         return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
+
+    def _has_grown(self, state: StaticState, num_slots: int) -> bool:
+        """Make room for a longer text; without memory for it, the text goes on in the dynamic cache instead."""
+        try:
+            state.grow(num_slots)
+        except torch.OutOfMemoryError:
+            num_new = [[now - before] for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
+            self._is_returned = True
+            self.leave(is_last=True)
+            lengths = torch.tensor(num_new, device=self._next_position.device)
+            self._next_position = self._next_position + lengths
+            self._position_ids = self._position_ids + lengths.to(self._position_ids.device)
+            self.slots.is_ragged = len(set(map(tuple, num_new))) > 1
+            self.end_notes = (
+                *self.end_notes,
+                f"From token {max(self._num_tokens)} on the step was dynamic: {NO_MEMORY}.",
+            )
+            return False
+        return True
 
     def _read_static(self, state: StaticState, buffers: TreeBuffers, num_shown: int) -> None:
         """Read the tree in the buffers; the work that is captured."""
@@ -188,21 +210,24 @@ class StaticTarget(Target):
             finally:
                 self.leave()
 
-    def leave(self) -> None:
-        """Let other calls have the buffers, once the states of all texts are written back where they are returned."""
+    def leave(self, is_last: bool = False) -> None:
+        """Let other calls have the buffers, once the states of all texts are written back where they are returned.
+
+        If this is the last that the buffers are needed for, they are freed.
+        """
         if self.state is None:
             return
         if self.state.failure is not None:
             self.end_notes = (f"Some of the work could not be captured and ran without: {self.state.failure}.",)
         try:
             if self._is_returned:
-                self._write_back(self.state)
+                self._write_back(self.state, is_last)
         finally:
             self.state.done()
             vacate(self.model)
             self.state, self.acceptance = None, None
 
-    def _write_back(self, state: StaticState) -> None:
+    def _write_back(self, state: StaticState, is_last: bool) -> None:
         """Write the states of all texts back to the dynamic cache, each row's padding in front of it."""
         num_columns = self._columns.shape[1]
         num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
@@ -212,13 +237,16 @@ class StaticTarget(Target):
         added = steps < news
         sources = torch.cat([self._columns, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
         try:
-            cache_file.take_over(self.cache, state.cache.layers, sources)
-        except torch.OutOfMemoryError:  # a layer that is freed makes room for the next one
+            if not is_last:
+                cache_file.take_over(self.cache, state.cache.layers, sources)
+        except torch.OutOfMemoryError:
+            is_last = True
+            self.end_notes = (*self.end_notes, NO_ROOM)
+        if is_last:  # a layer that is freed makes room for the next one
             cache_file.empty(self.cache)
             release(self.model)
             state.free_work()
             cache_file.take_over(self.cache, state.cache.layers, sources, frees=True)
-            self.end_notes = (*self.end_notes, NO_ROOM)
         self.slots.append(torch.where(added, num_columns + steps, cache_file.HOLE), num_new)
 
 
