@@ -114,7 +114,7 @@ def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor, frees: bool = 
             states.gather(-2, _spread(chosen, states)) for states in (layer.keys, layer.values)
         )
         if frees:
-            layer.keys = layer.values = None
+            layer.free()
         if _is_sliding(recorded):
             recorded.cumulative_length = slots.shape[1]
             recorded.crop(0)

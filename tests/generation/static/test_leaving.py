@@ -32,6 +32,12 @@ def _assert_cached(mine: Any, other: Any) -> None:
         torch.testing.assert_close(layer.values, expected.values, rtol=0, atol=1e-10)
 
 
+def _num_bytes(cache: SlotCache) -> int:
+    """Memory of the states that a cache holds."""
+    parts = [part for layer in cache.layers for part in (layer.keys, layer.values, *layer.seen)]
+    return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
+
+
 def test_nothing_is_copied_where_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = _pair()
     monkeypatch.setattr(cache_file, "take_over", lambda *_: pytest.fail("a cache that nobody gets was filled"))
@@ -91,6 +97,9 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
             take_over(*args, **options)
 
     monkeypatch.setattr(cache_file, "take_over", with_little_room)
+    held: list[StaticState] = []
+    free_work = StaticState.free_work
+    monkeypatch.setattr(StaticState, "free_work", lambda state: (held.append(state), free_work(state)))
 
     pair = runs.both(target, drafter)
 
@@ -98,6 +107,7 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
     _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
     assert pair.stats.notes[1:] == [NO_ROOM]  # the first one says how the stand-in drafts
     assert not states_of(target)
+    assert _num_bytes(held[0].cache) == 0
     again = runs.both(target, drafter, make_prompt(seed=1))
     again.assert_equal(is_kept=False)
     assert NO_ROOM not in again.stats.notes

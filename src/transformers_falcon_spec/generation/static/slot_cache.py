@@ -54,6 +54,11 @@ class SlotLayer(StaticLayer):
             states.scatter_(2, _spread(self._view.slots, new), new)
         return keys, values
 
+    def free(self) -> None:
+        """Free the states, once nobody reads them."""
+        self.keys = self.values = None
+        self.seen, self.is_initialized = [], False
+
     def get_seq_length(self) -> int:
         """Nothing: positions and masks are given with every forward, and nobody asks the device for a length."""
         return 0
@@ -101,7 +106,8 @@ class SlotCache(Cache):
                 layer.lazy_initialization(*old)
                 layer.keys[:, :, : self.capacity].copy_(old[0])
                 layer.values[:, :, : self.capacity].copy_(old[1])
-        self.capacity = self.num_shown = capacity
+        self.capacity = capacity
+        self.see(capacity)
 
     def fill(self, layers: Sequence[Any], slots: Tensor) -> None:
         """Take over the states of a dynamic cache: column `c` goes to slot `slots[row, c]`, nowhere if that is -1."""
