@@ -147,12 +147,13 @@ def measure(pair: Pair, path: Path, repeats: int) -> list[dict[str, Any]]:
             file.flush()
 
         note({"compiled": compile_all(pair)})
-        for number in range(len(done) - NUM_WARM_UP, repeats):
-            order = WORK.copy()
-            random.Random(number).shuffle(order)
-            found = {f"{weights} {work}": pair.seconds(weights, work) for weights, work in order}
-            if number >= len(done):
-                note({"seconds": found})
+        with torch._dynamo.config.patch(error_on_recompile=True):  # which would be measured
+            for number in range(len(done) - NUM_WARM_UP, repeats):
+                order = WORK.copy()
+                random.Random(number).shuffle(order)
+                found = {f"{weights} {work}": pair.seconds(weights, work) for weights, work in order}
+                if number >= len(done):
+                    note({"seconds": found})
     return lines
 
 
