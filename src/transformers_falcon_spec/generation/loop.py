@@ -79,12 +79,12 @@ class SpeculativeDecoding:
 
     def _tuner(self, drafter: Drafter) -> Tuner:
         """The tuner of the call; other processes than the first one get one that changes nothing."""
-        model = self.target.model
+        model, verifier = self.target.model, self.verifier
         if not self.processes.is_first:
             return Tuner((), model.device)
-        machine = (model.device, model.dtype, torch.get_num_threads())
-        call = (len(self.batch), self.form, self.verifier.name, bool(self.config.do_sample), self.config.temperature)
-        return tuner_of(drafter, model, self.verifier.keeps_seeded_text, key=(*machine, *call))
+        sampling = round(self.config.temperature or 1.0, 1) if self.config.do_sample else None  # servers get any
+        key = (model.device, model.dtype, torch.get_num_threads(), len(self.batch), self.form, verifier.name, sampling)
+        return tuner_of(drafter, model, verifier.keeps_seeded_text, key)
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""

@@ -18,6 +18,7 @@ from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGe
 from transformers_falcon_spec.drafters.tree_drafting import pairs
 from transformers_falcon_spec.generation.drafting import DraftBudget, Prices
 from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.generation.tuning import cost_model
 from transformers_falcon_spec.generation.tuning.cost_model import LEAST_STEPS, PAUSE, WARM_UP, CostModel
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampling": runs.SAMPLING}
@@ -83,6 +84,16 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     assert len(pair.stats.tuning["steps_by_nodes"]) >= 3
     if mode == "greedy":
         batch_and_drafted(target, drafter).assert_equal()
+
+
+def test_temperatures_are_known_in_tenths_so_that_a_server_of_any_does_not_learn_for_each() -> None:
+    target, drafter = make_target(), RandomDrafter()
+    options = [{"temperature": value} for value in (0.7, 0.71, 1.3, 1.28, 0.74)]
+
+    for each in ({"do_sample": False}, *({"do_sample": True, **option} for option in options)):
+        runs.drafted(target, drafter, max_new_tokens=4, **each)
+
+    assert len(cost_model._KNOWN[drafter][target]) == 3
 
 
 def test_where_drafting_costs_nothing_every_step_after_the_first_ones_drafts() -> None:
