@@ -133,19 +133,20 @@ def left_behind(target: Any) -> dict[str, int]:
     }
 
 
-def load(pair: tuple[Any, Any, Any], args: argparse.Namespace) -> dict[str, Any]:
+def load(pair: tuple[Any, Any, Any], args: argparse.Namespace, asks: list[Ask]) -> dict[str, Any]:
     """Put the load on a server; the clients run in a process of their own."""
     command = [sys.executable, "-m", "benchmarks.serving", "--clients", str(args.clients)]
     command += ["--requests", str(args.requests), "--most_tokens", str(args.most_tokens)]
-    counts = []
+    one_by_one(pair, next(ask for ask in asks if ask.does == "whole"))  # what the first call makes for good
+    before = left_behind(pair[0])
     with serving(*pair) as server:
-        for num in (min(args.requests, 20), args.requests):  # what is counted after some requests and after all
-            asked = [*command, "--ask", server.url, "--first", str(num)]
-            said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-            while server.server_state.connections or server.engine._writing:
-                time.sleep(0.1)  # of clients that have left
-            counts.append(left_behind(pair[0]))
-    return {**json.loads(said), "left_behind": {name: counts[1][name] - counts[0][name] for name in counts[0]}}
+        asked = [*command, "--ask", server.url]
+        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        while server.server_state.connections or server.engine.num_waiting or server.engine.num_writing:
+            time.sleep(0.1)  # until the last ones that were left are
+    del server
+    after = left_behind(pair[0])
+    return {**json.loads(said), "left_behind": {name: after[name] - before[name] for name in after}}
 
 
 def one_by_one(pair: tuple[Any, Any, Any], ask: Ask) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     target, tokenizer = load_target(args.target, "float32", "cpu")
     pair = (target, tokenizer, load_drafter(args.drafter, target))
     asks = plan(args.requests, args.most_tokens)
-    served = load(pair, args)
+    served = load(pair, args, asks)
     pairs = list(zip(asks, served["answers"], strict=True))
     whole = [(ask, got) for ask, got in pairs if ask.does in ("whole", "stream")]
     alone = [one_by_one(pair, ask) for ask, _ in whole]
@@ -202,7 +203,6 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--most_tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "serving.json")
     parser.add_argument("--ask", help="be the clients of this server, and print their answers")
-    parser.add_argument("--first", type=int, help="ask that many of the requests only")
     return parser
 
 
@@ -211,11 +211,11 @@ def main() -> None:
     args = options().parse_args()
     logging.set_verbosity_error()
     if args.ask:
-        print(json.dumps(answers(args.ask, plan(args.requests, args.most_tokens)[: args.first], args.clients)))
+        print(json.dumps(answers(args.ask, plan(args.requests, args.most_tokens), args.clients)))
         return
     row = measured(args)
     print(row)
-    settings = {name: str(value) for name, value in vars(args).items() if name not in ("ask", "first")}
+    settings = {name: str(value) for name, value in vars(args).items() if name != "ask"}
     result = {"provenance": provenance(seed=0, **settings), "rows": [row]}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -1,7 +1,9 @@
 """Texts of the engine are those of calls of their own, whoever shares the batch, leaves, or fails."""
 
+import gc
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,7 +88,7 @@ def test_requests_that_wait_are_one_batch_and_have_the_texts_of_calls_of_their_o
     engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
 ) -> None:
     first = held(engine, gate, TextRequest(prompts[0], 4))
-    lengths = [6, 24, 40]
+    lengths = [3, 12, 16]
     asked = [Asked(engine, TextRequest(ids, num, is_streamed=True)) for ids, num in zip(prompts, lengths, strict=True)]
     gate.is_open.set()
 
@@ -115,7 +117,7 @@ def test_a_short_text_of_a_batch_is_told_before_the_long_one_ends(
         elif order == [3]:  # a piece of the long text after the end of the short one
             done.set()
 
-    engine.submit(TextRequest(prompts[2], 48, is_streamed=True), tell)
+    engine.submit(TextRequest(prompts[2], 24, is_streamed=True), tell)
     engine.submit(TextRequest(prompts[1], 3), tell)
     gate.is_open.set()
 
@@ -140,18 +142,18 @@ def test_sampled_requests_share_a_batch_only_without_a_seed_and_with_the_same_op
 def test_stop_strings_end_a_row_of_a_batch(
     engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
 ) -> None:
-    whole = plain(list(prompts[0]), 32)
+    whole = plain(list(prompts[0]), 16)
     stop = whole[5:9]
     held(engine, gate, TextRequest(prompts[1], 4))
-    stopped = Asked(engine, TextRequest(prompts[0], 32, stop=("never in it", stop), is_streamed=True))
-    other = Asked(engine, TextRequest(prompts[2], 32))
+    stopped = Asked(engine, TextRequest(prompts[0], 16, stop=("never in it", stop), is_streamed=True))
+    other = Asked(engine, TextRequest(prompts[2], 16))
     gate.is_open.set()
 
     written = stopped.last()
 
     assert (written.text, written.finish_reason) == (whole[: whole.index(stop)], "stop")
     assert "".join(stopped.pieces) == written.text
-    assert other.last().text == plain(list(prompts[2]), 32)
+    assert other.last().text == plain(list(prompts[2]), 16)
 
 
 def test_a_request_that_is_left_ends_and_its_neighbours_go_on(
@@ -159,8 +161,8 @@ def test_a_request_that_is_left_ends_and_its_neighbours_go_on(
 ) -> None:
     held(engine, gate, TextRequest(prompts[1], 4))
     left = Asked(engine, TextRequest(prompts[2], 500))
-    other = Asked(engine, TextRequest(prompts[0], 32))
-    waiting = Asked(engine, TextRequest(prompts[0], 32))
+    other = Asked(engine, TextRequest(prompts[0], 16))
+    waiting = Asked(engine, TextRequest(prompts[0], 16))
     engine.cancel(waiting.ticket)
     gate.has_come.clear()
     gate.is_open.set()
@@ -170,7 +172,7 @@ def test_a_request_that_is_left_ends_and_its_neighbours_go_on(
     ended = left.last()
     assert (ended.finish_reason, ended.num_tokens < 500) == ("cancelled", True)
     assert waiting.last() == Written("", "cancelled", 0, GenerationStats())
-    assert other.last().text == plain(list(prompts[0]), 32)
+    assert other.last().text == plain(list(prompts[0]), 16)
 
 
 def test_beyond_the_longest_queue_requests_are_refused_until_one_leaves(
@@ -237,3 +239,15 @@ def test_requests_that_cannot_be_one_batch_are_written_one_by_one(
 
     assert [each.last().text for each in asked] == [plain(list(ids), 8) for ids in prompts[:2]]
     assert gate.num_rows == [1, 2, 1, 1]
+
+
+def test_nothing_of_a_request_is_kept_once_it_is_answered(engine: Engine, prompts: list[tuple[int, ...]]) -> None:
+    asked = Asked(engine, TextRequest(prompts[0], 4))
+    asked.last()
+    ticket, thread = weakref.ref(asked.ticket), engine._thread
+    del asked
+    while engine.num_writing:
+        thread.join(0.01)
+    gc.collect()
+
+    assert ticket() is None

@@ -63,10 +63,10 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_chat_is_answered_with_the_targets_own_text(
     client: openai.OpenAI, chat_ids: list[int], plain: Callable[..., str]
 ) -> None:
-    answer = client.chat.completions.create(model=NAME, messages=ASKED, max_completion_tokens=24, temperature=0)
+    answer = client.chat.completions.create(model=NAME, messages=ASKED, max_completion_tokens=16, temperature=0)
 
     (choice,) = answer.choices
-    assert (choice.message.role, choice.message.content) == ("assistant", plain(chat_ids, 24))
+    assert (choice.message.role, choice.message.content) == ("assistant", plain(chat_ids, 16))
     usage, counts = answer.usage, answer.usage.speculation
     assert usage.prompt_tokens == len(chat_ids)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
@@ -93,27 +93,27 @@ def test_a_streamed_chat_has_the_role_pieces_that_are_not_empty_a_reason_and_the
 ) -> None:
     usage = {"include_usage": True}
     stream = client.chat.completions.create(
-        model=NAME, messages=ASKED, max_tokens=24, stream=True, stream_options=usage
+        model=NAME, messages=ASKED, max_tokens=16, stream=True, stream_options=usage
     )
 
     *pieces, last, counted = stream
 
     contents = [chunk.choices[0].delta.content for chunk in pieces]
-    assert "".join(contents) == plain(chat_ids, 24)
+    assert "".join(contents) == plain(chat_ids, 16)
     assert all(contents)
     assert [chunk.choices[0].delta.role for chunk in pieces] == ["assistant", *[None] * (len(pieces) - 1)]
     assert last.choices[0].finish_reason in {"length", "stop"}
     assert (last.choices[0].delta.content, last.usage, counted.choices) == (None, None, [])
-    assert counted.usage.completion_tokens <= 24
+    assert counted.usage.completion_tokens <= 16
     assert counted.usage.speculation["num_steps"] > 0
 
 
 def test_a_streamed_completion_ends_before_its_stop_string(client: openai.OpenAI, plain: Callable[..., str]) -> None:
     ids = [1, 205, 308, 227]
-    whole = plain(ids, 24)
+    whole = plain(ids, 16)
     stop = whole[6:9]
 
-    chunks = list(client.completions.create(model=NAME, prompt=ids, max_tokens=24, stop=[stop], stream=True))
+    chunks = list(client.completions.create(model=NAME, prompt=ids, max_tokens=16, stop=[stop], stream=True))
 
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
     assert all(chunk.choices[0].text for chunk in chunks[:-1])

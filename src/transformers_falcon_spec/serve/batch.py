@@ -110,7 +110,9 @@ class Ticket:
         if isinstance(last, Exception):
             self.tell(last)
             return
-        reason = self.finish_reason or "cancelled"
+        reason = self.finish_reason or (
+            "cancelled" if self.is_cancelled else "stop"
+        )  # a criterion of the target's own
         self.tell(Written(self.text.whole, reason, len(self.text.token_ids), last))
 
 

@@ -75,6 +75,11 @@ class Engine:
         """How many requests wait."""
         return len(self._waiting)
 
+    @property
+    def num_writing(self) -> int:
+        """How many requests are being written."""
+        return len(self._writing)
+
     def submit(self, request: TextRequest, tell: Callable[[Event], object]) -> Ticket:
         """Put a request into the queue; `tell` gets its events, and must return at once.
 
@@ -123,10 +128,16 @@ class Engine:
         self._thread.join()
 
     def _work(self) -> None:
-        while batch := self._next_batch():
-            self._write(batch)
-            with self._changed:
-                self._writing = []
+        while self._write_next():
+            pass
+
+    def _write_next(self) -> bool:
+        """Wait for requests and write a batch of them, of which nothing is kept; False when the engine ends."""
+        batch = self._next_batch()
+        self._write(batch)
+        with self._changed:
+            self._writing = []
+        return bool(batch)
 
     def _next_batch(self) -> list[Ticket]:
         """Wait for requests, and take those that are written together; none when the engine ends."""
@@ -142,6 +153,8 @@ class Engine:
 
     def _write(self, tickets: list[Ticket]) -> None:
         """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served."""
+        if not tickets:
+            return
         try:
             Batch(tickets).write(partial(self._generate, [ticket.request for ticket in tickets]))
         except Exception as error:  # noqa: BLE001
