@@ -1,4 +1,4 @@
-"""`falcon-spec serve`: what it refuses before anything is loaded, and a server in a process of its own that a signal ends."""
+"""`falcon-spec serve`: what it refuses, and a server in a process of its own that a signal ends."""
 
 import json
 import signal
@@ -21,8 +21,10 @@ PAIR = ["--target", "models/reference-target", "--drafter", "models/falcon-refer
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--chat_template_kwargs", "[1]"], "`chat_template_kwargs` must be a JSON object, but it is `[1]`"),
-        (["--chat_template_kwargs", "{fly}"], "`chat_template_kwargs` must be a JSON object, but it is `{fly}`"),
+        (
+            ["--chat_template_kwargs", "[1]"],
+            "`--chat_template_kwargs` must be a JSON object such as '{\"enable_thinking\": false}', but it is '[1]'",
+        ),
         (["--max_batch", "0"], "`max_batch` must be at least 1, but it is 0"),
         (["--max_queue", "0"], "`max_queue` must be at least 1, but it is 0"),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 from tests.serve.conftest import NAME
 from transformers_falcon_spec.serve.engine import Engine
+from transformers_falcon_spec.serve.protocol import ChatBody
 from transformers_falcon_spec.serve.server import Server
 from transformers_falcon_spec.serve.service import Service
 
@@ -135,6 +136,11 @@ def test_the_model_is_listed_and_healthy(client: openai.OpenAI, server: Server) 
         ({"temperature": -1}, openai.BadRequestError, "`temperature`"),
         ({"logprobs": True}, openai.BadRequestError, "`logprobs` must be left out"),
         ({"n": 2}, openai.BadRequestError, "`n` must be left out"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"fly": 1}}},
+            openai.BadRequestError,
+            "but `fly` is none: it takes none",
+        ),
         ({"messages": []}, openai.BadRequestError, "`messages`"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, "'image_url'"),
     ],
@@ -159,6 +165,17 @@ def test_a_prompt_that_cannot_be_read_is_refused(client: openai.OpenAI, prompt: 
         client.completions.create(model=NAME, prompt=prompt)
 
 
+def test_the_chat_template_gets_the_arguments_of_server_and_request(
+    pair: Pair, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair[1], "chat_template", "{{ messages[0].content }}{{ ' think' * depth }}{{ end }}")
+    service = Service(server.engine, pair[1], NAME, {"depth": 1, "end": "!"})
+    body = ChatBody(**BODY, chat_template_kwargs={"depth": 3})
+
+    expected = "What is 3 plus 4? think think think!"
+    assert service._prompt_ids(body) == pair[1](expected, add_special_tokens=False)["input_ids"]
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [
@@ -178,7 +195,7 @@ def test_what_the_chat_template_says_is_told(
 def test_neutral_and_unknown_fields_are_let_pass(client: openai.OpenAI) -> None:
     more = {"n": 1, "logprobs": False, "frequency_penalty": 0.0, "user": "me", "top_logprobs": None, "stop": None}
 
-    answer = client.chat.completions.create(**BODY, **more, extra_body={"chat_template_kwargs": {"x": 1}, "fly": "hi"})
+    answer = client.chat.completions.create(**BODY, **more, extra_body={"fly": "high"})
 
     assert answer.choices[0].finish_reason == "length"
 

@@ -7,21 +7,20 @@ Example:
   falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b --device cuda --dtype bfloat16
 """
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import logging
 
+from ..drafters.compatibility.mismatches import check_fingerprint
 from ..errors import OptionError
 from .loading import load_drafter
-from .options import DTYPE_HELP, PairOptions, check_least, option
+from .options import DTYPE_HELP, PairOptions, TemplateOptions, check_least, option
 
 NEEDED = {"fastapi", "pydantic", "uvicorn"}
 
 
 @dataclass(kw_only=True)
-class ServeCommand(PairOptions):
+class ServeCommand(PairOptions, TemplateOptions):
     """Where the server listens, and how much waits and is written at once."""
 
     dtype: str = option(DTYPE_HELP, "auto")
@@ -29,28 +28,10 @@ class ServeCommand(PairOptions):
     port: int = option("Port to listen at; 0 takes a free one.", 8000)
     max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64)
     max_batch: int = option("Most requests that are written as one batch.", 8)
-    chat_template_kwargs: str = option(
-        "JSON object of arguments for the chat template, such as a switch for thinking; requests may give others.",
-        "{}",
-    )
 
     def __post_init__(self) -> None:
-        """Check the numbers, and that the chat template's arguments are a JSON object."""
+        """Check the numbers."""
         check_least(self, max_queue=1, max_batch=1, port=0)
-        self.template_kwargs()
-
-    def template_kwargs(self) -> dict[str, Any]:
-        """Return the arguments of the chat template."""
-        try:
-            found = json.loads(self.chat_template_kwargs)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise OptionError(
-                f"`chat_template_kwargs` must be a JSON object, but it is `{self.chat_template_kwargs}`. Write "
-                "'{\"enable_thinking\": false}', in quotes."
-            )
-        return found
 
 
 def run(command: ServeCommand) -> None:
@@ -69,8 +50,9 @@ def run(command: ServeCommand) -> None:
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, tokenizer)
+    check_fingerprint(drafter, target, tokenizer, command.template_kwargs)
     engine = Engine(target, tokenizer, drafter, command.max_queue, command.max_batch)
-    service = Service(engine, tokenizer, command.target, command.template_kwargs())
+    service = Service(engine, tokenizer, command.target, command.template_kwargs)
     server = Server(service, command.host, command.port)
     print(f"Serving {command.target} at {server.url}", flush=True)
     server.run()

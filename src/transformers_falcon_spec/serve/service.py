@@ -5,16 +5,17 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ..errors import FalconSpecError, RequestError
+from ..errors import FalconSpecError, OptionError, RequestError
+from ..training.chat_template import ChatTemplate
 from .batch import Event, TextRequest, Ticket, Written
 from .engine import CLOSED, Engine
 from .protocol import Answer, Body, ChatBody, CompletionBody, error_body, event
@@ -78,16 +79,16 @@ class Service:
     def _prompt_ids(self, body: ChatBody) -> list[int]:
         if self.tokenizer.chat_template is None:
             raise RequestError("The target has no chat template. Use `/v1/completions`.")
+        messages = [message.for_template() for message in body.messages]
+        kwargs = {**self.chat_template_kwargs, **body.chat_template_kwargs}
         try:
-            encoded = self.tokenizer.apply_chat_template(
-                [message.for_template() for message in body.messages],
-                add_generation_prompt=True,
-                return_dict=True,
-                **{**self.chat_template_kwargs, **body.chat_template_kwargs},
+            return list(
+                ChatTemplate(self.tokenizer, kwargs).encoded(messages, add_generation_prompt=True)["input_ids"]
             )
+        except OptionError as error:
+            raise RequestError(str(error)) from None
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(f"The chat template must take these `messages`, but it says: {error}") from None
-        return list(cast(BatchEncoding, encoded)["input_ids"])
 
     async def _answer(self, body: Body, ids: list[int], max_tokens: int, request: Request) -> Response:
         self._check_prompt(ids, max_tokens)
