@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -95,6 +95,7 @@ class _Run:
     num_failed: int = 0
     num_refused: int = 0
     num_failed_in_a_row: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def without(self) -> list[int]:
@@ -131,8 +132,11 @@ class _Run:
         answered = Answered()
         for turn, opening in enumerate(openings_of(row)):
             messages = answered.messages + opening
-            if not 0 < len(prompt_ids(self.template, messages)) <= self.options.max_prompt_tokens:
-                break
+            with self.lock:  # a tokenizer may serve one thread at a time
+                num_tokens = len(prompt_ids(self.template, messages))
+                if not 0 < num_tokens <= self.options.max_prompt_tokens:
+                    break
+                prompt = self.template.text(messages, add_generation_prompt=True)
             reply = self.endpoint.answer(
                 [{"role": message["role"], "content": message["content"]} for message in messages],
                 max_tokens=self.options.num_tokens,
@@ -140,7 +144,6 @@ class _Run:
                 seed=self.options.seed + 1000 * number + turn,
                 **({"chat_template_kwargs": dict(self.template.kwargs)} if self.template.kwargs else {}),
             )
-            prompt = self.template.text(messages, add_generation_prompt=True)
             answered.add(opening, reply, prompt[-NUM_BEGINNING:])
             if answered.is_cut:
                 break
