@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,7 @@ def test_a_fit_goes_on_where_it_stopped_and_finds_the_same_tree(
 def test_a_saved_tree_becomes_the_drafters_own(
     models: Path, kind: str, depth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in (models / kind).iterdir():
-        (tmp_path / kind).mkdir(exist_ok=True)
-        (tmp_path / kind / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(models / kind, tmp_path / kind)
     drafter = str(tmp_path / kind)
     passes = [] if kind == "medusa" else ["--passes", "2"]
 

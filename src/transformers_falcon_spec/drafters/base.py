@@ -243,6 +243,8 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                 f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
             )
         check_finite(model, pretrained_model_name_or_path)
+        if cls.code_writer is not None:
+            vars(model.config).pop("auto_map", None)  # of the code in that folder; saving writes it anew
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
         return loaded if wants_info else model

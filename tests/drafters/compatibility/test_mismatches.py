@@ -414,11 +414,12 @@ def test_the_command_records_the_target_and_changes_nothing_but_its_config(
     make_drafter(target, target_fingerprint=None).save_pretrained(drafter)
     config = drafter / "config.json"
     config.write_text(config.read_text().replace("target_fingerprint", field))
-    files = {path.name: path.read_bytes() for path in drafter.iterdir()}
+    files = {path: path.read_bytes() for path in drafter.rglob("*") if path.is_file()}
 
     status = main([command, "--target", str(folder), "--drafter", str(drafter)])
 
-    changed = {path.name for path in drafter.iterdir() if files.get(path.name) != path.read_bytes()}
+    now = [path for path in drafter.rglob("*") if path.is_file()]
+    changed = {path.name for path in now if files.get(path) != path.read_bytes()}
     recorded = FalconSpecDrafter.from_pretrained(drafter)
     assert (status, changed) == (0, {"config.json"})
     assert json.loads((drafter / "config.json").read_text())["target_name_or_path"] == portable(folder)
