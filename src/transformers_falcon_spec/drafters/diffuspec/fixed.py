@@ -17,6 +17,8 @@ from torch.nn import functional
 from ...generation.static.graph import RepeatedWork, memory_pool
 from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots
+from ...generation.static.target import batched_experts
+from ...generation.tree_attention import tree_attention
 from ..tree_drafting.fixed import LEAST_WAITING, MOST_DRAFTS
 from .calls import ModelCall
 from .denoising import DenoisedRow, surest_first
@@ -130,7 +132,8 @@ class FixedDenoising:
             cache.slots = positions.where(is_read, shown - 1)
             allowed = torch.arange(shown, device=device) <= ends[..., None]
             call = ModelCall(ids, positions.where(is_read, 0), allowed, cache, max(block.shape[1], 1))
-            return call.logits(drafter.model)
+            with tree_attention(drafter.model), batched_experts(drafter.model):
+                return call.logits(drafter.model)
 
         return read
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...errors import OptionError
 from ...generation.cache import GroupSlice
+from ...generation.tree_attention import grouped_sdpa
 from .families import Inputs, LayeredModel
 
 _VERSIONS = count(1)  # of fused weights: no two have the same
@@ -92,8 +92,8 @@ class FusedAttention:
         queries, keys = _rotated(queries, keys, inputs.rotary)
         keys, values = inputs.cache.extend(keys, values.transpose(1, 2))
         first = self.attentions[0]
-        attended, _ = sdpa_attention_forward(
-            first, queries, keys, values, self._mask(inputs, queries.shape[1]), scaling=first.scaling, is_causal=False
+        attended, _ = grouped_sdpa(
+            first, queries, keys, values, self._mask(inputs, queries.shape[1]), scaling=first.scaling
         )  # [rows, tokens, layers * heads, size]
         by_layer = attended.unflatten(2, (len(self.attentions), -1)).flatten(3).movedim(2, 0)
         outputs = torch.baddbmm(self._output_bias, by_layer.flatten(1, 2), self._output_weight)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
 from ...generation.static.eligibility import obstacle_in
+from ...generation.tree_attention import tree_attention
 from ..tree_drafting.fixed import newest_of
 from ..tree_drafting.grown import GrownTreeGenerator
 
@@ -133,7 +134,8 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         else:
             slots = self.fixed.slot_positions(drafted)
         ids = ids.to(self.drafter.device)
-        return self.drafter.read(ids, allowed, positions, slots, self.cache, self._backend, is_exact)
+        with tree_attention(self.drafter.model):
+            return self.drafter.read(ids, allowed, positions, slots, self.cache, self._backend, is_exact)
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of the draft model's own head, over the tokens that both models have."""
