@@ -132,6 +132,16 @@ def test_blocks_grow_as_those_of_the_naive_twin(seed: int, is_blind: bool) -> No
     )  # one block for each that it follows
 
 
+def test_children_without_a_number_for_a_probability_enter_no_tree() -> None:
+    growth, nan = TreeGrowth(torch.tensor([[1]]), torch.tensor([2])), torch.nan
+
+    growth.expand(torch.tensor([[0]]), torch.tensor([[[7, 8, 9]]]), torch.tensor([[[nan, -1.0, nan]]]))
+    token_ids, tree = growth.best(3)
+
+    assert token_ids[0, :2].tolist() == [1, 8]
+    assert tree.parents.tolist() == [[-1, 0, -1]]
+
+
 def test_a_row_without_room_has_fillers_that_belong_to_nobody() -> None:
     growth = TreeGrowth(torch.tensor([[1], [2]]), torch.tensor([1, 0]))
 

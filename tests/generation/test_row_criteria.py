@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import StoppingCriteriaList
 
+from tests import runs
 from tests.batches import LENGTHS, Prompts, batch_and_drafted
 from tests.doubles import RandomDrafter
 from tests.tiny import make_target
@@ -36,6 +37,22 @@ def test_criteria_of_rows_end_each_row_by_itself_and_let_rows_grow_at_their_own_
     of_drafted = seen[seen.index((0, 1), 1) :]  # behind the calls of plain decoding
     assert [num for row, num in of_drafted if row == 2] == list(range(1, 25))
     assert [num for _, num in of_drafted] != sorted(num for _, num in of_drafted)  # in lockstep they would be
+
+
+class EndsAnyRow(RowCriteria):
+    """One that asks nobody."""
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 15)
+
+
+def test_one_of_a_kind_of_its_own_is_asked_itself() -> None:
+    criteria = StoppingCriteriaList([EndsAnyRow([lambda _: False])])
+
+    pair = runs.both(make_target().double(), RandomDrafter(), stopping_criteria=criteria)
+
+    pair.assert_equal(is_kept=False)
+    assert pair.plain.sequences.shape[1] == 15
 
 
 @pytest.mark.parametrize("assistant", [None, RandomDrafter()])

@@ -110,10 +110,11 @@ class TreeGrowth:
         token_ids: Int[Tensor, "rows parents children"],
         log_probs: Float[Tensor, "rows parents children"],
     ) -> None:
-        """Give some of the newest nodes children, best first, with the drafter's probabilities."""
+        """Give some of the newest nodes children, best first, with the drafter's probabilities; NaN counts as 0."""
         newest, depth = self._levels[-1], len(self._levels)
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
+        log_node_probs = log_node_probs.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # sorted, NaN is before the root
         log_node_probs = log_node_probs.masked_fill(depth > self._max_depths, -torch.inf)
         self._num_above += newest.token_ids.shape[1]
         self._levels.append(

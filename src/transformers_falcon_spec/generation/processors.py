@@ -108,11 +108,11 @@ def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
 def criteria_of_rows(criteria: StoppingCriteriaList, num_rows: int) -> list[StoppingCriteriaList]:
     """The criteria that each row is asked by, where rows are asked one by one."""
     for each in criteria:
-        if isinstance(each, RowCriteria):
+        if type(each) is RowCriteria:
             each.check(num_rows)
     return [
         StoppingCriteriaList(
-            RowCriteria(each.rows[row : row + 1]) if isinstance(each, RowCriteria) else each for each in criteria
+            RowCriteria(each.rows[row : row + 1]) if type(each) is RowCriteria else each for each in criteria
         )
         for row in range(num_rows)
     ]

@@ -9,12 +9,16 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
+from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
+from transformers_falcon_spec.drafters.diffuspec.fixed import FixedDenoising
+from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
 from transformers_falcon_spec.generation import cache as cache_file
 from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY
 from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.static.state import StaticState, occupy, states_of, vacate
-from transformers_falcon_spec.generation.static.target import NO_ROOM
+from transformers_falcon_spec.generation.static.target import NO_ROOM, StaticTarget
+from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
 
 def _pair(family: str = "llama", **options: Any) -> tuple[PreTrainedModel, Any]:
@@ -128,6 +132,14 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     target = in_double(make_target(family))
     drafter = make_drafter(target, block_size=2)
     drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    prices, read, learn = [], StaticTarget.read, Tuner.learn
+
+    def after_a_capture(self: StaticTarget, *args: Any) -> Any:
+        self.read_price = 1.0  # of the step before
+        return read(self, *args)
+
+    monkeypatch.setattr(StaticTarget, "read", after_a_capture)
+    monkeypatch.setattr(Tuner, "learn", lambda self, *args: (prices.append(args[-1]), learn(self, *args)))
 
     pair = runs.both(target, drafter, prompt, **options)
 
@@ -135,7 +147,23 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     if num_rows == 1:  # padding is whatever it was
         _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
     assert len(pair.stats.notes) == 1
+    assert set(prices) == {None}  # that price is of no later step
     assert re.fullmatch(rf"From token \d+ on the step was dynamic: {NO_MEMORY}\.", pair.stats.notes[0])
+
+
+@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion", "pool"])
+def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = in_double(make_target())
+    drafter = every_drafter(kind, target)
+    drafter.generation_config.step = "static"
+    monkeypatch.setattr(FixedPairs, "load", _fails)
+    monkeypatch.setattr(FixedDenoising, "load", _fails)
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal(is_kept=False)
+    assert pair.stats.num_drafted > 0
+    assert pair.stats.notes == [f"Drafts are not made in fixed shapes: {NO_MEMORY}."]
 
 
 def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from tests import runs, tape
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
+from transformers_falcon_spec.core import sampling
 from transformers_falcon_spec.drafters.tree_drafting.fixed import MOST_DRAFTS
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.static import state as states
@@ -131,6 +132,31 @@ def test_other_kernels_are_captured_anew(name: str) -> None:
 
     assert changed != key
     assert kernels_key() == key
+
+
+class Foreign(LogitsProcessor):
+    """Not known to work in fixed shapes."""
+
+    def __call__(self, _ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+def test_drafts_by_noise_are_captured_once_though_the_host_chooses(
+    tapes: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise, held = sampling.multinomial_noise, []  # so that none is where another one was
+    monkeypatch.setattr(sampling, "multinomial_noise", lambda *args: held.append(noise(*args)) or held[-1])
+    target, drafter = _pair()
+    options = {**OPTIONS, "do_sample": True, "logits_processor": LogitsProcessorList([Foreign()])}
+    first = runs.both(target, drafter, **options)
+    num_tapes = len(tapes)
+
+    second = runs.both(target, drafter, **options)
+
+    for pair in (first, second):
+        pair.assert_equal(is_kept=False)
+        assert "The host chooses tokens" in pair.stats.notes[0]
+    assert len(tapes) == num_tapes
 
 
 def test_nothing_is_stale_after_adapters_were_switched(tapes: list[object]) -> None:
@@ -269,6 +295,25 @@ def test_what_is_kept_of_a_target_is_released_through_its_adapter() -> None:
 
     assert not states_of(target)
     runs.both(target, drafter, **OPTIONS).assert_equal(is_kept=False)
+
+
+def test_memory_is_free_as_soon_as_it_is_released() -> None:
+    target, drafter = _pair()
+    runs.drafted(target, drafter, **OPTIONS)
+    gc.collect()
+    caches = [cache for each in states_of(target) for cache in (each.cache, *(of.cache for of in each._of_drafters))]
+    held = [weakref.ref(layer.keys) for cache in caches for layer in cache.layers]
+    del caches
+
+    gc.disable()
+    try:
+        release(target)
+        left = [ref() for ref in held if ref() is not None]
+    finally:
+        gc.enable()
+
+    assert len(held) > 1
+    assert not left
 
 
 def test_nothing_names_the_models(tapes: list[object]) -> None:

@@ -78,7 +78,7 @@ class FixedDenoising:
             [[most - num] for num in self.num_read], device=device
         )
         layers = zip(*(reader.layers for reader in readers), strict=True)
-        self.cache.fill([_stacked(each, most) for each in layers], slots.clamp(min=-1))
+        self.cache.fill((_stacked(each, most) for each in layers), slots.clamp(min=-1))
 
     @property
     def repeated(self) -> list[RepeatedWork]:
@@ -129,7 +129,7 @@ class FixedDenoising:
             ids = torch.cat([self.given[:, -width:], block[:, :num_masks]], dim=-1)
             ids = ids.where(ids < drafter.model.config.vocab_size, 0)  # ones that the model lacks
             cache.see(shown)
-            cache.slots = positions.where(is_read, shown - 1)
+            cache.view.slots = positions.where(is_read, shown - 1)
             allowed = torch.arange(shown, device=device) <= ends[..., None]
             call = ModelCall(ids, positions.where(is_read, 0), allowed, cache, max(block.shape[1], 1))
             with tree_attention(drafter.model), batched_experts(drafter.model):

@@ -73,11 +73,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             row.reader.read_text(self._known(row.text[:-1]))
         readers = [row.reader for row in self._rows]
         is_fit = isinstance(buffers, FixedDenoising) and buffers.fits(readers, most_kept)
-        self.fixed = buffers if is_fit else FixedDenoising(readers, most_kept, num_slots)
-        self.fixed.load(readers)
+        fixed: FixedDenoising = buffers if is_fit else FixedDenoising(readers, most_kept, num_slots)
+        fixed.load(readers)
         for row in self._rows:
             row.reader = DenoisedRow(self.drafter)  # so that the text has one copy of its states
-        return self.fixed
+        self.fixed = fixed
+        return fixed
 
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:

@@ -192,8 +192,8 @@ class FixedPairs:
 
     def assign_slots(self, positions: Tensor, is_read: Tensor) -> None:
         """The next forward writes tokens at `positions` `[rows, tokens]` of the text, where they are read at all."""
-        slots = (positions + self.num_before).clamp(max=self.cache.num_shown - 1)
-        self.cache.slots = torch.where(is_read, slots, self.num_before - 1)
+        slots = (positions + self.num_before).clamp(max=self.cache.view.num_shown - 1)
+        self.cache.view.slots = torch.where(is_read, slots, self.num_before - 1)
 
     def text_mask(self, ends: Tensor) -> Tensor:
         """Mask `[rows, tokens, slots]`: tokens see the text up to the positions `ends` `[rows, tokens]`."""
@@ -203,7 +203,7 @@ class FixedPairs:
         """[`PairGenerator.draft_mask`]; it assigns slots, too."""
         num_rows, num_tokens, num_drafted = seen.shape
         steps = torch.arange(num_drafted - num_tokens, num_drafted, device=seen.device)
-        self.cache.slots = steps.expand(num_rows, -1)
+        self.cache.view.slots = steps.expand(num_rows, -1)
         text = (self._positions < self.cache.lengths)[:, None].expand(-1, num_tokens, -1)
         return torch.cat([functional.pad(seen, (0, self.num_before - num_drafted)), text], dim=-1)
 
@@ -214,7 +214,7 @@ class FixedPairs:
 
     @property
     def _positions(self) -> Tensor:
-        return torch.arange(self.cache.num_shown - self.num_before, device=self.roots.device)
+        return torch.arange(self.cache.view.num_shown - self.num_before, device=self.roots.device)
 
 
 def newest_of(states: Tensor, indices: Tensor) -> Tensor:

@@ -83,17 +83,14 @@ class DeviceAcceptance:
         return self._state.noise[depth - 1][row]
 
     def _draw(self, row: int, num: int) -> None:
-        noise, rows, states = self._state.noise, self._batch.rows, self._draw_states[row]
+        state, states = self._state, self._draw_states[row]
         num_more = num - len(states)
         if num_more <= 0:
             return
-        while len(noise) < num:
-            with torch.inference_mode(False):
-                noise.append(torch.ones(len(rows), self._vocab_size, dtype=torch.float, device=self._state.device))
         start = states[-1] if states else None
-        drawn, more = rows[row].draws.rows_ahead(num_more, self._vocab_size, self._state.device, start)
-        for buffer, new in zip(noise[len(states) : num], drawn, strict=True):
-            buffer[row].copy_(new)
+        drawn, more = self._batch.rows[row].draws.rows_ahead(num_more, self._vocab_size, state.device, start)
+        for depth, new in enumerate(drawn, start=len(states) + 1):
+            state.noise_of(depth, self._vocab_size)[row].copy_(new)
         states += more
 
     def accept(self, draft: Draft) -> list[RowStep]:

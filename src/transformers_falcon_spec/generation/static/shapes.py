@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -71,7 +72,11 @@ class StepShapes:
         """Let the drafter go on in fixed shapes, where the text does and it can and has something to read."""
         is_next = self.has_fixed_drafts and generator.fixed is None and generator.has_unread
         if is_next and target.state is not None:
-            target.state.enter(generator, self._drafter, self._config.max_length, target.backend)
+            try:
+                target.state.enter(generator, self._drafter, self._config.max_length, target.backend)
+            except torch.OutOfMemoryError:
+                self.has_fixed_drafts = False
+                note_step(self._notes, f"Drafts are not made in fixed shapes: {NO_MEMORY}.")
 
     def _note_dynamic(self, reason: str | None) -> None:
         if self._step == "static" and reason not in {None, BUSY, NO_MEMORY}:

@@ -1,6 +1,7 @@
 """A cache of fixed size whose rows grow at their own pace: states are written to slots that a tensor names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,14 @@ from transformers.cache_utils import StaticLayer
 SPARE_SLOTS = 8  # behind the last, for the memory of shown slots never to be in one piece: that would be another shape
 
 
+@dataclass
+class SlotView:
+    """What a forward sees and writes; layers hold it and not their cache, which is free once nobody else has it."""
+
+    num_shown: int  # slots that attention sees
+    slots: Tensor  # [rows, nodes] that the next forward writes
+
+
 class SlotLayer(StaticLayer):
     """One layer's keys and values `[rows, heads, capacity, size]`, of which attention sees the first slots."""
 
@@ -19,7 +28,7 @@ class SlotLayer(StaticLayer):
     values: Any
     seen: list[Tensor]  # of both the slots that attention sees
 
-    def __init__(self, view: "SlotCache", capacity: int) -> None:
+    def __init__(self, view: SlotView, capacity: int) -> None:
         super().__init__(capacity)
         self._view = view
 
@@ -79,16 +88,16 @@ class SlotCache(Cache):
     layers: list[Any]
 
     def __init__(self, num_layers: int, num_rows: int, capacity: int, device: torch.device) -> None:
-        super().__init__(layers=[SlotLayer(self, capacity) for _ in range(num_layers)])
-        self.capacity = self.num_shown = capacity
         with torch.inference_mode(False):
             self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
-            self.slots = torch.zeros(num_rows, 1, dtype=torch.long, device=device)  # [rows, nodes] of the next forward
+            self.view = SlotView(capacity, torch.zeros_like(self.lengths))
+        super().__init__(layers=[SlotLayer(self.view, capacity) for _ in range(num_layers)])
+        self.capacity = capacity
 
     def see(self, num_slots: int) -> None:
         """Let the next forwards see the first slots alone."""
-        if num_slots != self.num_shown:
-            self.num_shown = num_slots
+        if num_slots != self.view.num_shown:
+            self.view.num_shown = num_slots
             for layer in self.layers:
                 layer.see(num_slots)
 
@@ -96,7 +105,7 @@ class SlotCache(Cache):
         """Prepare a forward of `num_nodes` nodes behind each row's text, which sees the first `num_shown` slots."""
         self.see(min(num_shown, self.capacity))
         steps = torch.arange(num_nodes, device=self.lengths.device)
-        self.slots = (self.lengths + steps).clamp(max=self.num_shown - 1)
+        self.view.slots = (self.lengths + steps).clamp(max=self.view.num_shown - 1)
 
     def grow(self, capacity: int) -> None:
         """Make room for more slots, layer by layer, so that only one layer at a time is held twice."""
@@ -109,7 +118,7 @@ class SlotCache(Cache):
         self.capacity = capacity
         self.see(capacity)
 
-    def fill(self, layers: Sequence[Any], slots: Tensor) -> None:
+    def fill(self, layers: Iterable[Any], slots: Tensor) -> None:
         """Take over the states of a dynamic cache: column `c` goes to slot `slots[row, c]`, nowhere if that is -1."""
         for mine, layer in zip(self.layers, layers, strict=True):
             held = layer.keys.shape[-2]

@@ -144,6 +144,13 @@ class StaticState:
             self.trees[size] = TreeBuffers(self.num_rows, size, self.device)
         return self.trees[size]
 
+    def noise_of(self, depth: int, vocab_size: int) -> Tensor:
+        """The buffer `[rows, vocab]` of the noise of draws at a depth of the next draft, 1 being the next token."""
+        while len(self.noise) < depth:
+            with torch.inference_mode(False):
+                self.noise.append(torch.ones(self.num_rows, vocab_size, dtype=torch.float, device=self.device))
+        return self.noise[depth - 1]
+
     def grow(self, capacity: int) -> None:
         """Make room for a longer text; what was captured is captured anew."""
         self._work = {}

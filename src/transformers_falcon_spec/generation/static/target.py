@@ -36,6 +36,7 @@ class StaticTarget(Target):
     state: StaticState | None = None
     _is_returned: bool  # whether the caller has the dynamic cache after the call
     _num_prompt: list[int]
+    _num_logits: int  # of a token
     _num_read = 0  # nodes of the tree read last, fillers included
     _columns: Tensor  # slot of each column of the dynamic cache
 
@@ -46,6 +47,7 @@ class StaticTarget(Target):
             reason = BUSY
         if reason is not None:
             return reason
+        self._num_logits = num_logits
         try:
             state = self._moved_in(config.max_length)
             self.choice_reason = why_host_chooses(batch)
@@ -106,7 +108,12 @@ class StaticTarget(Target):
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth, in buffers that stay where they are."""
-        return super().noise_ahead(batch) if self.acceptance is None else self.acceptance.noise_ahead
+        if self.acceptance is not None:
+            return self.acceptance.noise_ahead
+        if self.state is None:
+            return super().noise_ahead(batch)
+        state, size, drawn = self.state, self._num_logits, batch.noise_ahead(self._num_logits)
+        return lambda row, depth: state.noise_of(depth, size)[row].copy_(drawn(row, depth))
 
     def roots_of(self, batch: SequenceBatch) -> Tensor:
         """The newest token of each row, `[rows, 1]`."""
@@ -116,6 +123,7 @@ class StaticTarget(Target):
         self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
     ) -> TargetOutput:
         """Read a tree behind each row's text; the next read of its size overwrites what it returns."""
+        self.read_price = None
         if self.state is None:
             return super().read(token_ids, tree, form, is_open)
         self.feature_hooks.discard()
@@ -136,7 +144,8 @@ class StaticTarget(Target):
         work = state.work(("read", size, num_shown, self.backend))
         is_known = work.is_captured
         work.run(lambda: self._read_static(state, buffers, num_shown))
-        self.read_price = work.replay_seconds() if work.is_captured and not is_known else None
+        if work.is_captured and not is_known:
+            self.read_price = work.replay_seconds()
         features = buffers.features
         return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
 
