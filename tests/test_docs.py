@@ -239,6 +239,7 @@ def test_every_option_in_a_table_exists(section: str) -> None:
 def test_every_option_named_in_the_text_is_one_of_a_command_or_a_script(page: Path) -> None:
     known = {name for command in cli.COMMANDS for name in options_of(command)} | {
         "help",
+        "help_all",
         "version",
         "nproc_per_node",
         "strict",

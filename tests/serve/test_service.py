@@ -223,7 +223,7 @@ def test_a_text_ends_when_its_reader_leaves(server: Server, client: openai.OpenA
     body = json.dumps({**BODY, "max_tokens": 900, "stream": is_streamed, "temperature": 1.9, "seed": 1}).encode()
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     connection.request("POST", "/v1/chat/completions", body, JSON)
-    until(lambda: bool(engine._writing) and bool(engine._writing[0].text.token_ids))
+    until(lambda: any(ticket.request.max_tokens == 900 and ticket.text.token_ids for ticket in engine._writing))
     (ticket,) = engine._writing
     if is_streamed:
         connection.getresponse().read(10)

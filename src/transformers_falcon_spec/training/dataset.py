@@ -124,12 +124,12 @@ def _nothing_counts(
     """An explanation of why no token counts."""
     if any(map(any, masks)):
         return (
-            f"Not one of {treatments.total()} conversations has an assistant token in {max_length} tokens. Raise "
+            f"Not one of {treatments[NOTHING]} conversations has an assistant token in {max_length} tokens. Raise "
             "`max_length`, or shorten what stands before the first answer."
         )
     if masks:
         return (
-            f"The mask of what the assistant says must cover something, but it covers 0 % of {treatments.total()} "
+            f"The mask of what the assistant says must cover something, but it covers 0 % of {treatments[NOTHING]} "
             f"conversations. Put `{{% generation %}}` marks around the assistant's words in the chat template of "
             f"`{tokenizer.name_or_path}`."
         )
