@@ -25,6 +25,7 @@ from transformers_falcon_spec.evaluation.doctor.expectation import Expectation, 
 from transformers_falcon_spec.evaluation.doctor.findings import NAMES, Report
 from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, diagnose, measured_fault
 from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
+from transformers_falcon_spec.evaluation.doctor.undertraining import num_rows_read, undertraining
 from transformers_falcon_spec.evaluation.doctor.weight_files import add_unreadable, file_faults
 from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 
@@ -284,6 +285,41 @@ def test_too_little_kept_and_too_dear_are_two_findings(
     assert (finding and finding.name) == expected
     if expected == "slow machine":
         assert "reading a draft takes 30.0 ms, 3.0 times a single token" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "share", "explained_by", "is_found"),
+    [
+        (4_000, 0.1, [], True),
+        (4_000, 0.1, ["other target"], False),
+        (4_000, 0.5, [], False),
+        (64_000, 0.1, [], False),
+        (None, 0.1, [], False),
+    ],
+)
+def test_few_rows_and_first_tokens_that_are_hardly_kept_are_undertraining(
+    num_rows: int | None, share: float, explained_by: list[str], is_found: bool
+) -> None:
+    finding = undertraining(num_rows, {"by_depth": [share], "num_steps": 60}, explained_by)
+
+    assert (finding is not None) == is_found
+    if finding is not None:
+        assert "10% of its first tokens are kept, and it read 4,000 rows in its training" in finding.text
+        assert "about 60,000 more rows, 7,500 steps of 8" in finding.remedy
+
+
+def test_an_undertrained_drafter_is_named_and_not_the_machine() -> None:
+    target, tokenizer, drafter = signed_pair()
+    report = Report("target", "drafter")
+
+    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], 24, num_rows_read=500), report)
+
+    assert names_of(report) == ["undertrained"]
+
+
+def test_the_rows_that_were_read_are_those_of_all_epochs(tmp_path: Path) -> None:
+    assert num_rows_read(PAIR["drafter"]) == pytest.approx(8_000 * 8, rel=1e-3)  # steps of as many rows
+    assert num_rows_read(str(tmp_path)) is None
 
 
 def cut(path: Path) -> None:

@@ -167,7 +167,7 @@ def test_models_without_a_name_are_called_by_their_class(make: Any) -> None:
     [
         (
             "people/drafter",
-            r"a model that is loaded, but it is the name or path 'people/drafter'\. Load it first, .*\.from_pretrained",
+            r"a model that is loaded, but it is the name or path 'people/drafter'\. Load it first: .*load_drafter\(NAME, target\)",
         ),
         (
             Path("people") / "drafter",

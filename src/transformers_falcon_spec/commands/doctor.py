@@ -17,14 +17,16 @@ from typing import Any
 from rich.console import Console
 from transformers import logging
 
+from ..convert.loading import check_there
 from ..errors import CheckpointError
 from ..evaluation.doctor.expectation import expected_acceptance
 from ..evaluation.doctor.findings import Report, documentation_of
 from ..evaluation.doctor.measurement import Case, built_in_prompts, diagnose
 from ..evaluation.doctor.setup_checks import environment
+from ..evaluation.doctor.undertraining import num_rows_read
 from ..evaluation.doctor.weight_files import add_unreadable
 from ..evaluation.prompts import read_prompts
-from .loading import load_drafter
+from .loading import LAYER_PARALLEL, load_drafter
 from .options import DTYPE_HELP, PairOptions, TextOptions, option
 
 
@@ -45,6 +47,9 @@ class DoctorCommand(PairOptions, TextOptions):
 def run(command: DoctorCommand) -> None:
     """Examine the pair, and print the report."""
     logging.set_verbosity_error()
+    for name, what in ((command.target, "target"), (command.drafter, "drafter")):
+        if name.partition(":")[0] != LAYER_PARALLEL:
+            check_there(name, what)
     report, name = Report(command.target, command.drafter), command.target
     report.sections["environment"] = environment(command.device)
     try:
@@ -58,7 +63,8 @@ def run(command: DoctorCommand) -> None:
         files = command.prompts or (expected.prompts if expected is not None else [])
         prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
         prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
-        diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected), report)
+        case = Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected, num_rows_read(name))
+        diagnose(case, report)
     if command.json:
         print(json.dumps(report.to_json(), indent=1))
     else:

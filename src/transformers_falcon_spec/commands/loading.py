@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from ..convert.loading import read_drafter
+from ..convert.loading import check_there, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import readable
@@ -38,14 +38,28 @@ def load_target(
     """Load a target in evaluation mode, and its tokenizer; `name` may also be that of an adapter."""
     if dtype not in DTYPES:
         raise OptionError(f"`dtype` must be one of {sorted(DTYPES)}, but it is {dtype!r}.")
+    check_device(device)
+    check_there(name, "target")
     device_map: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
     with readable(name):
         target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **device_map).eval()
         return target, _tokenizer(name)
 
 
+def check_device(device: str | dict[str, Any]) -> None:
+    """Refuse a CUDA device that PyTorch does not find here."""
+    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    num_found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number if number.isdecimal() else 0) >= num_found:
+        raise OptionError(
+            f"`device` must be one that this machine has, but it is {device!r}, and PyTorch {torch.__version__} finds "
+            f"{num_found} CUDA devices. Give `--device cpu`, or install a driver and a PyTorch with CUDA."
+        )
+
+
 def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Load the config and the tokenizer of a target, but no weights."""
+    check_there(name, "target")
     with readable(name):
         return config_of(name), _tokenizer(name)
 
@@ -110,11 +124,13 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
             f"`{LAYER_PARALLEL}:N:FOLDER` needs a whole number above 0 and the folder of a language model, but it is "
             f"{name!r}."
         )
+    check_there(folder, "language model")
     return LayerParallelDrafter.from_pretrained(folder, target=target, group_size=int(group_size))
 
 
 def load_trainable(name: str) -> PreTrainedModel:
     """Load a drafter, or an assistant of stock `generate`, in float32 and with the trainable weights marked."""
+    check_there(name)
     base = base_of_adapter(name)
     if base is not None:
         raise OptionError(

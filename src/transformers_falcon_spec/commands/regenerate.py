@@ -16,10 +16,12 @@ from typing import ClassVar
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ..convert.loading import check_there
 from ..errors import OptionError
 from ..training.endpoint import ChatEndpoint
 from ..training.regenerate import RegenerateOptions, regenerate
 from ..training.remote_answers import regenerate_from_endpoint
+from .loading import check_device
 from .options import DataOptions, option
 
 
@@ -51,6 +53,9 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)  # not a line for every request
     server = _server(command)
     rows = command.read_conversations().rows
+    if server is None:
+        check_device(command.device)
+    check_there(command.target, "target")
     tokenizer = AutoTokenizer.from_pretrained(command.target)
     command.check_template(tokenizer)
     if server is not None:

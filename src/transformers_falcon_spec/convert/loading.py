@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import cached_assets_path
+from huggingface_hub import HfApi, cached_assets_path, constants
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client that it uses
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # not listed as public
 from transformers import PreTrainedModel
 
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, check_name, kind_of, readable
+from ..drafters.checkpoint import check_is_drafter, kind_of, readable
 from ..drafters.config_fields import target_fields
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
@@ -20,6 +22,8 @@ from .conversion import RECORD, convert_checkpoint
 from .source import contents_of
 
 _PACKAGE = __package__.partition(".")[0]
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_OLD_HUB_NAME = re.compile(r"[\w-][\w.-]*")  # such as `gpt2`; drafters have none
 
 
 def load_drafter(name: str | Path, target: PreTrainedModel, revision: str | None = None) -> DrafterModel:
@@ -58,22 +62,46 @@ def load_drafter(name: str | Path, target: PreTrainedModel, revision: str | None
 
 def read_drafter(name: str, target: PreTrainedModel, revision: str | None = None) -> DrafterModel:
     """Load a drafter as [`load_drafter`] does, without the check that it fits."""
-    check_name(name)
+    check_there(name)
     hub = {} if revision is None else {"revision": revision}
     try:
         with readable(name):
             is_foreign = base_of_adapter(name, **hub) is None and kind_of(name, **hub) not in drafter_classes()
     except OSError as error:
-        raise CheckpointError(
-            f"`{name}` must be a folder with a drafter, or the name of one on the Hub, but there is no such folder, "
-            f"and the Hub gives nothing for that name: {' '.join(str(error).split())[:300]} Check the name, the "
-            "connection, and `hf auth login` if it is private."
-        ) from error
+        raise _not_there(name, "drafter", error) from error
     if is_foreign:
         name, hub = str(_converted(name, target, revision)), {}
     with readable(name):
         kind = drafter_classes()[check_is_drafter(name, drafter_classes(), **hub)]
     return kind.from_pretrained(name, dtype=target.dtype, **hub).eval().to(target.device)
+
+
+def check_there(name: str, what: str = "drafter") -> None:
+    """Refuse a name under which there is no folder, nothing in the Hub's cache and nothing on the Hub.
+
+    The Hub gets one request; loading repeats those that fail, for each file.
+    """
+    path = Path(name)
+    is_hub_name = _HUB_NAME.fullmatch(name) or (what != "drafter" and _OLD_HUB_NAME.fullmatch(name))
+    if not path.is_dir() and (path.exists() or not is_hub_name):
+        found = "a file" if path.exists() else "no folder that is there"
+        raise CheckpointError(
+            f"A {what} must be a folder, or `OWNER/NAME` on the Hub, but `{name}` is {found}. Check the path."
+        )
+    if path.is_dir() or Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
+        return
+    try:
+        HfApi().model_info(name)
+    except (OSError, HTTPError) as error:
+        raise _not_there(name, what, error) from error
+
+
+def _not_there(name: str, what: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"`{name}` must be a folder with a {what}, or the name of one on the Hub, but there is no such folder, and "
+        f"the Hub gives nothing for that name: {' '.join(str(error).split())[:300]} Check the name, the connection, "
+        "and `hf auth login` if it is private."
+    )
 
 
 def _converted(name: str, target: PreTrainedModel, revision: str | None) -> Path:

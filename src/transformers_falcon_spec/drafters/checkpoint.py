@@ -20,7 +20,6 @@ from ..provenance import file_sha256
 from .saved_adapters import base_of_adapter, options_of_base
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
@@ -48,16 +47,6 @@ def readable(name_or_path: Any) -> Iterator[None]:
             f"{' '.join(str(error).split())[:300]}. Fetch or save it again; a file cut short, or one that would run "
             "code, is never read."
         ) from error
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that is no folder and cannot be one of the Hub either, without asking the Hub."""
-    if Path(name).is_dir() or (_HUB_NAME.fullmatch(name) and not Path(name).exists()):
-        return
-    found = "a file" if Path(name).exists() else "no folder that is there"
-    raise CheckpointError(
-        f"A drafter must be a folder, or `OWNER/NAME` on the Hub, but `{name}` is {found}. Check the path."
-    )
 
 
 def kind_of(name_or_path: Any, **hub: Any) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..provenance import portable
 from .methods import BASELINE
 from .results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, kind_of, read_result
 from .tables import fill, source_line, table
@@ -42,7 +43,7 @@ def tables_of(path: Path) -> str | None:
         result = read_result(path, ("bench", "parity", "calibrate"))
     except OptionError:
         return None
-    name = path.as_posix()
+    name = portable(path.as_posix())
     if kind_of(result) == "calibrate":
         return f"### Calibration: {path.stem}\n\n{calibration(result, name)}"
     return parity(result, name, path.stem) if kind_of(result) == "parity" else speed(result, name)

@@ -29,8 +29,8 @@ def check_is_model(assistant: Any) -> None:
     if isinstance(assistant, str | os.PathLike):
         raise GenerationError(
             f"`assistant_model` must be a model that is loaded, but it is the name or path {str(assistant)!r}. Load "
-            "it first, a drafter with `from_pretrained` of its class, such as "
-            "`FalconSpecDrafter.from_pretrained(...)`."
+            "it first: a drafter with `transformers_falcon_spec.load_drafter(NAME, target)`, any other model with "
+            "`from_pretrained` of its class."
         )
     if isinstance(assistant, type):
         raise GenerationError(

@@ -21,6 +21,7 @@ from .expectation import Expectation
 from .findings import LOW_ACCEPTANCE, SLOW_MACHINE, TEMPLATE_MASK, Report, Section
 from .setup_checks import check_pair, check_template, check_tree_reading
 from .static_step import check_static_step
+from .undertraining import undertraining
 
 Runs = list[dict[str, Any]]  # as `Benchmark` records them
 UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
@@ -49,6 +50,7 @@ class Case:
     prompts: Sequence[Prompt]
     max_new_tokens: int
     expected: Expectation | None = None
+    num_rows_read: int | None = None  # in its training, where a record says so
 
 
 def diagnose(case: Case, report: Report) -> None:
@@ -68,7 +70,8 @@ def diagnose(case: Case, report: Report) -> None:
     report.sections["costs"] = costs | _packed(case, runs)
     input_ids = case.prompts[0].input_ids(case.tokenizer)
     report.sections["step"] = check_static_step(case.target, case.drafter, input_ids)
-    report.findings += filter(None, [measured_fault(acceptance, costs, explained_by)])
+    found = undertraining(case.num_rows_read, acceptance, explained_by)
+    report.findings += filter(None, [found or measured_fault(acceptance, costs, explained_by)])
 
 
 def _runs(case: Case) -> Runs:
