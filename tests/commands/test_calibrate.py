@@ -100,7 +100,8 @@ def test_the_page_and_the_table_show_the_figures_and_need_nothing_else(done: Pat
     ("options", "drafter", "message"),
     [
         (["--passes", "0"], "drafter", "`passes` must be at least 1, but it is 0"),
-        (["--limit", "1", "--max_new_tokens", "2"], "drafter", "Each position needs at least 20 tokens"),
+        (["--limit", "1"], "drafter", "Half of the prompts must write at least 20 tokens greedily, but 1 prompts"),
+        (["--limit", "2", "--max_new_tokens", "20"], "drafter", "Each position needs at least 20 tokens"),
         ([], "lookahead", "Calibration needs a drafter that grows trees|grows no trees"),
     ],
 )
@@ -109,6 +110,15 @@ def test_what_cannot_be_calibrated_is_refused(
 ) -> None:
     assert calibrate(pair, tmp_path / "calibration.json", *options, drafter=drafter) == 1
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_what_is_needed_is_said_before_anything_is_loaded(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert calibrate({**pair, "target": "/nowhere"}, tmp_path / "calibration.json") == 1
+
+    said = "4 prompts, each answered greedy and temperature-0.7 and temperature-1: 12 texts of up to 24 tokens."
+    assert capsys.readouterr().out.startswith(said)
 
 
 def test_names_that_cannot_be_written_are_refused_before_anything_is_loaded(

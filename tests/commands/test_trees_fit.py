@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -13,10 +14,12 @@ from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, cli
+from transformers_falcon_spec.commands import trees_fit
 from transformers_falcon_spec.commands.loading import load_tree, save_fields
 from transformers_falcon_spec.commands.memory import MemoryRun, Peak
+from transformers_falcon_spec.commands.trees_fit import FitTreeCommand
 from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
-from transformers_falcon_spec.errors import DraftTreeError, PublishError
+from transformers_falcon_spec.errors import DraftTreeError, OptionError, PublishError
 from transformers_falcon_spec.hub.figures import read_figures
 
 pytestmark = pytest.mark.benchmarks
@@ -41,6 +44,21 @@ def fit(models: Path, *options: str, kind: str = "falcon", nodes: str = "6") -> 
     common = ["--target", str(models / "target"), "--drafter", str(models / kind), "--nodes", nodes]
     prompts = [] if "--prompts" in options else ["--prompts", str(models / "sums.jsonl")]
     return cli.main(["trees", "fit", *common, *prompts, "--max_new_tokens", "12", *options])
+
+
+def test_without_prompts_those_of_the_repository_are_taken_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {"target": "target", "drafter": "drafter", "nodes": 6, "output": "tree.json"}
+
+    (path,) = map(Path, FitTreeCommand(**options).prompts)
+
+    assert path == Path(__file__).parents[2] / "benchmarks" / "prompts" / "held_out.jsonl"
+    assert path.is_file()
+    monkeypatch.setattr(trees_fit, "project_folder", lambda: None)
+    with pytest.raises(OptionError, match=r"`trees fit` needs prompts: give `--prompts FILE\.jsonl`"):
+        FitTreeCommand(**options)
 
 
 def test_a_fit_goes_on_where_it_stopped_and_finds_the_same_tree(

@@ -35,7 +35,7 @@ def test_tables_replace_what_stood_between_the_markers(results: Path, tmp_path: 
     assert "### The same text: parity\n" in text
     assert "At most 64 new tokens a text, float32." in text
     assert "| greedy | 200 | 25000 | 2.50 | 199 | 1 | 0 |" in text
-    assert f"Source: `{(results / 'parity.json').as_posix()}`; commit `" in text
+    assert "Source: `.../results/parity.json`; commit `" in text  # portable
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
@@ -49,14 +49,13 @@ def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:
         write_between_markers(document, ["a table"])
 
 
-@pytest.mark.parametrize("content", [None, "no JSON", "[]", '{"rows": []}', '{"provenance": {}, "rows": [{}]}'])
+@pytest.mark.parametrize("content", ["no JSON", "[]", '{"rows": []}', '{"provenance": {}, "rows": [{}]}'])
 def test_a_file_that_no_command_wrote_has_no_tables(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, document = tmp_path / "other.json", tmp_path / "README.md"
     document.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
+    path.write_text(content, encoding="utf-8")
 
     assert tables_of(path) is None
     assert cli.main(["report", "--results", str(path), "--documents", str(document)]) == 1
@@ -76,3 +75,17 @@ def test_a_cell_lacks_nothing_or_is_a_dash() -> None:
     assert fill("{set:set} {parts/1}", row) == "MT-Bench 2.0"
     assert [fill(text, row) for text in ("{none:.2f}x", "{absent}", "{name} {cost/absent}")] == ["-"] * 3
     assert table({"name": "{name}"}, [row]).splitlines()[-1] == "| a\\|b c |"
+
+
+@pytest.mark.parametrize("missing", ["results", "documents"])
+def test_a_missing_file_is_told_before_anything_is_written(
+    missing: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "document.md"
+    document.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+    files = {"results": str(results), "documents": str(document)} | {missing: str(tmp_path / "nowhere.json")}
+
+    assert cli.main(["report", "--results", files["results"], "--documents", str(document), files["documents"]]) == 1
+
+    assert f"`{missing}` must name files" in capsys.readouterr().err
+    assert document.read_text(encoding="utf-8") == f"{BEGIN}\n{END}\n"

@@ -10,6 +10,7 @@ Example, on the embedded pair:
                         --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from ..drafters.base import DrafterModel
-from ..evaluation.calibration import ObservedText, compare, fit, fits_of_folds
+from ..errors import OptionError
+from ..evaluation.calibration import MIN_LISTS, NUM_FOLDS, ObservedText, compare, fit, fits_of_folds
 from ..evaluation.decoding import decoding_options
 from ..evaluation.observations import NUM_BEST, DrafterObserver, Observations
-from ..evaluation.prompts import check_lengths
+from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
@@ -54,6 +56,7 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
 def run(command: CalibrateCommand) -> None:
     """Observe drafts, fit the temperatures, write the results, and save the temperatures if asked."""
     logging.set_verbosity_error()
+    prompts = _announced_prompts(command)
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
     depth = max(max(command.passes, 2) * drafter.block_size, drafter.tree_depth)
@@ -66,7 +69,7 @@ def run(command: CalibrateCommand) -> None:
         tree_depth=depth,
         tree_top_k=NUM_BEST,
     )
-    texts = _observe(command, target, tokenizer, drafter, records)
+    texts = _observe(command, prompts, target, tokenizer, drafter, records)
     size, num_positions = drafter.block_size, command.passes * drafter.block_size
     folds, fitted = fits_of_folds(texts, num_positions, size), fit(texts, num_positions, size)
     result = {
@@ -87,15 +90,33 @@ def run(command: CalibrateCommand) -> None:
         print(f"{command.html} shows the reliability plots.")
 
 
+def _announced_prompts(command: CalibrateCommand) -> list[Prompt]:
+    """Read the prompts, and say what is needed and what will be written; what cannot be enough is refused."""
+    prompts = command.read_prompts()
+    num_texts, num_folded = len(DECODINGS) * len(prompts), len(prompts) // NUM_FOLDS * command.max_new_tokens
+    print(
+        f"{len(prompts)} prompts, each answered {' and '.join(DECODINGS)}: {num_texts} texts of up to "
+        f"{command.max_new_tokens} tokens. They must be held out of the training. Every position of a block must be "
+        f"drafted at least {MIN_LISTS} times in each half of the prompts; a text drafts it once a step at most."
+    )
+    if num_folded < MIN_LISTS:
+        raise OptionError(
+            f"Half of the prompts must write at least {MIN_LISTS} tokens greedily, but {len(prompts)} prompts of "
+            f"{command.max_new_tokens} tokens write {num_folded} at most. Give more prompts or longer texts."
+        )
+    return prompts
+
+
 def _observe(
     command: CalibrateCommand,
+    prompts: Sequence[Prompt],
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     drafter: DrafterModel,
     records: Records,
 ) -> list[ObservedText]:
     """Write the texts that `records` does not hold yet, and return the observations of all texts."""
-    prompts, observer = command.read_prompts(), DrafterObserver(drafter)
+    observer = DrafterObserver(drafter)
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     texts = {f"{p.set_name}|{p.prompt_id}|{name}": (p, name) for p in prompts for name in DECODINGS}
 

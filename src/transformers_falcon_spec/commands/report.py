@@ -38,6 +38,9 @@ def run(command: ReportCommand) -> None:
     """Write the tables into the documents, and the pages beside their results."""
     if not command.pages and not (command.results and command.documents):
         raise OptionError("`report` needs something to render: `results` with `documents`, or `pages`.")
+    for name in command.documents:
+        if not Path(name).is_file():
+            raise OptionError(f"`documents` must name files that are there, with the markers, but `{name}` is not.")
     tables = [text for name in command.results for text in _tables(Path(name))] if command.documents else []
     for document in command.documents:
         write_between_markers(Path(document), tables)
@@ -47,6 +50,8 @@ def run(command: ReportCommand) -> None:
 
 
 def _tables(path: Path) -> list[str]:
+    if not path.exists():
+        raise OptionError(f"`results` must name files or folders that are there, but `{path}` is not.")
     rendered = [tables_of(file) for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     if not any(rendered):
         raise OptionError(f"`{path}` must hold results of `bench`, `parity` or `calibrate`, but it holds none.")

@@ -23,6 +23,7 @@ from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..evaluation.tree_fit import TreeFit, fit_result
+from ..provenance import project_folder
 from .loading import load_drafter, save_fields
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
@@ -38,8 +39,8 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
     nodes: int = option("Nodes of the tree, root included.")
     prompts: list[str] = option(
         "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "
-        "with the tree later: this repository's test sets are refused.",
-        ["benchmarks/prompts/held_out.jsonl"],
+        "with the tree later: this repository's test sets are refused. Without any, its `held_out.jsonl` is taken.",
+        [],
     )
     passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
     decodings: list[str] = option(
@@ -60,6 +61,7 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
         elif self.output is None:
             raise OptionError("The tree must go somewhere: give `--output FILE.json` or `--save`.")
         self.output = str(Path(self.drafter) / "draft_tree.json") if self.output is None else self.output
+        self.prompts = self.prompts or [_held_out_prompts()]
         super().__post_init__()
 
 
@@ -87,6 +89,17 @@ def run(command: FitTreeCommand) -> None:
     _show(result, drafter.is_tree_dynamic, command.output)
     if command.save:
         save_fields(Path(command.drafter), {"draft_tree": result["draft_tree"]})
+
+
+def _held_out_prompts() -> str:
+    """The file of this repository, wherever the command is called."""
+    folder = project_folder()
+    if folder is None:
+        raise OptionError(
+            "`trees fit` needs prompts: give `--prompts FILE.jsonl`, each line with `prompt` or `messages`. Those of "
+            "this repository are not part of the installed package."
+        )
+    return str(folder / "benchmarks" / "prompts" / "held_out.jsonl")
 
 
 def _checked_prompts(command: FitTreeCommand) -> list[Prompt]:

@@ -132,6 +132,22 @@ class GenerationStats:
         total.rows = self.rows + other.rows
         return total
 
+    def __str__(self) -> str:
+        """What to look at first, in a few lines: tokens a step, what is kept by depth, seconds by phase, notes."""
+        of_rows = f" of {len(self.rows)} rows" if self.rows else ""
+        num_drafted = self.num_drafted / self.num_steps if self.num_steps else 0.0
+        by_depth = " ".join(f"{share:.2f}" for share in self.acceptance_by_depth) or "-"
+        lines = [
+            f"{self.acceptance_length:.2f} tokens a step: {self.num_tokens} tokens{of_rows} in {self.num_steps} steps",
+            f"{self.acceptance_length - 1:.2f} of {num_drafted:.2f} drafted tokens are kept a step",
+            f"kept by depth, of those whose parent was kept: {by_depth}",
+        ]
+        if self.total_seconds:
+            phases = ("prefill", "draft", "verify", "other")
+            parts = ", ".join(f"{phase} {getattr(self, f'{phase}_seconds'):.2f}" for phase in phases)
+            lines.append(f"{self.total_seconds:.2f} s, {self.tokens_per_second:.1f} tokens a second: {parts}")
+        return "\n".join([*lines, *self.notes])
+
     def to_json(self) -> dict[str, Any]:
         """Counts, seconds and the rates derived from them."""
         names = ("acceptance_length", "acceptance_by_depth", "joint_acceptance_by_depth", "coverage_by_depth")
