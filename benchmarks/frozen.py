@@ -26,7 +26,7 @@ from torch._inductor.utils import fresh_inductor_cache
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, logging
 
 from benchmarks.budgets import add_pair, load_pair
-from benchmarks.packed import CASE, add_case
+from benchmarks.packed import CASE, add_case, shown_rows
 from benchmarks.report import Report, Result, source_line, table
 from benchmarks.tree_cost import binary_tree
 from tests.runs import prefilled
@@ -240,16 +240,11 @@ def tables(result: Result, path: str) -> list[str]:
         "compiled in": "{more/seconds:.0f} s",
         "more memory": "{more/bytes:1e-6*.0f} MB",
     }
-    rows = [
-        {**case, **row, "shape": "embedded" if case["shape"] == "None" else f"at the cost of {case['shape']}"}
-        for case in result["cases"]
-        for row in case["rows"]
-    ]
     lead = (
         "A read of the target and a pass of the embedded drafter, in milliseconds and in plain steps (95 % intervals), "
         f"{result['provenance']['dtype']}, after {result['provenance']['context']} tokens; the file names the commit of each case."
     )
-    return [lead, table(columns, rows), source_line(result, path)]
+    return [lead, table(columns, shown_rows(result)), source_line(result, path)]
 
 
 REPORT = Report("docs/scale.md", ["frozen.json"], tables, order=2)

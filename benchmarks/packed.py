@@ -85,6 +85,15 @@ def add_case(output: Path, case: dict[str, Any]) -> None:
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
+def shown_rows(result: Result) -> list[dict[str, Any]]:
+    """The rows of all cases, each with what its case says."""
+    return [
+        {**case, **row, "shape": "embedded" if case["shape"] == "None" else f"at the cost of {case['shape']}"}
+        for case in result["cases"]
+        for row in case["rows"]
+    ]
+
+
 def tables(result: Result, path: str) -> list[str]:
     """Every case, with either layers."""
     columns = {
@@ -100,13 +109,8 @@ def tables(result: Result, path: str) -> list[str]:
         "beside the stock layers": "{beside_stock/ratio:.2f}x ({beside_stock/interval:~.2f})",
         "copies": "{packed_bytes:1e-6*.0f} MB",
     }
-    rows = [
-        {**case, **row, "shape": "embedded" if case["shape"] == "None" else f"at the cost of {case['shape']}"}
-        for case in result["cases"]
-        for row in case["rows"]
-    ]
     lead = f"The embedded drafter, tuned, three prompt sets together, {result['provenance']['max_new_tokens']} tokens each (95 % interval); the file names the commit of each case."
-    return [lead, table(columns, rows), source_line(result, path)]
+    return [lead, table(columns, shown_rows(result)), source_line(result, path)]
 
 
 REPORT = Report("docs/scale.md", ["packed.json"], tables, order=1)
