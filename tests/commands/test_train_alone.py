@@ -30,8 +30,13 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def run(folder: Path, num_rows: int, *options: str) -> int:
     """Train in `folder`, on one thread and in two epochs at most, which is all that is short of the real thing."""
+    return train_on(folder, make_rows(num_rows), *options)
+
+
+def train_on(folder: Path, rows: list[list[dict[str, str]]], *options: str) -> int:
+    """Train in `folder` on these rows."""
     save_target(folder / "target", **SMALL)
-    write_rows(folder / "data.jsonl", make_rows(num_rows))
+    write_rows(folder / "data.jsonl", rows)
     return cli.main(["train", "--target", "target", "--data", "data.jsonl", *options])
 
 
@@ -68,6 +73,23 @@ def test_an_evaluation_of_the_last_step_is_not_made_twice(
 
     assert evaluations == [2, 4]
     assert FalconSpecDrafter.from_pretrained("target-falcon").config.draft_tree is not None
+
+
+def test_conversations_that_were_held_out_and_cannot_be_used_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = make_rows(20)
+    rows[10] = [{"role": "user", "content": "one " * 600}, {"role": "assistant", "content": "two"}]
+
+    assert train_on(tmp_path, rows, "--max_steps", "1", "--max_length", "64") == 0
+
+    assert "Nothing was evaluated: there is no held-out text" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("folder", ["F", "deep/F"])
+def test_the_next_command_names_the_whole_folder(folder: str) -> None:
+    assert f"from_pretrained('{folder}')" in summary([], None, {"target": "T", "folder": folder}, 1.0, "")
 
 
 def test_what_was_not_evaluated_is_said() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, load_drafter
+from transformers_falcon_spec.commands.methods import MethodEntry
 from transformers_falcon_spec.convert import loading
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 
@@ -75,6 +76,26 @@ def test_a_checkpoint_is_converted_once_for_its_contents(tmp_path: Path, monkeyp
     assert again.dtype == torch.bfloat16
     assert first_weight(again).equal(first_weight(first).bfloat16())
     assert not first_weight(other).equal(first_weight(first))
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
+def test_a_benchmark_drafts_with_it_and_not_with_a_language_model_of_new_weights(name: str, tmp_path: Path) -> None:
+    source = foreign.written(tmp_path / "source", *MAKERS[name]())
+
+    method = MethodEntry.parse(f"rival={source}").load(make_target("llama"))
+
+    assert method.kind == "drafter"
+    assert isinstance(method.assistant, CLASSES[name.rstrip("3")])
+
+
+def test_other_converters_convert_anew(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, source = make_target("llama"), eagle3(tmp_path / "source")
+
+    for digest in ["one", "other", "one"]:
+        monkeypatch.setattr(loading, "file_sha256", lambda _, digest=digest: digest)
+        load_drafter(source, target)
+
+    assert len([*cache.rglob("conversion.json")]) == 2
 
 
 def test_a_drafter_of_this_package_is_loaded_as_it_is(tmp_path: Path, cache: Path) -> None:

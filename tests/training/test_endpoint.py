@@ -168,3 +168,13 @@ def test_what_is_no_address_is_refused_without_its_password(url: str) -> None:
 def test_a_limit_below_one_request_is_refused() -> None:
     with pytest.raises(OptionError, match="`requests_per_minute` must be at least 1, but it is 0"):
         endpoint("http://here", requests_per_minute=0)
+
+
+def test_a_key_may_have_white_space_around_it_and_one_that_cannot_be_sent_is_not_shown() -> None:
+    with chat_server() as server:
+        endpoint(server.url, api_key=f" {KEY}\r\n").answer(QUESTION)
+        with pytest.raises(OptionError, match="must be one line of plain characters, but it is not") as caught:
+            endpoint(server.url, api_key=f"{KEY}\nmore")
+
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in str(caught.value)

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_target
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
+from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import ConversationSet
-from transformers_falcon_spec.training.run_plan import MOST_STEPS, Device, held_out_rows, plan_run
+from transformers_falcon_spec.training.run_plan import MOST_STEPS, Device, held_out_rows, plan_length, plan_run
 
 pytestmark = pytest.mark.training
 
@@ -70,6 +72,42 @@ def test_what_was_given_is_kept_and_said_to_be(tmp_path: Path) -> None:
     assert {name: getattr(args, name) for name in options} == options
     assert args.gradient_accumulation_steps == 1
     assert [choices[name].reason for name in ("precision", "batch", "steps")] == ["as asked for"] * 3
+
+
+def test_times_that_were_given_make_a_step_of_as_many_rows(tmp_path: Path) -> None:
+    given = {"gradient_accumulation_steps": 4}
+
+    args, choices = planned(tmp_path, given=given.keys(), **given)
+
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
+    assert choices["batch"].value == "2 rows, 4 times a step"
+
+
+@pytest.mark.parametrize(
+    ("num_long", "context", "given", "length"),
+    [
+        (0, 4096, (), 512),
+        (1, 4096, (), 512),
+        (2, 4096, (), 1536),
+        (2, 600, (), 600),
+        (2, 64, (), 512),
+        (2, 4096, ["max_length"], 30),
+    ],
+)
+def test_examples_are_as_long_as_nearly_all_need(
+    tmp_path: Path, num_long: int, context: int, given: Any, length: int
+) -> None:
+    args = DrafterTrainingArguments(str(tmp_path), max_length=30 if given else 512)
+    long = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "one " * 700}]] * num_long
+    unusable = [[{"role": "user", "content": "?"}, {"role": "assistant", "content": 3}]]
+    config = make_target(max_position_embeddings=context).config
+
+    choice = plan_length(
+        args, given, [*make_rows(20 - num_long), *long, *unusable], ChatTemplate(make_tokenizer()), config
+    )
+
+    assert args.max_length == length
+    assert choice.value == f"{length} tokens"
 
 
 def test_a_run_of_so_many_epochs_logs_twenty_times(tmp_path: Path) -> None:

@@ -148,6 +148,25 @@ def test_other_data_are_refused_in_words(data: Any, tokenizer: Any, message: str
         prepared(data, tokenizer, 512)
 
 
+def test_several_data_sets_to_train_on_are_refused_by_name() -> None:
+    several = {"train": conversations(), "test": conversations()}
+
+    with pytest.raises(TrainingError, match=r"one data set, but it holds several: \['test', 'train'\]"):
+        DrafterTrainer(target=make_target(**SMALL), train_dataset=several, processing_class=make_tokenizer())
+
+
+def test_a_drafter_that_was_evaluated_alone_is_saved_without_a_record(tmp_path: Path) -> None:
+    target = make_target(**SMALL)
+    common = {"target": target, "model": make_drafter(target), "args": arguments(tmp_path)}
+    trainer = DrafterTrainer(eval_dataset=conversations(), processing_class=make_tokenizer(), **common)
+    trainer.evaluate()
+
+    trainer.save_model()
+
+    assert (tmp_path / "model.safetensors").is_file()
+    assert not (tmp_path / "training.json").exists()
+
+
 def test_an_unknown_method_is_refused_by_name() -> None:
     with pytest.raises(OptionError, match="must be a drafter, or one of"):
         DrafterTrainer(target=make_target(**SMALL), model="hawk")

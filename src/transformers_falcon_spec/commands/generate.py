@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer,
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
 from ..evaluation.decoding import repetition_rate
@@ -73,11 +72,10 @@ def run(command: GenerateCommand) -> None:
     """Write the text of each prompt; compare or show trees if asked."""
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
-    drafters = [load_drafter(name, target, tokenizer, command.draft_tree, command.step) for name in command.drafter]
-    for each in drafters:
-        check_fingerprint(each, target, tokenizer, command.template_kwargs)
-    drafter = drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
     kwargs = command.template_kwargs
+    more = (tokenizer, command.draft_tree, command.step, kwargs)
+    drafters = [load_drafter(name, target, *more) for name in command.drafter]
+    drafter = drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
     prompts = [Prompt("command", str(i), (("user", text),), "", kwargs) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit, kwargs)
     session = _Session(command, target, tokenizer, drafter)

@@ -1,6 +1,7 @@
 """Loading targets, tokenizers, drafters and static trees for commands, and changing fields of a saved config."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,14 @@ def load_drafter(
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tree: str | None = None,
     step: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> DrafterModel:
     """Load a drafter as [`convert.loading.load_drafter`] does, for a command.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` the drafter
     uses the static tree of that file, and with `step` that option replaces its own. With `tokenizer` the chat template
-    is compared with that of the target that the drafter was trained for; a difference is logged, as other differences
-    are when the drafter is used.
+    and its `template_kwargs` are compared with those of the training; a difference is logged, as other differences are
+    when the drafter is used.
     """
     if name.partition(":")[0] == LAYER_PARALLEL:
         drafter: DrafterModel = _layer_parallel(name, target)
@@ -101,7 +103,7 @@ def load_drafter(
     if draft_tree is not None or tokenizer is not None:
         drafter.check_target(target)  # sizes are compared before the chat template
     if tokenizer is not None:
-        check_fingerprint(drafter, target, tokenizer)
+        check_fingerprint(drafter, target, tokenizer, template_kwargs)
     return drafter
 
 

@@ -1,10 +1,11 @@
 """Reading the methods and targets of a benchmark from the command line, and loading methods."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
 
-from ..drafters.checkpoint import readable
+from ..drafters.checkpoint import kind_of, readable
 from ..drafters.registry import drafter_classes
 from ..errors import OptionError
 from ..evaluation.methods import (
@@ -16,7 +17,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
-from .loading import LAYER_PARALLEL, config_of, load_drafter
+from .loading import LAYER_PARALLEL, load_drafter
 
 PROMPT_LOOKUP = "prompt-lookup"
 
@@ -57,34 +58,36 @@ class MethodEntry:
     def load(self, target: PreTrainedModel, draft_tree: str | None = None, step: str | None = None) -> Method:
         """Load the method in the dtype and on the device of the target.
 
-        The config of a folder decides whether it is a drafter of this package, which then uses the static tree in the
-        file `draft_tree` and is decoded as `step` says, a DFlash drafter of Transformers, or a language model for
-        stock assisted generation.
+        Config and weights of a folder decide whether it is a drafter of this package or of other software, which then
+        uses the static tree in the file `draft_tree` and is decoded as `step` says, a DFlash drafter of Transformers,
+        or a language model for stock assisted generation.
         """
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
         kind = LAYER_PARALLEL if lookup == LAYER_PARALLEL else self._model_type()
-        if kind in {LAYER_PARALLEL, *drafter_classes()}:
-            drafter = load_drafter(self.source, target, draft_tree=draft_tree, step=step)
-            drafter.check_target(target)
-            return with_drafter(self.name, drafter)
         if kind == MuseGlimmerAssistantConfig.model_type:
             dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
             return stock_dflash(self.name, dflash.to(target.device))
-        assistant = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype).eval()
-        return stock_assistant(self.name, assistant.to(target.device))
+        if kind not in {None, LAYER_PARALLEL, *drafter_classes()}:
+            options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+            loaded: Any = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype, **options)
+            assistant, info = loaded
+            if not info["missing_keys"] and not info["mismatched_keys"]:  # else a drafter in a language model's config
+                return stock_assistant(self.name, assistant.eval().to(target.device))
+        drafter = load_drafter(self.source, target, draft_tree=draft_tree, step=step)
+        drafter.check_target(target)
+        return with_drafter(self.name, drafter)
 
-    def _model_type(self) -> str:
+    def _model_type(self) -> str | None:
         try:
             with readable(self.source):
-                config = config_of(self.source)
+                return kind_of(self.source)
         except OSError as error:
             raise OptionError(
                 "A method must be the folder or Hub name of a drafter or of a causal language model, or "
                 f"`{PROMPT_LOOKUP}`, but `{self.source}` is none: {str(error).split(chr(10))[0]}"
             ) from error
-        return config.model_type
 
 
 def parse_targets(entries: list[str]) -> dict[str, str]:

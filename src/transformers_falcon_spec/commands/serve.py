@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from transformers import logging
 
-from ..drafters.compatibility.mismatches import check_fingerprint
 from ..errors import OptionError
 from .loading import load_drafter
 from .options import DTYPE_HELP, PairOptions, TemplateOptions, check_least, option
@@ -49,8 +48,7 @@ def run(command: ServeCommand) -> None:
         ) from None
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
-    drafter = load_drafter(command.drafter, target, tokenizer)
-    check_fingerprint(drafter, target, tokenizer, command.template_kwargs)
+    drafter = load_drafter(command.drafter, target, tokenizer, template_kwargs=command.template_kwargs)
     engine = Engine(target, tokenizer, drafter, command.max_queue, command.max_batch)
     service = Service(engine, tokenizer, command.target, command.template_kwargs)
     server = Server(service, command.host, command.port)

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
-from ..errors import OptionError
-from ..provenance import provenance
+from ..errors import OptionError, TrainingError
+from ..provenance import portable
 from ..training.arguments import DrafterTrainingArguments
+from ..training.chat_template import ChatTemplate
 from ..training.checkpoints import explain_write_errors, is_complete, newest_complete_checkpoint
-from ..training.dataset import ConversationCollator, ConversationDataset
+from ..training.conversations import ConversationSet
+from ..training.dataset import ConversationDataset
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.features import move_target
@@ -31,7 +33,7 @@ from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
 from ..training.row_encoding import describe_rows
-from ..training.run_plan import PLAN_NOTES, Choice, Device, held_out_rows, plan_run
+from ..training.run_plan import PLAN_NOTES, Choice, Device, held_out_rows, plan_length, plan_run
 from ..training.trainer import DrafterTrainer
 from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
@@ -41,7 +43,7 @@ from .train_options import TrainCommand, check_drafter_options, drafter_to_train
 from .train_report import drafter_choices, print_plan, summary
 
 logger = logging.getLogger(__name__)
-WHY_NOT_EVALUATED = "there are fewer than 20 conversations, and no `--eval_data`"
+WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conversations at least"
 
 
 def help_notes() -> dict[str, str]:
@@ -52,7 +54,7 @@ def help_notes() -> dict[str, str]:
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
     """Train and save the drafter with its draft tree and a record; `given` options win over the recipe."""
     if command.show_masks is not None:
-        _show_masks(command, command.show_masks, args.max_length)
+        _show_masks(command, command.show_masks, args, given)
         return
     check_drafter_options(command, lora)
     if "output_dir" not in given:
@@ -65,14 +67,15 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         read["train"], read["eval"] = read["train"].split(held_out)
     target, tokenizer = load_target(command.target, command.target_dtype, device_map)
     command.check_template(tokenizer)
-    kwargs = command.template_kwargs
-    data = {name: part.encoded(tokenizer, args.max_length, kwargs) for name, part in read.items()}
+    template = ChatTemplate(tokenizer, command.template_kwargs)
+    length = plan_length(args, given, read["train"].rows, template, target.config)
+    data = _encoded(command, read, tokenizer, args.max_length)
     drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     train_data = _train_data(command, args, data["train"], target, drafter)
     choices = plan_run(args, given, train_data.lengths, target, Device.of(args.device))
     if args.process_index == 0:
-        print_plan([*_choices(command, data, drafter), *choices, Choice("folder", str(args.output_dir), "")])
+        print_plan([*_choices(command, data, drafter), length, *choices, Choice("folder", str(args.output_dir), "")])
     if command.dry_run:
         assert not isinstance(train_data, FeatureCache)  # its size is estimated
         uses_cache = command.cache_features is not None
@@ -85,17 +88,29 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         args=args,
         train_dataset=train_data,
         eval_dataset=data.get("eval"),
-        data_collator=ConversationCollator(tokenizer.pad_token_id),
         processing_class=tokenizer,
         callbacks=callbacks,
     )
     seconds = _train(trainer, resume)
-    facts: dict[str, Any] = {"train_seconds": seconds, "num_resumed": int(resume is not None)}
-    facts |= {"num_examples": len(data["train"]), **data["train"].facts}
-    _save(trainer, command, recipe, facts)
+    _save(trainer, command, recipe, is_resumed=resume is not None)
     if trainer.is_world_process_zero():
         names = {"target": command.target, "folder": str(args.output_dir)}
         print(summary(trainer.state.log_history, trainer.drafter, names, seconds, WHY_NOT_EVALUATED))
+
+
+def _encoded(
+    command: TrainCommand, read: dict[str, ConversationSet], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, ConversationDataset]:
+    """The examples for training and evaluation; of conversations that were held out maybe none can be used."""
+    data: dict[str, ConversationDataset] = {}
+    for name, part in read.items():
+        try:
+            data[name] = part.encoded(tokenizer, max_length, command.template_kwargs)
+        except TrainingError as error:
+            if name in command.sources:
+                raise
+            logger.warning("Nothing is evaluated, for what was held out cannot be used: %s", error)
+    return data
 
 
 def _choices(command: TrainCommand, data: dict[str, ConversationDataset], drafter: PreTrainedModel) -> list[Choice]:
@@ -153,7 +168,7 @@ def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:
     return None if trainer.args.load_best_model_at_end else next(found, None)
 
 
-def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, facts: dict[str, Any]) -> None:
+def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, is_resumed: bool) -> None:
     """Save the drafter with a record of the run; all processes take part, for each may have a shard of the weights."""
     throughput = trainer.throughput.to_json()
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
@@ -162,8 +177,10 @@ def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, facts:
         return
     args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     folder = Path(args.output_dir)
-    record = provenance(seed=args.seed, device=args.device, data=command.sources, **facts) | {
+    record = trainer.record() | {
         **throughput,
+        "data": portable(command.sources),
+        "num_resumed": int(is_resumed),
         "recipe": {  # with the values that were used
             "name": command.recipe,
             "training": {option: getattr(args, option) for option in recipe.training},
@@ -171,8 +188,6 @@ def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, facts:
         },
         "peak_process_bytes": peak_resident_bytes(),
         "peak_device_bytes": peak_device_bytes(),
-        "num_trained": trainer.get_num_trainable_parameters(),
-        "curve": trainer.state.log_history,
     }
     with explain_write_errors(folder):
         if isinstance(drafter, PeftModel):
@@ -216,16 +231,19 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
 
 
-def _show_masks(command: TrainCommand, num_examples: int, max_length: int) -> None:
+def _show_masks(
+    command: TrainCommand, num_examples: int, args: DrafterTrainingArguments, given: Collection[str]
+) -> None:
     """Show which tokens count in the loss; of the target only the tokenizer is loaded."""
     if command.dry_run:
         raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
     if num_examples < 1:
         raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
-    _, tokenizer = read_config(command.target)
+    config, tokenizer = read_config(command.target)
     command.check_template(tokenizer)
-    data = command.read_conversations().encoded(tokenizer, max_length, command.template_kwargs)
-    show_masks(data, tokenizer, num_examples)
+    template, read = ChatTemplate(tokenizer, command.template_kwargs), command.read_conversations()
+    plan_length(args, given, read.rows, template, config)
+    show_masks(read.encoded(tokenizer, args.max_length, command.template_kwargs), tokenizer, num_examples)
 
 
 def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | None:

@@ -1,7 +1,6 @@
 """What `falcon-spec train` says: the plan before it starts, and what came of it at the end."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -64,5 +63,5 @@ def summary(
         pair = f"--target {names['target']} --drafter {names['folder']}"
         lines += [f'  falcon-spec generate {pair} --prompt "..." --compare', f"  falcon-spec doctor {pair}"]
     else:
-        lines.append(f"  target.generate(..., assistant_model=...from_pretrained({Path(names['folder']).name!r}))")
+        lines.append(f"  target.generate(..., assistant_model=...from_pretrained({names['folder']!r}))")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from ..drafters.config_fields import target_fields
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError
+from ..provenance import file_sha256
 from .conversion import RECORD, convert_checkpoint
 from .source import contents_of
 
@@ -107,13 +108,18 @@ def _not_there(name: str, what: str, error: Exception) -> CheckpointError:
 def _converted(name: str, target: PreTrainedModel, revision: str | None) -> Path:
     """The folder of the drafter that a foreign checkpoint becomes for `target`; it is converted once."""
     contents = contents_of(name, revision)
-    facts = [contents, _facts(target), version(_PACKAGE)]
+    facts = [contents, _facts(target), _converters()]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
     folder = cached_assets_path(_PACKAGE, "drafters", "converted") / f"{Path(name).name}-{digest}"
     with WeakFileLock(f"{folder}.lock"):  # several processes may load the same drafter
         if not (folder / RECORD).is_file():
             convert_checkpoint(name, folder, target, revision if Path(name).is_dir() else contents)
     return folder
+
+
+def _converters() -> list[str]:
+    """What converts: the version of this package, and its files here, which change in a checkout without it."""
+    return [version(_PACKAGE), *map(file_sha256, sorted(Path(__file__).parent.glob("*.py")))]
 
 
 def _facts(target: PreTrainedModel) -> dict[str, Any]:

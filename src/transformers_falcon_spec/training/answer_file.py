@@ -36,8 +36,8 @@ class Answered:
         """Add a turn and its answer, unless this was cut within its thought, which the `prompt` may begin."""
         self.is_cut = not reply.is_complete
         _, begin, thought = (prompt + reply.text).rpartition("<think>")
-        is_apart = bool(reply.thought) and not reply.text.strip()
-        if self.is_cut and (is_apart or (begin and "</think>" not in thought)):
+        is_thinking = not reply.text.strip() if reply.thought else begin and "</think>" not in thought
+        if self.is_cut and is_thinking:
             return
         kept_apart = {"reasoning_content": reply.thought} if reply.thought else {}
         self.messages += [*opening, {"role": "assistant", "content": reply.text, **kept_apart}]

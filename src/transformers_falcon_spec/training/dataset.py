@@ -4,6 +4,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .row_encoding import NUM_NAMED, Example, UnusableRowError, describe_rows, e
 
 logger = logging.getLogger(__name__)
 
+UNUSABLE = (TemplateError, TypeError, UnusableRowError)
 REFUSED, NOTHING = "refused by the chat template", "nothing that counts within `max_length`"  # reasons
 
 
@@ -63,7 +65,7 @@ class ConversationDataset(Dataset[Example]):
             origin = f"row {number}" if origins is None else origins[number]
             try:
                 treatment, found = encode_row(row, template)
-            except (TemplateError, TypeError, UnusableRowError) as error:
+            except UNUSABLE as error:
                 self._leave_out(origin, getattr(error, "reason", REFUSED), error)
                 continue
             masks += [example["assistant_mask"] for example in found]
@@ -116,6 +118,15 @@ class ConversationDataset(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
+
+
+def example_lengths(rows: Iterable[list[Message]], template: ChatTemplate) -> list[int]:
+    """The number of tokens in each example of the rows that can be used, uncut."""
+    lengths: list[int] = []
+    for row in rows:
+        with suppress(*UNUSABLE):
+            lengths += [len(example["input_ids"]) for example in encode_row(row, template)[1]]
+    return lengths
 
 
 def _nothing_counts(

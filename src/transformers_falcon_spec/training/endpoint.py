@@ -67,6 +67,9 @@ class ChatEndpoint:
                 f"it is `{self.url.rpartition('@')[2]}`. A key belongs into the variable `OPENAI_API_KEY`."
             )
         base = self.url.rstrip("/").removesuffix("/chat/completions")
+        self.api_key = (self.api_key or "").strip() or None
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise OptionError("The key in `OPENAI_API_KEY` must be one line of plain characters, but it is not.")
         self.url = base if base.partition("://")[2].partition("/")[2] else f"{base}/v1"
         if self.requests_per_minute is not None and self.requests_per_minute < 1:
             raise OptionError(f"`requests_per_minute` must be at least 1, but it is {self.requests_per_minute}.")

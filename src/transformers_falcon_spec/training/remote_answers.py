@@ -7,7 +7,7 @@ which the server went down, goes on with the rows that have no line yet.
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import islice
@@ -107,10 +107,10 @@ class _Run:
         """Rows of which no prompt can be made."""
         return self.progress.setdefault("too_long", [])
 
-    def answer_all(self, rows: list[list[Message]], todo: Iterable[int], concurrency: int, file: TextIO) -> None:
+    def answer_all(self, rows: list[list[Message]], todo: list[int], concurrency: int, file: TextIO) -> None:
         """Answer rows, so many at once; what is answered is in the file, however this ends."""
-        numbers, pending = iter(list(todo)), _Futures()
-        with tqdm(total=len(rows), initial=len(rows) - len(list(todo)), desc="regenerate", unit="row") as bar:
+        numbers, pending = iter(todo), _Futures()
+        with tqdm(total=len(rows), initial=len(rows) - len(todo), desc="regenerate", unit="row") as bar:
             try:
                 while True:
                     for number in islice(numbers, concurrency - len(pending)):

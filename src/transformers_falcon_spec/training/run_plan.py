@@ -6,18 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from .arguments import DrafterTrainingArguments
+from .chat_template import ChatTemplate, Message
+from .dataset import example_lengths
 
 # As `models/falcon-reference` and the drafters of `LOG.md` were trained: 8 conversations a step, 8,000 steps at most.
 ROWS_PER_STEP, MOST_STEPS, MOST_EPOCHS = 8, 8_000, 8
 MOST_HELD_OUT, HELD_OUT_SHARE = 64, 20  # conversations; one in so many
+NUM_SAMPLED, WHOLE_SHARE = 200, 0.95  # rows whose lengths are looked at; examples that are not to be cut
+LENGTH_STEP = 512  # tokens
 LOGITS_COPIES = 6  # of a batch in float32: the target's and the drafter's, their softmax, and the gradients of both
 _GIVEN = "as asked for"
 
 
 PLAN_NOTES = {  # what is done without an option, for `--help`
     "output_dir": "By default `TARGET-falcon`, after target and kind.",
+    "max_length": f"By default {LENGTH_STEP}, or as many times that as leave {WHOLE_SHARE:.0%} of the examples "
+    "whole, up to the target's context.",
     "bf16": "Train in bfloat16. By default on CUDA where the GPU has it.",
     "per_device_train_batch_size": f"Rows that are read at a time. By default {ROWS_PER_STEP}, or fewer where an "
     "estimate says that they would take more than half of the free memory.",
@@ -73,6 +80,25 @@ def held_out_rows(num_rows: int) -> list[int]:
     return [(2 * number + 1) * num_rows // (2 * count) for number in range(count)]
 
 
+def plan_length(
+    args: DrafterTrainingArguments,
+    given: Collection[str],
+    rows: Sequence[list[Message]],
+    template: ChatTemplate,
+    config: PreTrainedConfig,
+) -> Choice:
+    """Write the greatest length of an example into `args` unless it was `given`, by a sample of the `rows`."""
+    if "max_length" in given:
+        return Choice("length", f"{args.max_length} tokens", _GIVEN)
+    lengths = sorted(example_lengths(rows[:: math.ceil(len(rows) / NUM_SAMPLED)], template))
+    wanted = lengths[math.ceil(WHOLE_SHARE * len(lengths)) - 1] if lengths else 0
+    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or wanted
+    args.max_length = max(min(math.ceil(wanted / LENGTH_STEP) * LENGTH_STEP, context), LENGTH_STEP)
+    num_whole = sum(length <= args.max_length for length in lengths)
+    reason = f"{num_whole} of a sample of {len(lengths)} examples are whole"
+    return Choice("length", f"{args.max_length} tokens", reason)
+
+
 def plan_run(
     args: DrafterTrainingArguments, given: Collection[str], lengths: Sequence[int], target: Any, device: Device
 ) -> list[Choice]:
@@ -118,7 +144,7 @@ def _plan_batch(
     """The rows that one process reads at a time, and how many times before a step."""
     reason = _GIVEN
     if "per_device_train_batch_size" not in given:
-        rows = max(ROWS_PER_STEP // args.world_size, 1)
+        rows = max(ROWS_PER_STEP // (args.world_size * args.gradient_accumulation_steps), 1)
         fitting = rows if bytes_free is None else max(bytes_free // 2 // row_bytes, 1)
         args.per_device_train_batch_size = 2 ** int(math.log2(min(rows, fitting)))
         reason = f"{ROWS_PER_STEP} a step, as in the recipe's experiments"

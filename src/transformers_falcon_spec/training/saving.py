@@ -41,7 +41,7 @@ class SavingTrainer(Trainer):
         logged = (row["train_runtime"] for row in reversed(self.state.log_history) if "train_runtime" in row)
         return {
             **provenance(seed=self.args.seed, device=self.args.device),
-            "num_examples": len(data),
+            "num_examples": len(getattr(data, "conversations", data)),
             **getattr(getattr(data, "conversations", None), "facts", {}),
             "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
             "num_trained": self.get_num_trainable_parameters(),
@@ -62,7 +62,7 @@ class SavingTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
         super()._save(output_dir, state_dict)
-        if self.args.should_save and self.state.log_history:
+        if self.args.should_save and self.state.global_step:
             folder = Path(output_dir or str(self.args.output_dir))
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 

@@ -35,7 +35,7 @@ from .objectives import Objective, Outcome, objective_of
 from .saving import SavingTrainer
 from .throughput import Throughput
 from .top_k_accuracy import MAX_RANK, count_ranks, rank_shares
-from .trainer_inputs import Metrics, drafter_and_arguments, merged_metrics, prepared
+from .trainer_inputs import Metrics, all_prepared, drafter_and_arguments, merged_metrics, prepared
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,7 @@ class DrafterTrainer(SavingTrainer):
     ) -> None:
         tokenizer, self.template_kwargs = kwargs.get("processing_class"), template_kwargs or {}
         max_length = getattr(args, "max_length", DrafterTrainingArguments.max_length)
-        for name in ("train_dataset", "eval_dataset"):
-            kwargs[name] = prepared(kwargs.get(name), tokenizer, max_length, template_kwargs)
+        kwargs |= all_prepared(kwargs, tokenizer, max_length, template_kwargs)
         model, args = drafter_and_arguments(model, args, target, kwargs["train_dataset"])
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)

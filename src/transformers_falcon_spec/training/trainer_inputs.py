@@ -56,6 +56,19 @@ def drafter_and_arguments(
     return drafter, args
 
 
+def all_prepared(
+    data: Mapping[str, Any], tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """`train_dataset` and `eval_dataset` of the trainer's arguments, each [`prepared`]; the first is one data set."""
+    if isinstance(given := data.get("train_dataset"), Mapping):
+        raise TrainingError(
+            f"`train_dataset` must be one data set, but it holds several: {sorted(given)}. Take one of them: "
+            '`load_dataset(..., split="train")`.'
+        )
+    names = ("train_dataset", "eval_dataset")
+    return {name: prepared(data.get(name), tokenizer, max_length, template_kwargs) for name in names}
+
+
 def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None = None) -> Any:
     """Data as the trainer reads it: conversations become token ids and masks, tokenised rows stay as they are.
 
