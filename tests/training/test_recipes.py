@@ -87,6 +87,8 @@ def test_a_recipe_that_there_is_not_is_refused(name: str, method: str, text: str
 def test_the_help_says_what_recipes_set_each_option_to() -> None:
     notes = recipe_notes()
 
-    assert notes["lr_scheduler_type"] == "By recipe: cosine (default, falcon), linear (paper, falcon); otherwise linear."
+    assert (
+        notes["lr_scheduler_type"] == "By recipe: cosine (default, falcon), linear (paper, falcon); otherwise linear."
+    )
     assert "recurrence=token shortcut=true" in notes["drafter_config"]
     assert "recurrence=sequence" in notes["drafter_config"]
