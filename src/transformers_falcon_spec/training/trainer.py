@@ -52,7 +52,7 @@ class DrafterTrainer(SavingTrainer):
             trained. A string is the method of a fresh one, made by the default recipe.
         args ([`DrafterTrainingArguments`], *optional*):
             Options of the training; by default those of the recipe if `model` is a string.
-        train_dataset, eval_dataset (*optional*):
+        train_dataset, eval_dataset (`Dataset`, *optional*):
             Conversations, as `datasets.load_dataset` gives them, under `messages`; or rows of `input_ids` and
             `assistant_mask`, which is 1 where the assistant speaks. `eval_dataset` may be several, by name.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
