@@ -52,9 +52,10 @@ class DrafterTrainer(SavingTrainer):
             trained. A string is the method of a fresh one, made by the default recipe.
         args ([`DrafterTrainingArguments`], *optional*):
             Options of the training; by default those of the recipe if `model` is a string.
-        train_dataset, eval_dataset (`Dataset`, *optional*):
+        train_dataset (`Dataset`, *optional*):
             Conversations, as `datasets.load_dataset` gives them, under `messages`; or rows of `input_ids` and
-            `assistant_mask`, which is 1 where the assistant speaks. `eval_dataset` may be several, by name.
+            `assistant_mask`, which is 1 where the assistant speaks.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same to evaluate on; several by name.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             The target's tokenizer, which conversations need.
         compute_metrics (`Callable`, *optional*):
