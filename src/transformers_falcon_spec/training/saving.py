@@ -105,5 +105,6 @@ class SavingTrainer(Trainer):
         asked["target"] = self.drafter.config.target_name_or_path
         options = {**asked, **{name: value for name, value in options.items() if value is not None}}
         if self.hub_model_id is None:
-            self.init_hf_repo(token=options["token"], private=options["private"])
+            args.hub_private_repo = options["private"]  # not every version takes it as an argument
+            self.init_hf_repo(token=options["token"])
         return str(resolved(".hub.publish:push_folder")(folder, self.hub_model_id, **options))
