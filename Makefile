@@ -6,7 +6,7 @@ VENV_GRAMMAR ?= .venv-grammar
 VENV_QUANTIZED ?= .venv-quantized
 VENV_BROWSER ?= .venv-browser
 VENV_RAY ?= .venv-ray
-WORKERS ?= 3
+WORKERS ?= 2
 ARGS ?=
 
 TARGET := models/reference-target
@@ -37,13 +37,10 @@ help: ## List the commands.
 demo: $(READY) ## Write the same text with and without the drafter, and show the speed of both.
 	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
 
-# Processes run side by side with one thread each: more threads would fight over the same cores. There is one more of them than cores, as
-# many tests wait for a process or a server; one that runs out of tests takes over half of another's.
-SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
-
-# The tests of one lane (`pyproject.toml` says what each holds).
+# The tests of one lane (`pyproject.toml` says what each holds). Processes run side by side with one thread each: more threads would
+# fight over the same cores.
 define lane
-@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m $(1) $(ARGS)
+@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m $(1) $(ARGS)
 endef
 
 test: $(READY) ## Run the tests that a change waits for: the algorithms, and one text from end to end.
@@ -65,7 +62,7 @@ test-docs: $(READY) ## Run what the pages show, and the examples.
 	$(call lane,docs)
 
 test-all: $(READY) ## Run the tests of all these lanes on the newest known-good versions.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 # What does not depend on the version of Transformers is left to the newest one: the algorithms on tensors (`core`, on the same torch),
 # the shape checks, pages, what measures and renders figures, the layout of the house; and the random trials, which run once.
@@ -74,7 +71,7 @@ NEWEST_ALONE := tests/core tests/trials $(addprefix tests/generation/static/test
 	$(addprefix tests/test_,$(addsuffix .py,layering layout map measure_house provenance))
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
-	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(addprefix --ignore ,$(NEWEST_ALONE)) \
+	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
 		-m "unit or families or training or commands" $(ARGS)
 
 test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
@@ -90,7 +87,7 @@ test-ray: $(READY_RAY) ## Run the test that serves with Ray.
 	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
 
 test-static: $(READY) ## Run the tests of texts and drafters in fixed shapes, as on a GPU, but uncaptured.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --static tests/generation tests/drafters tests/trials tests/test_lossless.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --static tests/generation tests/drafters tests/trials tests/test_lossless.py $(ARGS)
 
 test-gpu: $(READY) ## Run the tests that need a CUDA device.
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
