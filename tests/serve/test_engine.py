@@ -100,6 +100,7 @@ def test_requests_that_wait_are_one_batch_and_have_the_texts_of_calls_of_their_o
         assert each.num_tokens <= num
         assert each.finish_reason == ("length" if each.num_tokens == num else "stop")
         assert each.speculation.num_steps + each.speculation.num_accepted + 1 == each.num_tokens
+    assert min(each.speculation.num_accepted for each in written[2:]) > 0  # what is longer than three tokens
     assert ["".join(each.pieces) for each in asked] == [each.text for each in written[1:]]
     assert all(piece for each in asked for piece in each.pieces)
 

@@ -87,6 +87,7 @@ def test_a_sampled_completion_is_that_of_its_seed(
     expected = plain(ids, 12, 3, **options, top_k=0)
     assert [answer.choices[0].text for answer in answers] == [expected] * 2
     assert answers[0].choices[0].finish_reason == "length"
+    assert all(answer.usage.speculation["num_accepted"] > 0 for answer in answers)
 
 
 def test_a_streamed_chat_has_the_role_pieces_that_are_not_empty_a_reason_and_the_usage(
@@ -106,7 +107,7 @@ def test_a_streamed_chat_has_the_role_pieces_that_are_not_empty_a_reason_and_the
     assert last.choices[0].finish_reason in {"length", "stop"}
     assert (last.choices[0].delta.content, last.usage, counted.choices) == (None, None, [])
     assert counted.usage.completion_tokens <= 16
-    assert counted.usage.speculation["num_steps"] > 0
+    assert counted.usage.speculation["num_accepted"] > 0
 
 
 def test_a_streamed_completion_ends_before_its_stop_string(client: openai.OpenAI, plain: Callable[..., str]) -> None:
