@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import MuseGlimmerAssistantConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from transformers_falcon_spec.errors import OptionError
@@ -31,6 +32,10 @@ RULES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
     (r"down_proj\.weight", ("hidden", "inner"), None),
     (r"(o|down)_proj\.bias", ("hidden",), None),
     (r"(^|_layer|\.|hidden_|input_)norm\.weight", ("hidden",), "gain_factor"),
+    # DFlash has norms over heads: that of queries, which come scaled, sees the mean square of the small head
+    (r"q_norm\.weight", ("head",), None),
+    (r"k_norm\.weight", ("head",), "head_gain_factor"),
+    (r"output_norm_enc\.weight", ("hidden",), "gain_factor"),
     # Falcon
     (r"block_position\.weight", ("same", "hidden"), None),
     (r"recurrence\.weight_[ih]h_l\d+", ("hidden", "hidden"), None),
@@ -69,6 +74,19 @@ def _hold_in_embeddings(model: Any, channel: int) -> None:
     """Every embedding holds the constant, and the last norm lets it through to the head."""
     model.get_input_embeddings().weight[:, channel] = CONSTANT
     model.get_decoder().norm.weight[channel] = 1.0
+
+
+def _hold_in_last_norm(model: Any, channel: int) -> None:
+    """The constant comes with the target's embeddings, and the last norm lets it through to the target's head."""
+    model.norm.weight[channel] = 1.0
+
+
+def _set_head_epsilons(large: Any, small: Any) -> None:
+    """The configuration's epsilon is right for norms over the width; those over a head see other zeros, or none. Files cannot say so."""
+    epsilon = small.config.rms_norm_eps
+    for layer in large.layers:
+        layer.self_attn.q_norm.variance_epsilon = epsilon
+        layer.self_attn.k_norm.variance_epsilon = epsilon * small.config.head_dim / large.config.head_dim
 
 
 def _hold_in_bias(model: Any, channel: int) -> None:
@@ -121,5 +139,6 @@ KINDS = {
     "llama": Kind(hold=_hold_in_embeddings),
     "falcon_spec": Kind(_reader_changes, _hold_in_bias),
     "eagle_spec": Kind(_eagle_changes, _hold_in_eagle, _copy_draft_vocabulary),
+    MuseGlimmerAssistantConfig.model_type: Kind(hold=_hold_in_last_norm, copy=_set_head_epsilons),
     "medusa_spec": Kind(),  # its heads add nothing to the channel of the feature that they read
 }

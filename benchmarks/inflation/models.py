@@ -277,5 +277,6 @@ def _config(config: Any, changes: dict[str, Any]) -> Any:
 
 def _with_options(large: PreTrainedModel, small: PreTrainedModel) -> PreTrainedModel:
     """`large` with the mode and the options of `small`."""
-    large.generation_config = copy.deepcopy(small.generation_config)
+    if hasattr(small, "generation_config"):  # a DFlash drafter has none
+        large.generation_config = copy.deepcopy(small.generation_config)
     return large.train(small.training)

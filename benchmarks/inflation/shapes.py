@@ -156,6 +156,11 @@ class Layout:
         return (self.small.hidden_size / self.large.hidden_size) ** 0.5
 
     @property
+    def head_gain_factor(self) -> float:
+        """The same for norms over one head."""
+        return (self.small.head_dim / self.large.head_dim) ** 0.5
+
+    @property
     def query_factor(self) -> float:
         """What queries are multiplied by: attention divides by the square root of the head's width."""
         return (self.large.head_dim / self.small.head_dim) ** 0.5
@@ -169,7 +174,7 @@ class Layout:
 
         Args:
             axis (`str`):
-                `hidden`, `query`, `key`, `inner`; `ids` of a table that is looked up and `logits` of one that is not; `same` for
+                `hidden`, `query`, `key`, `head`, `inner`; `ids` of a table that is looked up and `logits` of one that is not; `same` for
                 an axis that stays.
             num_small (`int`):
                 Length of the axis in the small model. Several vectors of hidden size may stand side by side: the gates of an
@@ -194,6 +199,7 @@ class Layout:
             "hidden": _padded(small.hidden_size, large.hidden_size),
             "query": self._spread(query_heads),
             "key": self._spread(key_heads),
+            "head": self._spread([0]),
             "inner": _padded(small.intermediate_size, large.intermediate_size),
         }
 
