@@ -43,10 +43,6 @@ from transformers_falcon_spec.errors import (
             {"num_beams": 2},
             r"but `num_beams` is 2: Transformers would search beams and ignore the drafter\. Set `num_beams=1`",
         ),
-        (
-            {"num_return_sequences": 2, "do_sample": True},
-            r"one sequence a prompt, but `num_return_sequences` is 2\. Set it to 1",
-        ),
         ({"use_cache": False}, r"needs the target's cache\. Leave `use_cache` at True\."),
         ({"synced_gpus": True}, r"`synced_gpus` is not supported with a drafter\."),
         ({"assistant_ensemble_weight": 0.5}, r"`assistant_ensemble_weight` mixes the drafter into the text"),

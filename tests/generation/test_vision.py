@@ -12,6 +12,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES, VOCAB_SIZE
 from tests.tiny import in_double, make_drafter, make_prompt, peaked
+from transformers_falcon_spec.core.sampling import row_seeds
 from transformers_falcon_spec.generation.probe import probe
 
 pytestmark = pytest.mark.families
@@ -193,3 +194,18 @@ def test_an_earlier_image_leaves_nothing_behind(family: str) -> None:
     runs.drafted(target, RandomDrafter(), prompt, **inputs)
 
     _assert_own_text(target, RandomDrafter(), make_prompt(14).clamp(max=90))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_an_image_counts_for_every_sequence_of_its_prompt(family: str) -> None:
+    target, (prompt, inputs) = _make_target(family), _with_image(family)
+    options = {**inputs, "do_sample": True}
+    torch.manual_seed(0)
+    gold = [runs.plain(target, prompt, seed=seed, **options).sequences[0] for seed in row_seeds(3)]
+
+    out = runs.drafted(
+        target, InformedDrafter(RandomDrafter(), torch.stack(gold)), prompt, num_return_sequences=3, **options
+    )
+
+    assert out.sequences.tolist() == torch.stack(gold).tolist()
+    assert all(row.num_accepted > 0 for row in out.speculation.rows)

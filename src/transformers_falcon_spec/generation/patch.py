@@ -4,6 +4,7 @@
 `attached` for one call of it. Assistants that are not drafters of this package go to the original functions.
 """
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -150,7 +151,9 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
             check_options(drafter)
             drafter.check_target(self)
             check_target_mode(self)
-            original(self, generation_mode, generation_config, generation_mode_kwargs)
+            one_each = copy.copy(generation_config)  # the loop takes the rows that `generate` makes of a prompt
+            one_each.num_return_sequences = 1
+            original(self, generation_mode, one_each, generation_mode_kwargs)
 
     return _validate_generation_mode
 
@@ -179,11 +182,6 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
         raise GenerationError(
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "
             "would search beams and ignore the drafter. Set `num_beams=1`, or leave out `assistant_model`."
-        )
-    if (config.num_return_sequences or 1) > 1:
-        raise GenerationError(
-            f"A drafter works on one sequence a prompt, but `num_return_sequences` is {config.num_return_sequences}. "
-            "Set it to 1 and call `generate` once for each sequence."
         )
     if model._is_stateful or model.config.is_encoder_decoder:
         raise GenerationError(

@@ -46,7 +46,7 @@ class RowCriteria(stop.StoppingCriteria):
         if num_rows != len(self.rows):
             raise OptionError(
                 f"`RowCriteria` must hold one criterion for each row, but it holds {len(self.rows)} for {num_rows} "
-                "rows. Make one for each prompt of the call."
+                "rows. Make one for each sequence that the call returns."
             )
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # noqa: ARG002  the signature of criteria
@@ -94,14 +94,14 @@ def _is_foreign(processor: Any) -> bool:
     return type(processor).__module__.split(".")[0] != "transformers"
 
 
-def of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """The processors for one row, which treat the only row they see as row `row` of the batch."""
+def of_row(processors: LogitsProcessorList, row: int, num_rows: int) -> LogitsProcessorList:
+    """The processors for one row, which treat the only row they see as row `row` of the `num_rows` of the batch."""
     mine = LogitsProcessorList()
     for processor in processors:
         changes = _ROW_ATTRIBUTES.get(type(processor))  # all others keep nothing and read each row by itself
         mine.append(processor if changes is None else copy.copy(processor))
         if changes is not None:
-            vars(mine[-1]).update(changes(processor, row))
+            vars(mine[-1]).update(changes(processor, row, num_rows))
     return mine
 
 
@@ -118,30 +118,38 @@ def criteria_of_rows(criteria: StoppingCriteriaList, num_rows: int) -> list[Stop
     ]
 
 
-def _entry(value: Any, row: int) -> Any:
-    if not isinstance(value, Tensor) or not value.dim() or len(value) == 1:
+def _entry(value: Any, row: int, num_rows: int) -> Any:
+    if not isinstance(value, Tensor) or not value.dim():
         return value
-    return int(value[row]) if value.dim() == 1 else value[row : row + 1]
+    entry = value[_prompt_of(row, num_rows, len(value))]
+    return int(entry) if value.dim() == 1 else entry[None]
+
+
+def _prompt_of(row: int, num_rows: int, num_prompts: int) -> int:
+    """The prompt that a row goes on from: `num_return_sequences` rows of one prompt stand side by side."""
+    return row * num_prompts // num_rows
 
 
 # What differs in the copy of a processor that one row gets.
-_ROW_ATTRIBUTES: dict[type, Callable[[Any, int], dict[str, Any]]] = {
-    stock.RepetitionPenaltyLogitsProcessor: lambda each, row: {
-        "prompt_ignore_length": _entry(each.prompt_ignore_length, row)
+_ROW_ATTRIBUTES: dict[type, Callable[[Any, int, int], dict[str, Any]]] = {
+    stock.RepetitionPenaltyLogitsProcessor: lambda each, row, num_rows: {
+        "prompt_ignore_length": _entry(each.prompt_ignore_length, row, num_rows)
     },
-    stock.EncoderRepetitionPenaltyLogitsProcessor: lambda each, row: {
-        "encoder_input_ids": _entry(each.encoder_input_ids, row)
+    stock.EncoderRepetitionPenaltyLogitsProcessor: lambda each, row, num_rows: {
+        "encoder_input_ids": _entry(each.encoder_input_ids, row, num_rows)
     },
-    stock.EncoderNoRepeatNGramLogitsProcessor: lambda each, row: {
+    stock.EncoderNoRepeatNGramLogitsProcessor: lambda each, row, num_rows: {
         "batch_size": 1,
-        "generated_ngrams": each.generated_ngrams[row : row + 1],
+        "generated_ngrams": [each.generated_ngrams[_prompt_of(row, num_rows, len(each.generated_ngrams))]],
     },
-    stock.PrefixConstrainedLogitsProcessor: lambda each, row: {
+    stock.PrefixConstrainedLogitsProcessor: lambda each, row, _num_rows: {
         "_num_beams": 1,
         "_prefix_allowed_tokens_fn": lambda _row, ids: each._prefix_allowed_tokens_fn(row, ids),
     },
-    stock.UnbatchedClassifierFreeGuidanceLogitsProcessor: lambda each, row: {  # with a cache of its own
-        "unconditional_context": {name: _entry(value, row) for name, value in each.unconditional_context.items()}
+    stock.UnbatchedClassifierFreeGuidanceLogitsProcessor: lambda each, row, num_rows: {  # with a cache of its own
+        "unconditional_context": {
+            name: _entry(value, row, num_rows) for name, value in each.unconditional_context.items()
+        }
     },
-    stock.SynthIDTextWatermarkLogitsProcessor: lambda each, _row: vars(copy.deepcopy(each)),
+    stock.SynthIDTextWatermarkLogitsProcessor: lambda each, *_: vars(copy.deepcopy(each)),
 }

@@ -45,7 +45,7 @@ class SequenceBatch:
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
         self.rows = []
         for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.do_sample)):
-            row_list = processors if num_rows == 1 else row_processors.of_row(processors, row)
+            row_list = processors if num_rows == 1 else row_processors.of_row(processors, row, num_rows)
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0

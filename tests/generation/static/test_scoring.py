@@ -92,7 +92,7 @@ class Walk:
 def _stock(processors: LogitsProcessorList, walks: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
     """What the row's own processors give for each row alone, as its text grows."""
     texts, found = list(TEXTS), []
-    row_lists = [of_row(processors, row) for row in range(ROWS)]
+    row_lists = [of_row(processors, row, ROWS) for row in range(ROWS)]
     for raw, tokens, is_added in walks:
         for depth in range(3):
             rows = [row_lists[row](texts[row], raw[depth, row : row + 1].clone()) for row in range(ROWS)]
@@ -172,7 +172,7 @@ def test_padding_of_each_row_counts_as_its_own_processor_says() -> None:
     scores = scoring.score(raw)
 
     assert scores[:, 0].tolist() == [1, 1, 1]
-    assert scores.equal(torch.cat([of_row(processors, row)(text, raw[:1]) for row, text in enumerate(TEXTS)]))
+    assert scores.equal(torch.cat([of_row(processors, row, ROWS)(text, raw[:1]) for row, text in enumerate(TEXTS)]))
 
 
 def test_captured_work_serves_the_next_call_where_only_prompts_differ() -> None:

@@ -37,7 +37,7 @@ class DeviceScoring:
 
     def reset(self, processors: LogitsProcessorList, texts: Sequence[Tensor]) -> None:
         """Take processors that fit, and each row's text `[1, tokens]` with its padding, as plain decoding shows it."""
-        copies = zip(*(of_row(processors, row) for row in range(len(texts))), strict=True)
+        copies = zip(*(of_row(processors, row, len(texts)) for row in range(len(texts))), strict=True)
         for stage, of_rows in zip(self._stages, copies, strict=True):
             stage.reset(of_rows)
         lengths, *seen = self.state
