@@ -51,6 +51,7 @@ MODELS = [
     entry("someone/eagle", "eagle_spec", 900),
     entry("someone/medusa", "medusa_spec", 900, config=None),
     entry("someone/fine-tuned", "llama", 5000),
+    entry("z/foreign", "llama", 3, config={"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}),
     entry("someone/for-another", "falcon_spec", 7, base="people/other"),
 ]
 
@@ -97,6 +98,7 @@ def test_drafters_of_a_target_come_with_method_downloads_and_the_acceptance_of_t
         ["someone/eagle", "Eagle", 900, {}],
         ["someone/medusa", "Medusa", 900, {}],
         ["someone/falcon", "Falcon", 12, {"greedy": [3.49, 2.68], "temperature-0.7": [3.1, 2.51], "": [9.5]}],
+        ["z/foreign", "Eagle-3", 3, {}],
     ]
 
 

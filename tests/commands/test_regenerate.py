@@ -74,8 +74,8 @@ def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(
     assert text in capsys.readouterr().err
 
 
-def test_rows_with_forbidden_prompts_are_refused_before_anything_is_written(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_rows_with_forbidden_prompts_get_no_answer(
+    command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     output, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
     question = make_rows(5)[2][0]["content"]
@@ -83,6 +83,9 @@ def test_rows_with_forbidden_prompts_are_refused_before_anything_is_written(
 
     status = cli.main([*command, "--output", str(output), "--forbid", str(prompts)])
 
-    assert status == 1
-    assert f"data.jsonl, line 3 shares {question!r} with {prompts}, line 1" in capsys.readouterr().err
-    assert not output.exists()
+    questions = [row[0]["content"] for row in read_conversations(output).rows]
+    assert status == 0
+    assert len(questions) == 4
+    assert question not in questions
+    assert "data.jsonl, line 3: a row must not hold an evaluation prompt" in caplog.text
+    assert f"it shares {question!r} with {prompts}, line 1." in caplog.text

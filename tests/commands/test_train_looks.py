@@ -105,18 +105,25 @@ def test_without_a_cache_its_size_is_still_said(command: list[str], capsys: pyte
     assert "features, once" not in text
 
 
-def test_forbidden_prompts_are_refused_in_both_files(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_rows_with_forbidden_prompts_are_left_out_of_both_files(
+    command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     held_out = write_rows(tmp_path / "held_out.jsonl", make_rows(3, seed=1))
-    clean = ["--output_dir", str(tmp_path / "out"), "--eval_data", str(held_out), "--forbid", str(prompts)]
+    options = ["--output_dir", str(tmp_path / "out"), "--eval_data", str(held_out), "--forbid", str(prompts)]
+    questions = [row[0]["content"] for row in (make_rows(12)[4], make_rows(3, seed=1)[2])]
+    prompts.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in questions))
 
-    for row, name in ((make_rows(12)[4], "data.jsonl, line 5"), (make_rows(3, seed=1)[2], "held_out.jsonl, line 3")):
-        prompts.write_text(json.dumps({"prompt": row[0]["content"]}))
-        assert cli.main([*command, *clean]) == 1
-        assert f"{name} shares {row[0]['content']!r} with {prompts}, line 1" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert cli.main([*command, *options, "--max_steps", "1", "--eval_decode_prompts", "0"]) == 0
+
+    record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
+    assert (record["num_examples"], record["rows"]["an evaluation prompt"]) == (11, 1)
+    for name, question, number in (
+        ("data.jsonl, line 5", questions[0], 1),
+        ("held_out.jsonl, line 3", questions[1], 2),
+    ):
+        text = f"{name}: a row must not hold an evaluation prompt, but it shares {question!r} with {prompts}, line {number}."
+        assert text in caplog.text
 
 
 def test_a_system_prompt_may_be_shared(command: list[str], tmp_path: Path) -> None:

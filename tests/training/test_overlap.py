@@ -6,7 +6,7 @@ import pytest
 
 from transformers_falcon_spec.errors import ConversationError
 from transformers_falcon_spec.training.conversations import ConversationSet
-from transformers_falcon_spec.training.overlap import OverlapIndex, refuse_overlaps, words_of
+from transformers_falcon_spec.training.overlap import OverlapIndex, without_overlaps, words_of
 
 DUCKS = (
     "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes four into muffins."
@@ -91,35 +91,30 @@ def test_the_index_agrees_with_searching_for_each_run() -> None:
     assert 50 < sum(found) < 250
 
 
-def test_any_turn_counts_and_each_row_is_named_once() -> None:
-    data = asked("one", DUCKS, "two")
+def test_any_turn_counts_and_each_row_is_left_out_once(caplog: pytest.LogCaptureFixture) -> None:
+    data = asked("one", DUCKS, "two", "three")
     data.rows[2][1]["content"] = f"{SHORT} {DUCKS}"
     data.rows.append([*asked(DUCKS).rows[0], *asked(EIGHT).rows[0]])
-    data.origins.append("row 3")
+    data.origins.append("row 4")
 
-    with pytest.raises(ConversationError, match="but 3 of 4 conversations do") as raised:
-        refuse_overlaps(data, OverlapIndex(PROMPTS))
+    kept = without_overlaps(data, OverlapIndex(PROMPTS))
 
-    words = "'janet s ducks lay 16 eggs per day she eats three for breakfast'"
-    origins = [f"row {number} shares {words} with gsm8k.jsonl, line 1" for number in (1, 2, 3)]
-    assert f": {'; '.join(origins)}. Take these rows out." in str(raised.value)
-
-
-def test_rows_that_hold_prompts_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    data = asked(*[DUCKS] * 12, "one")
-
-    with pytest.raises(ConversationError) as raised:
-        refuse_overlaps(data, OverlapIndex(PROMPTS))
-
-    text = str(raised.value)
-    assert "must not hold evaluation prompts, but 12 of 13 conversations do: row 0 shares 'janet s ducks" in text
-    assert "with gsm8k.jsonl, line 1; row 1 shares" in text
-    assert "row 9 shares" in text
-    assert "row 10 shares" not in text
-    assert text.endswith("and 2 more, which the log names. Take these rows out.")
-    assert "Forbidden: row 11 shares" in caplog.text
+    shared = "shares 'janet s ducks lay 16 eggs per day she eats three for breakfast' with gsm8k.jsonl, line 1."
+    said = [f"row {number}: a row must not hold an evaluation prompt, but it {shared}" for number in (1, 2, 4)]
+    assert (kept.rows, kept.origins) == ([*asked("one").rows, *asked("three").rows], ["row 0", "row 3"])
+    assert [str(error) for error in kept.errors] == said
+    assert kept.reasons == {"an evaluation prompt": 3}
+    assert [f"Left out: {text}" in caplog.text for text in said] == [True] * 3
+    assert "Left out: 3 of 5 conversations hold evaluation prompts." in caplog.text
 
 
-def test_clean_data_passes() -> None:
-    refuse_overlaps(asked("one", "three"), OverlapIndex(PROMPTS))
-    refuse_overlaps(asked(DUCKS), OverlapIndex([]))
+def test_data_of_evaluation_prompts_alone_are_refused() -> None:
+    with pytest.raises(ConversationError, match="but each of the 4 conversations holds one: row 3: a row must not"):
+        without_overlaps(asked(*[DUCKS] * 4), OverlapIndex(PROMPTS))
+
+
+def test_clean_data_passes(caplog: pytest.LogCaptureFixture) -> None:
+    for data, prompts in ((asked("one", "three"), PROMPTS), (asked(DUCKS), [])):
+        kept = without_overlaps(data, OverlapIndex(prompts))
+        assert (kept.rows, kept.errors) == (data.rows, [])
+    assert caplog.text == ""

@@ -1,6 +1,7 @@
 """`falcon-spec find`: list the drafters that people published on the Hub for a target.
 
-The card of a drafter names its target as `base_model`. Acceptance lengths are those on the card, from the lowest to
+The card of a drafter names its target as `base_model`. Drafters of this package are listed, and those of other software
+whose config says that they are Eagle-3, which is converted when it is loaded (docs/convert.md). Acceptance lengths are those on the card, from the lowest to
 the highest set of prompts, for each decoding. Whether a drafter fits a loaded target is checked when it is used, and
 by `falcon-spec doctor`.
 
@@ -51,7 +52,7 @@ def run(command: FindCommand) -> None:
 
 
 def _drafters(target: str) -> list[dict[str, Any]]:
-    """List the drafters of this package whose card names `target` as their base model."""
+    """List the drafters whose card names `target` as their base model."""
     try:
         validate_repo_id(target)
     except HFValidationError as error:
@@ -74,12 +75,20 @@ def _drafters(target: str) -> list[dict[str, Any]]:
         ) from error
     found = []
     for model in models:  # fine-tuned and quantised targets name their base model, too
-        kinds = {(model.config or {}).get("model_type"), *(model.tags or ())}
-        method = next((method for method in METHODS.values() if method.model_type in kinds), None)
-        if method is not None:
-            facts = {"repo_id": model.id, "method": method.title, "downloads": model.downloads or 0}
+        if title := _method_of(model):
+            facts = {"repo_id": model.id, "method": title, "downloads": model.downloads or 0}
             found.append({**facts, "acceptance": _acceptance(model)})
     return found
+
+
+def _method_of(model: ModelInfo) -> str | None:
+    """How a model drafts, as far as its config and tags say so; None if it is no drafter that is known."""
+    config: dict[str, Any] = model.config or {}
+    kinds = {config.get("model_type"), *(model.tags or ())}
+    if method := next((method for method in METHODS.values() if method.model_type in kinds), None):
+        return method.title
+    is_eagle3 = any("eagle3" in name.lower() for name in config.get("architectures") or ())
+    return "Eagle-3" if is_eagle3 else None  # of other software
 
 
 def _acceptance(model: ModelInfo) -> dict[str, list[float]]:

@@ -13,7 +13,7 @@ from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance, weights_fingerprint
 from ..training.chat_template import ask_for_switch
 from ..training.conversations import ConversationSet, read_conversations
-from ..training.overlap import OverlapIndex, refuse_overlaps
+from ..training.overlap import OverlapIndex, without_overlaps
 from .loading import load_target
 
 TREE_HELP = (
@@ -169,7 +169,7 @@ class DataOptions(TemplateOptions):
     limit: int | None = option("Read this many conversations only.", None)
     forbid: list[str] = option(
         "Prompt files, as `bench` takes them, that the data must not hold: rows that share a run of words are "
-        "refused.",
+        "left out.",
         [],
     )
 
@@ -182,9 +182,7 @@ class DataOptions(TemplateOptions):
             if role != "system"
         )
         data = read_conversations(self.data if sources is None else sources, self.limit)
-        if self.forbid:
-            refuse_overlaps(data, index)
-        return data
+        return without_overlaps(data, index) if self.forbid else data
 
 
 def check_least(command: Any, **least: int) -> None:

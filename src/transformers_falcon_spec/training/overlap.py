@@ -1,4 +1,4 @@
-"""Finding evaluation prompts in training data by shared runs of words, so that such data is refused.
+"""Finding evaluation prompts in training data by shared runs of words, so that such rows are left out.
 
 A conversation holds a prompt if one of its messages shares a run of 13 words with it; of a prompt with fewer words it
 must hold all of them, and one with fewer than 8 must be the whole message, for "what is 2 plus 3" occurs anywhere. So
@@ -15,12 +15,13 @@ from itertools import product
 
 from ..errors import ConversationError
 from .conversations import ConversationSet
+from .row_encoding import UnusableRowError
 
 logger = logging.getLogger(__name__)
 
 RUN_WORDS = 13  # a shared run of this many words is an overlap
 MIN_RUN_WORDS = 8  # a prompt with fewer must be a whole message
-NUM_NAMED = 10  # overlaps that the error names; the log names all
+REASON = "an evaluation prompt"  # why rows are left out
 
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # scripts without spaces between words
 
@@ -80,17 +81,24 @@ class OverlapIndex:
         return None if found is None else (self._runs[found], " ".join(found))
 
 
-def refuse_overlaps(data: ConversationSet, index: OverlapIndex) -> None:
-    """Refuse, with a [`ConversationError`], training data that holds forbidden texts; the log names all of them."""
-    lines = []
-    for row, row_origin in zip(data.rows, data.origins, strict=True):
+def without_overlaps(data: ConversationSet, index: OverlapIndex) -> ConversationSet:
+    """The conversations that hold no forbidden text; the others are counted as left out, and the log names them.
+
+    Raises:
+        [`ConversationError`]: every conversation holds one.
+    """
+    found = set()
+    for number, (row, origin) in enumerate(zip(data.rows, data.origins, strict=True)):
         hit = next(filter(None, (index.find(message["content"]) for message in row)), None)
         if hit is not None:
-            lines.append(f"{row_origin} shares {hit[1]!r} with {hit[0]}")
-            logger.warning("Forbidden: %s", lines[-1])
-    if lines:
-        rest = f" and {len(lines) - NUM_NAMED} more, which the log names" if len(lines) > NUM_NAMED else ""
+            found.add(number)
+            text = f"a row must not hold an evaluation prompt, but it shares {hit[1]!r} with {hit[0]}."
+            data.leave_out(origin, UnusableRowError(REASON, text))
+    if found and len(found) == len(data.rows):
         raise ConversationError(
-            f"Training data must not hold evaluation prompts, but {len(lines)} of {len(data.rows)} conversations do: "
-            f"{'; '.join(lines[:NUM_NAMED])}{rest}. Take these rows out."
+            f"Training data must hold more than evaluation prompts, but each of the {len(found)} conversations holds "
+            f"one: {data.errors[-1]} Give other data, or leave the prompt file out of `--forbid`."
         )
+    if found:
+        logger.warning("Left out: %d of %d conversations hold evaluation prompts.", len(found), len(data.rows))
+    return data.split(found)[0]
