@@ -1,9 +1,9 @@
 """`falcon-spec find`: list the drafters that people published on the Hub for a target.
 
-The card of a drafter names its target as `base_model`. Drafters of this package are listed, and those of other software
-whose config says that they are Eagle-3, which is converted when it is loaded (docs/convert.md). Acceptance lengths are those on the card, from the lowest to
-the highest set of prompts, for each decoding. Whether a drafter fits a loaded target is checked when it is used, and
-by `falcon-spec doctor`.
+The card of a drafter names its target as `base_model`. Drafters of this package are listed, and those of other
+software whose config says that they are Eagle-3: they are converted when they are loaded (docs/convert.md). Acceptance
+lengths are those on the card, from the lowest to the highest set of prompts, for each decoding. Whether a drafter fits
+a loaded target is checked when it is used, and by `falcon-spec doctor`.
 
 Example:
   falcon-spec find --target Qwen/Qwen3-0.6B
