@@ -70,6 +70,11 @@ class GenerationStats:
         name = f"{phase}_seconds"
         setattr(self, name, getattr(self, name) + seconds)
 
+    def note(self, sentence: str) -> None:
+        """Add a sentence to the notes, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
     def count_tokens(self, num_tokens: Sequence[int]) -> None:
         """Note how many tokens each row committed in all."""
         self.num_tokens = sum(num_tokens)

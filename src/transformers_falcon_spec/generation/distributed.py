@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ..core.sampling import private_generator
 from ..core.verification import AcceptedPath
 from ..errors import DistributedError, OptionError
 from ..provenance import weights_fingerprint
@@ -44,6 +45,14 @@ class Processes:
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raise an error if processes differ in one of `facts`, plain objects by name."""
+
+    def draft_rng(self, prompts: Tensor, config: Any) -> torch.Generator:
+        """The generator of drafts, the same in all processes, which must have the same prompts and options."""
+        rng = private_generator()
+        if self.num > 1:
+            self.check_same({"prompts": prompts.tolist(), **named_options(config)})
+            rng.set_state(self.broadcast(rng.get_state()))
+        return rng
 
     def limited(self, limited: DraftBudget | None, full: DraftBudget) -> DraftBudget | None:
         """The budget of the first process, None for a plain step, with the noise of this process's `full` budget."""

@@ -220,6 +220,16 @@ class TreeCandidateGenerator(CandidateGenerator):
         """Do nothing: `commit` has learned the same from `num_new`."""
 
 
+class NoDrafts(TreeCandidateGenerator):
+    """Drafts nothing and keeps nothing, in place of a generator that has no memory left."""
+
+    def commit(self, committed: Committed) -> None:
+        """Forget it."""
+
+    def propose(self, budget: DraftBudget) -> None:
+        """Nothing."""
+
+
 class Drafter(Protocol):
     """What the loop needs of a drafter model."""
 

@@ -11,14 +11,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..core.sampling import private_generator
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import AcceptedPath, TokenTree
-from .distributed import Decision, named_options, processes_of
-from .drafting import Committed, Draft, DraftBudget, Drafter
+from .distributed import Decision, processes_of
+from .drafting import Committed, Draft, DraftBudget, Drafter, NoDrafts
 from .model_parts import sliding_windows
-from .output import LayerStates, SpeculativeOutput, is_observed, notes_of, reported, show
+from .output import NO_DRAFTS, READ_ANEW, LayerStates, SpeculativeOutput, is_observed, notes_of, reported, show
 from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
@@ -27,7 +26,7 @@ from .static.phase_timer import PhaseTimer
 from .static.shapes import StepShapes
 from .target import Form, TargetOutput
 from .tuning.tuner import Tuner, tuner_of
-from .verifier import TOKEN_MATCHING, AcceptedStep, accepted_path, counts_of, trees_of
+from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -51,7 +50,8 @@ class SpeculativeDecoding:
         notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
         self.shapes = StepShapes(drafter, config, notes)
         self.target = self.shapes.target(model, self.form, self.processes.num, has_hooks)
-        self.generator = drafter.candidate_generator(self.target, config.max_length, self._draft_rng())
+        rng = self.processes.draft_rng(batch.token_ids, config)
+        self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
         self._timer: PhaseTimer | None = None
@@ -61,13 +61,6 @@ class SpeculativeDecoding:
         self.tuner = self._tuner(drafter)
         is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
         self.packed = PackedReads((model, *drafter.members), is_packed)
-
-    def _draft_rng(self) -> torch.Generator:
-        rng = private_generator()
-        if self.processes.num > 1:
-            self.processes.check_same({"prompts": self.batch.token_ids.tolist(), **named_options(self.config)})
-            rng.set_state(self.processes.broadcast(rng.get_state()))
-        return rng
 
     @property
     def form(self) -> Form:
@@ -99,7 +92,11 @@ class SpeculativeDecoding:
             while not self.batch.is_complete:
                 draft = self.propose()
                 output = self.read(draft)
-                step = self.accept_and_emit(draft, output.logits)
+                try:
+                    step = self.accept_and_emit(draft, output.logits)
+                except SpoiledReadError:
+                    draft, output = self._read_roots(draft)
+                    step = self.accept_and_emit(draft, output.logits)
                 self.trim(step.paths, output)
                 self.record(draft, step)
         self.stats.packed_bytes = self.packed.num_bytes
@@ -109,7 +106,12 @@ class SpeculativeDecoding:
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
         self.stats.tuning = self.tuner.to_json()
-        return self._output()
+        if not self.config.return_dict_in_generate:
+            return self.batch.sequences
+        outputs: Any = {name: self.batch.outputs(name) for name in ("scores", "logits")}
+        outputs |= {name: self.states.outputs(name) for name in ("hidden_states", "attentions")}
+        sequences: Any = self.batch.sequences  # `LongTensor` there means any ids
+        return SpeculativeOutput(sequences, **outputs, past_key_values=self.target.cache, speculation=self.stats)
 
     def prefill(self) -> None:
         """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
@@ -131,19 +133,26 @@ class SpeculativeDecoding:
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        depths = self._max_draft_depths()
-        budget = None
-        if any(depths):
-            full = self._budget(depths)
-            budget = self.processes.limited(self.tuner.limited(full), full)
-        draft = None
+        depths, draft = self._max_draft_depths(), None
+        full = self._budget(depths) if any(depths) else None
+        budget = None if full is None else self.processes.limited(self.tuner.limited(full), full)
         if budget is not None:
             with self._seconds("draft"), self.packed.reading("draft"):
-                draft = self.generator.propose(self.shapes.of_draft(self.target, self.generator, budget))
+                draft = self._drafted(budget)
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
                 self.tuner.wait()
         return self._draft_of_roots() if draft is None else draft
+
+    def _drafted(self, budget: DraftBudget) -> Draft | None:
+        try:
+            return self.generator.propose(self.shapes.of_draft(self.target, self.generator, budget))
+        except torch.OutOfMemoryError:
+            if self.processes.num > 1:  # the others would wait for this one
+                raise
+        self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
+        self.stats.note(NO_DRAFTS)
+        return None
 
     def _draft_of_roots(self) -> Draft:
         roots = self.target.roots_of(self.batch)
@@ -184,14 +193,19 @@ class SpeculativeDecoding:
                 self.tuner.wait()
         return output
 
+    def _read_roots(self, draft: Draft) -> tuple[Draft, TargetOutput]:
+        """Drop a draft that was read, and read the roots alone."""
+        self.stats.note(READ_ANEW)
+        self.target.keep(draft.token_ids.shape[1], [()] * len(self.batch))
+        return (roots := self._draft_of_roots()), self.read(roots)
+
     @property
     def _is_open(self) -> list[bool]:
         return [not self.batch.is_closed(row) for row in range(len(self.batch))]
 
     def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
         """The path that each row accepts, given the node at which it stands. No text changes, only draws are taken."""
-        is_lockstep = self.batch.is_lockstep
-        if is_lockstep:
+        if is_lockstep := self.batch.is_lockstep:
             self.batch.score_together(nodes, scores)
         return {row: accepted_path(self.verifier, scores[row], node, is_lockstep) for row, node in nodes.items()}
 
@@ -205,6 +219,7 @@ class SpeculativeDecoding:
             steps = self.target.acceptance.accept(draft)
             emitted = batch.emit({row: steps[row].path for row in rows}, steps)
             return AcceptedStep([emitted.get(*each) for each in enumerate(paths)], [step.counts for step in steps])
+        check_read(logits, is_open)
         verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
         trees = trees_of(draft, verifier, is_open, batch.probs_device)
         scores = batch.node_scores(trees, logits)
@@ -248,10 +263,9 @@ class SpeculativeDecoding:
         for row, (path, counts) in enumerate(zip(step.paths, step.counts, strict=True)):
             if not path.path or counts is None:
                 continue
-            max_depth = counts.max_depth
+            num, size, max_depth = path.num_accepted, counts.num_nodes, counts.max_depth
             if self.batch.is_closed(row):  # what lies below the last token was never asked for
-                max_depth = min(max_depth, path.num_accepted)
-            num, size = path.num_accepted, counts.num_nodes
+                max_depth = min(max_depth, num)
             self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage)
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
@@ -284,16 +298,3 @@ class SpeculativeDecoding:
             yield
         finally:
             self.stats.add_seconds(phase, self.clock() - start)
-
-    def _output(self) -> Tensor | SpeculativeOutput:
-        if not self.config.return_dict_in_generate:
-            return self.batch.sequences
-        return SpeculativeOutput(
-            sequences=self.batch.sequences,  # type: ignore[arg-type]  # `LongTensor` there means any ids
-            scores=self.batch.outputs("scores"),  # type: ignore[arg-type]  # `tuple[X]` there means any number of them
-            logits=self.batch.outputs("logits"),  # type: ignore[arg-type]
-            hidden_states=self.states.outputs("hidden_states"),  # type: ignore[arg-type]
-            attentions=self.states.outputs("attentions"),  # type: ignore[arg-type]
-            past_key_values=self.target.cache,
-            speculation=self.stats,
-        )

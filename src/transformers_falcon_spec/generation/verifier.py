@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -102,6 +103,16 @@ def _coverage(scores: NodeScores, path: Sequence[int]) -> list[float]:
     children = [[token for parent, token in nodes if parent == node] for node in path]
     shares = [after[offered].sum() for after, offered in zip(probs, children, strict=True)]
     return torch.stack(shares).tolist()  # waits for the device once
+
+
+class SpoiledReadError(Exception):
+    """A node that overflowed spoiled what the target says after others: its weight is 0 there, but 0 x NaN is NaN."""
+
+
+def check_read(logits: Tensor, is_open: Sequence[bool]) -> None:
+    """Raise a [`SpoiledReadError`] if open rows hold NaN after some node of a draft; roots alone are what they are."""
+    if logits.shape[1] > 1 and any(compress(logits[..., 0].isnan().any(-1).tolist(), is_open)):
+        raise SpoiledReadError
 
 
 VERIFIERS: dict[str, Verifier] = {}

@@ -12,10 +12,10 @@ from ...core.verification import AcceptedPath
 from ...errors import GenerationError
 from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
-from ..verifier import StepCounts
+from ..verifier import SpoiledReadError, StepCounts
 from .state import DEPTH_BUCKETS, StaticState, TreeBuffers, bucket
 
-_NUM_COUNTS = 4  # columns of a report before its path: tokens kept, whether all were valid, nodes, depth
+_NUM_COUNTS = 5  # columns of a report before its path: tokens kept, whether all were valid, NaN read, nodes, depth
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,17 @@ class DeviceAcceptance:
             )
         num_nodes = 1 + (buffers.parents >= 0).sum(-1, keepdim=True)
         max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
-        parts = (num_kept, is_valid, num_nodes, max_depth, path, token_ids, torch.cat(shares, dim=-1))
+        has_nan = buffers.logits[..., 0].isnan().any(-1, keepdim=True) & state.is_open
+        parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids, torch.cat(shares, dim=-1))
         paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
 
     def _read(self, paths: PathBuffers, depth: int) -> list[RowStep]:
         """Each row's part of the report: the one thing that the host waits for."""
         steps, length = [], depth + 1
-        for row, entries in enumerate(paths.report.tolist()):
-            num_kept, is_valid, num_nodes, max_depth, *rest = entries
+        report = paths.report.tolist()
+        if any(has_nan and num_nodes > 1 for _, _, has_nan, num_nodes, *_ in report):
+            raise SpoiledReadError
+        for row, (num_kept, is_valid, _, num_nodes, max_depth, *rest) in enumerate(report):
             if self._batch.do_sample and not is_valid:
                 raise GenerationError(
                     "Sampling needs a finite best score, but after the logits processors there is none. Look for a "

@@ -17,11 +17,6 @@ from .target import StaticTarget
 BACKEND = "inductor"  # of `torch.compile`
 
 
-def note_step(notes: list[str], sentence: str) -> None:
-    """Say which part of a step is not repeated in fixed shapes."""
-    notes.append(sentence)
-
-
 class StepShapes:
     """What the option `step` comes to in one call; `notes` are those of its statistics."""
 
@@ -57,9 +52,9 @@ class StepShapes:
         reason = generator.why_not_fixed(budget()) or next(filter(None, repeated), None)
         self.has_fixed_drafts = reason is None
         if reason is not None:
-            note_step(self._notes, f"Drafts are not made in fixed shapes: {reason}.")
+            self._notes.append(f"Drafts are not made in fixed shapes: {reason}.")
         if target.choice_reason is not None:
-            note_step(self._notes, f"The host chooses tokens: {target.choice_reason}.")
+            self._notes.append(f"The host chooses tokens: {target.choice_reason}.")
 
     def of_draft(self, target: Target, generator: TreeCandidateGenerator, budget: DraftBudget) -> DraftBudget:
         """The budget of the next draft; the drafter enters fixed shapes once there is something to read."""
@@ -76,7 +71,7 @@ class StepShapes:
                 target.state.enter(generator, self._drafter, self._config.max_length, target.backend)
             except torch.OutOfMemoryError:
                 self.has_fixed_drafts = False
-                note_step(self._notes, f"Drafts are not made in fixed shapes: {NO_MEMORY}.")
+                self._notes.append(f"Drafts are not made in fixed shapes: {NO_MEMORY}.")
 
     def _note_dynamic(self, reason: str | None) -> None:
         if self._step == "static" and reason not in {None, BUSY, NO_MEMORY}:
@@ -85,9 +80,8 @@ class StepShapes:
                 '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'
             )
         if reason is not None:
-            note_step(self._notes, f"The step is dynamic: {reason}.")
+            self._notes.append(f"The step is dynamic: {reason}.")
 
     def end(self, target: Target) -> None:
         """Say after the call what ran out or could not be captured."""
-        for sentence in target.end_notes:
-            note_step(self._notes, sentence)
+        self._notes += target.end_notes

@@ -1,0 +1,73 @@
+"""A call goes on where something fails within a text: a drafted token overflows, or the drafter finds no memory."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.every_drafter import every_drafter
+from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec.generation.output import NO_DRAFTS, READ_ANEW
+
+
+@pytest.mark.parametrize(
+    ("family", "num_rows", "options"),
+    [("llama", 1, {}), ("gemma3", 3, {}), ("llama", 1, {"do_sample": True}), ("lfm2", 1, {})],
+)
+@pytest.mark.parametrize("step", ["dynamic", "static"])
+def test_a_drafted_token_that_overflows_changes_no_other_score(
+    family: str, num_rows: int, options: Any, step: str
+) -> None:
+    if (family, step) == ("lfm2", "static"):
+        pytest.skip("its trees cannot be read, so it has no fixed shapes")
+    target = in_double(make_target(family))
+    head = target.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach().clone())  # not tied, so that nothing else overflows
+    prompt = torch.cat([make_prompt(seed=row) for row in range(num_rows)])
+    written = runs.drafted(target, RandomDrafter(), prompt, **options).sequences  # probed before anything overflows
+    unused = sorted(set(range(target.config.vocab_size)) - set(written.flatten().tolist()))
+    with torch.no_grad():
+        target.get_input_embeddings().weight[unused[::4]] = float("inf")
+    drafter = InformedDrafter(RandomDrafter(tune=False), written)
+    drafter.generation_config.step = step
+
+    pair = runs.both(target, drafter, prompt, **options)
+
+    assert pair.plain.sequences.equal(written)
+    pair.assert_equal()
+    assert pair.stats.notes.count(READ_ANEW) == 1
+
+
+@pytest.mark.parametrize(("kind", "step"), [("falcon", "dynamic"), ("falcon", "static"), ("pool", "dynamic")])
+def test_a_drafter_without_memory_leaves_the_rest_to_the_target(
+    kind: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = in_double(make_target())
+    drafter = every_drafter(kind, target)
+    drafter.generation_config.step, drafter.generation_config.tune = step, False
+    make, asked = drafter.candidate_generator, []
+
+    def made(*arguments: Any) -> Any:
+        generator = make(*arguments)
+        propose = generator.propose
+
+        def proposed(budget: Any) -> Any:
+            asked.append(budget)
+            if len(asked) == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return propose(budget)
+
+        generator.propose = proposed
+        return generator
+
+    monkeypatch.setattr(type(drafter), "candidate_generator", lambda _, *arguments: made(*arguments))
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal(is_kept=False)
+    assert len(asked) == 3
+    assert pair.stats.num_drafted > 0
+    assert pair.stats.notes.count(NO_DRAFTS) == 1
