@@ -100,10 +100,12 @@ def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch:
     is_taped = request.config.getoption("--taped")
     if LOOP not in sys.modules or not (is_taped or request.config.getoption("--static")):
         return
-    monkeypatch.setattr(f"{SHAPES}.is_wanted", lambda step, _device: step != "dynamic")
-    monkeypatch.setattr(
-        f"{SHAPES}.note_step", lambda _notes, _sentence: None
-    )  # what the tests say of notes holds for growing shapes
+    if not request.path.is_relative_to(TESTS / "generation" / "static"):  # those choose the step themselves
+        shapes = sys.modules[LOOP].StepShapes
+        begin = shapes.__init__
+        monkeypatch.setattr(f"{SHAPES}.is_wanted", lambda step, _device: step != "dynamic")
+        # What the tests say of notes holds for growing shapes.
+        monkeypatch.setattr(shapes, "__init__", lambda self, drafter, config, _notes: begin(self, drafter, config, []))
     if is_taped:
         from tests import tape  # noqa: PLC0415  it imports the package
 

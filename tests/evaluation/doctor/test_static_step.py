@@ -15,14 +15,7 @@ from transformers_falcon_spec.evaluation.doctor import static_step
 from transformers_falcon_spec.evaluation.doctor.static_step import FIXED, NOTES, check_static_step
 from transformers_falcon_spec.generation.static import graph
 
-pytestmark = pytest.mark.usefixtures("kept_notes")
 ON_A_CPU = {**FIXED, "capture": "nothing is captured on a CPU"}
-
-
-@pytest.fixture
-def kept_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes on steps, which runs of the suite in fixed shapes leave out."""
-    monkeypatch.setattr("transformers_falcon_spec.generation.static.shapes.note_step", list.append)
 
 
 def test_a_pair_that_can_do_all_of_it_is_said_to() -> None:
