@@ -82,7 +82,7 @@ def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
         return measure(self)
 
     monkeypatch.setattr(MemoryRun, "measure", measured)
-    methods = ["--methods", "gone=/nowhere/at/all", f"misfit={folders['misfit']}", "prompt-lookup"]
+    methods = ["--methods", f"misfit={folders['misfit']}", "prompt-lookup"]
     options = ["--decodings", "greedy", "--limit", "1", "--memory_texts", "1"]
 
     status = bench(folders, output, "--targets", folders["target"], *methods, *options)
@@ -90,13 +90,13 @@ def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
     result = json.loads(output.read_text(encoding="utf-8"))
     failed = {entry["method"]: entry["failure"] for entry in result["methods"] if entry["failure"]}
     assert status == 1
-    assert {method: failure["stage"] for method, failure in failed.items()} == {"gone": "loading", "misfit": "loading"}
+    assert {method: failure["stage"] for method, failure in failed.items()} == {"misfit": "loading"}
     assert failed["misfit"]["error"] == "DrafterMismatchError"
     assert [row["method"] for row in result["rows"]] == ["prompt-lookup"]
-    assert "`gone` on `target` failed while loading" in capsys.readouterr().err
+    assert "`misfit` on `target` failed while loading" in capsys.readouterr().err
     peaks = {entry["method"]: entry.get("peak_bytes") for entry in result["methods"]}
     assert all(peaks[method] > 50 * 2**20 for method in ("target", "prompt-lookup"))
-    assert peaks["gone"] is None
+    assert peaks["misfit"] is None
 
 
 def test_a_method_that_kills_its_process_is_left_out_and_the_others_are_measured(
@@ -153,11 +153,16 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_method_of_an_unknown_name_says_what_there_is(folders: dict[str, str]) -> None:
-    target = AutoModelForCausalLM.from_pretrained(folders["target"])
+@pytest.mark.parametrize("source", ["{}", "a={}", "layer-parallel:2:{}"])
+def test_a_method_that_is_not_there_is_told_before_anything_is_loaded(
+    source: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["prompt-lookup", source.format("/nowhere/at/all")]
 
-    with pytest.raises(OptionError, match=r"or `prompt-lookup`, but `/nowhere/at/all` is none"):
-        MethodEntry.parse("a=/nowhere/at/all").load(target)
+    status = bench(folders, tmp_path / "x.json", "--targets", "/no/target", "--methods", *methods)
+
+    assert status == 1
+    assert "A method must be a folder, or `OWNER/NAME` on the Hub, but `/nowhere/at/all` is" in capsys.readouterr().err
 
 
 def test_a_target_that_is_not_there_is_named_without_a_traceback(

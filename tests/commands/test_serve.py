@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from transformers_falcon_spec import cli
+from transformers_falcon_spec.commands.serve import ServeCommand
 
 ROOT = Path(__file__).parents[2]
 PAIR = ["--target", "models/reference-target", "--drafter", "models/falcon-reference"]
@@ -34,6 +36,18 @@ def test_options_that_cannot_be_meant_are_refused(
 ) -> None:
     assert cli.main(["serve", *PAIR, *options]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_told_before_models_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ServeCommand, "load_target", lambda _: pytest.fail("models were loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        assert cli.main(["serve", *PAIR, "--port", str(port)]) == 1
+
+    assert f"but 127.0.0.1:{port} cannot be taken: " in capsys.readouterr().err
 
 
 def test_without_its_extra_it_says_which_one(

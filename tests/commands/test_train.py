@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, Trainin
 
 from tests import reference
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
+from tests.convert import foreign
 from tests.tiny import make_prompt
 from tests.training.runs import SMALL
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli, disable, enable
@@ -43,6 +44,18 @@ def train(files: dict[str, str], folder: Path, *options: str) -> int:
     """Exit status of a run of six steps."""
     common = ["--target", files["target"], "--data", files["data"], "--output_dir", str(folder)]
     return cli.main(["train", *common, *QUICK, *options])
+
+
+def test_a_drafter_of_other_software_is_trained_further(files: dict[str, str], tmp_path: Path) -> None:
+    sizes = AutoModelForCausalLM.from_pretrained(files["target"]).config
+    fields = {name: getattr(sizes, name) for name in ("hidden_size", "vocab_size")}
+    source = foreign.written(tmp_path / "source", *foreign.eagle(**fields), "model.safetensors")
+
+    status = train(files, tmp_path / "out", "--drafter", str(source), "--max_steps", "1", "--learning_rate", "0")
+
+    drafter, before = EagleDrafter.from_pretrained(tmp_path / "out"), load_file(source / "model.safetensors")
+    assert status == 0
+    assert torch.equal(drafter.fc.weight, before["fc.weight"])
 
 
 def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str], tmp_path: Path) -> None:

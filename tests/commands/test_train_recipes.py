@@ -113,14 +113,32 @@ def test_the_record_says_what_decoding_brought(command: list[str], tmp_path: Pat
     assert "eval_acceptance_at_depth_3" in last
 
 
+def test_evaluations_need_held_out_text(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [each for each in command if each != "--eval_data" and not each.endswith("b.jsonl")]
+
+    assert cli.main([*command, "--output_dir", str(tmp_path), "--eval_strategy", "steps"]) == 1
+
+    assert "`--eval_strategy` asks for evaluations, but there is no held-out text: give `--eval_data`" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_run_stops_when_evaluations_get_no_better(command: list[str], tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", make_rows(20))  # one of them is held out
     stuck = ["--learning_rate", "0", "--max_steps", "9", "--eval_strategy", "steps", "--eval_steps", "1"]
+    command = [each for each in command if each != "--eval_data" and not each.endswith("b.jsonl")]
     best = ["--metric_for_best_model", "acceptance_length", "--load_best_model_at_end", "true", "--save_steps", "1"]
 
-    status = cli.main([*command, *stuck, *best, "--early_stopping_patience", "2", "--output_dir", str(tmp_path)])
+    status = cli.main(
+        [*command, "--data", str(data), *stuck, *best, "--early_stopping_patience", "2", "--output_dir", str(tmp_path)]
+    )
 
+    curve = record_of(tmp_path)["curve"]
     assert status == 0
-    assert [entry["step"] for entry in record_of(tmp_path)["curve"] if "train_runtime" in entry] == [3]
+    assert [entry["step"] for entry in curve if "train_runtime" in entry] == [3]
+    assert [name for entry in curve for name in entry if "_rank_" in name] == []  # for the tree, not for the eye
 
 
 @pytest.mark.parametrize(
@@ -130,7 +148,7 @@ def test_a_run_stops_when_evaluations_get_no_better(command: list[str], tmp_path
             ["--early_stopping_patience", "0"],
             "OptionError: `--early_stopping_patience` must be at least 1, but it is 0",
         ),
-        (["--early_stopping_patience", "1"], "OptionError: `--early_stopping_patience` needs `--eval_data`"),
+        (["--early_stopping_patience", "1"], "OptionError: `--early_stopping_patience` needs an `--eval_strategy`"),
         (
             ["--early_stopping_patience", "1", "--eval_strategy", "steps"],
             "OptionError: `--early_stopping_patience` needs",

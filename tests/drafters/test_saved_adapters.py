@@ -249,7 +249,7 @@ def test_an_adapter_is_not_trained_as_if_it_were_a_drafter(tmp_path: Path) -> No
     adapted(load_drafter(str(base), make_target())).save_pretrained(tmp_path / "adapter")
 
     with pytest.raises(OptionError, match=r"is an adapter of `.*base`\. Train from that one"):
-        load_trainable(str(tmp_path / "adapter"))
+        load_trainable(str(tmp_path / "adapter"), make_target())
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])

@@ -38,7 +38,7 @@ def make_lora_trainer(folder: Path, base: Path, lora: dict[str, Any] | None = No
     options = {"ttt_steps": 2, **options}
     return make_trainer(
         folder,
-        make=lambda *_: with_lora(load_trainable(str(base)), LoraOptions(**{**LORA, **(lora or {})})),
+        make=lambda target: with_lora(load_trainable(str(base), target), LoraOptions(**{**LORA, **(lora or {})})),
         **options,
     )
 
@@ -98,7 +98,11 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_adapter(
 
 def test_training_further_takes_no_options_of_fresh_drafters(folders: dict[str, Path]) -> None:
     untrained = {
-        kind: [name for name, weight in load_trainable(str(folder)).named_parameters() if not weight.requires_grad]
+        kind: [
+            name
+            for name, weight in load_trainable(str(folder), make_target(**SMALL)).named_parameters()
+            if not weight.requires_grad
+        ]
         for kind, folder in folders.items()
     }
 
@@ -123,7 +127,7 @@ def test_a_fresh_adapter_changes_nothing(folders: dict[str, Path], tmp_path: Pat
         trainer.evaluate()["eval_loss"]
         for trainer in (
             make_lora_trainer(tmp_path, folders["falcon"]),
-            make_trainer(tmp_path, make=lambda *_: load_trainable(str(folders["falcon"]))),
+            make_trainer(tmp_path, make=lambda target: load_trainable(str(folders["falcon"]), target)),
         )
     ]
 
@@ -150,7 +154,9 @@ def test_the_adapter_is_saved_alone_with_its_tree_if_it_has_one(
 
 
 def test_a_tree_in_the_options_is_the_one_that_is_fitted_anew(folders: dict[str, Path], tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, make=lambda *_: load_trainable(str(folders["falcon"])), draft_tree_nodes=5)
+    trainer = make_trainer(
+        tmp_path, make=lambda target: load_trainable(str(folders["falcon"]), target), draft_tree_nodes=5
+    )
     trainer.drafter.generation_config.draft_tree = {"parents": [-1, 0], "ranks": [-1, 0]}
 
     tree = trainer.fit_draft_tree()
@@ -189,7 +195,7 @@ def test_parts_that_are_not_there_or_take_no_adapter_are_refused(
     options: dict[str, Any], text: str, folders: dict[str, Path]
 ) -> None:
     with pytest.raises(OptionError, match=text):
-        with_lora(load_trainable(str(folders["falcon"])), LoraOptions(**{**LORA, **options}))
+        with_lora(load_trainable(str(folders["falcon"]), make_target(**SMALL)), LoraOptions(**{**LORA, **options}))
 
 
 def test_a_drafter_that_was_never_saved_is_refused() -> None:

@@ -90,8 +90,9 @@ def test_times_that_were_given_make_a_step_of_as_many_rows(tmp_path: Path) -> No
         (1, 4096, (), 512),
         (2, 4096, (), 1536),
         (2, 600, (), 600),
-        (2, 64, (), 512),
+        (2, 64, (), 64),
         (2, 4096, ["max_length"], 30),
+        (2, 20, ["max_length"], 20),
     ],
 )
 def test_examples_are_as_long_as_nearly_all_need(

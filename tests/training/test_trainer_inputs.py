@@ -82,9 +82,24 @@ def test_a_method_without_arguments_trains_by_its_recipe_and_given_ones_stay(tmp
     assert isinstance(eagle.drafter, EagleDrafter)
 
 
+class Unread:
+    """Data that nobody may look at."""
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.fail(f"`{name}` of the data was asked for")
+
+
 def test_plain_arguments_of_transformers_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"must be `DrafterTrainingArguments`, .* but they are `TrainingArguments`"):
-        DrafterTrainer(target=make_target(**SMALL), args=TrainingArguments(str(tmp_path)))
+        DrafterTrainer(target=make_target(**SMALL), args=TrainingArguments(str(tmp_path)), train_dataset=Unread())
+
+
+def test_no_text_is_longer_than_the_context(tmp_path: Path) -> None:
+    common = {"target": make_target(**SMALL, max_position_embeddings=20), "processing_class": make_tokenizer()}
+
+    trainer = DrafterTrainer(args=arguments(tmp_path), train_dataset=conversations(), **common)
+
+    assert max(trainer.train_dataset.lengths) == trainer.args.max_length == 20
 
 
 def shares(prediction: EvalPrediction) -> dict[str, float]:

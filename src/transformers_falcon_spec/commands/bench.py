@@ -69,6 +69,8 @@ def run(command: BenchCommand) -> None:
     torch.set_num_threads(command.threads or torch.get_num_threads())
     targets = parse_targets(command.targets)
     methods = parse_methods(command.methods, targets)
+    for method in methods:
+        method.check_there()
     for name in command.decodings:  # wrong options are refused before anything is loaded
         decoding_options(name)
     check_least(command, max_new_tokens=2, memory_texts=0)

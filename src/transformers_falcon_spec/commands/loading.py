@@ -15,13 +15,15 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    logging,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
-from ..convert.loading import check_there, read_drafter
+from ..convert.loading import check_there, own_checkpoint, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import readable
+from ..drafters.checkpoint import check_is_drafter, kind_of, readable
 from ..drafters.compatibility.fingerprint import FIELD, OLD_NAMES
 from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.easyspec import LayerParallelDrafter
@@ -130,8 +132,30 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
     return LayerParallelDrafter.from_pretrained(folder, target=target, group_size=int(group_size))
 
 
-def load_trainable(name: str) -> PreTrainedModel:
-    """Load a drafter, or an assistant of stock `generate`, in float32 and with the trainable weights marked."""
+def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
+    """Load what stock `generate` drafts with, a DFlash drafter or a language model; None for drafters, foreign too."""
+    with readable(name):
+        kind = kind_of(name)
+    if kind == MuseGlimmerAssistantConfig.model_type:
+        return AutoModel.from_pretrained(name, dtype=dtype).eval()
+    if kind in drafter_classes() or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return None
+    options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is missing is no warning here
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+    model, info = loaded  # without some weights it is a drafter in a language model's config
+    return None if info["missing_keys"] or info["mismatched_keys"] else model.eval()
+
+
+def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
+    """Load a drafter, or an assistant of stock `generate`, in float32 and with the trainable weights marked.
+
+    A checkpoint of other software is converted for `target`.
+    """
     check_there(name)
     base = base_of_adapter(name)
     if base is not None:
@@ -139,10 +163,12 @@ def load_trainable(name: str) -> PreTrainedModel:
             f"`--drafter` must be a whole drafter, but `{name}` is an adapter of `{base}`. Train from that one, or "
             "load the adapter, `merge_and_unload()` it and save the drafter that comes out."
         )
-    with readable(name):
-        kind = config_of(name).model_type
-        stock = AutoModel if kind == MuseGlimmerAssistantConfig.model_type else AutoModelForCausalLM
-        drafter = drafter_classes().get(kind, stock).from_pretrained(name, dtype=torch.float32)
+    drafter = load_stock(name, torch.float32)
+    if drafter is None:
+        name, _ = own_checkpoint(name, target)
+        with readable(name):
+            kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
+            drafter = kind.from_pretrained(name, dtype=torch.float32)
     with torch.device("meta"):
         fresh = type(drafter)(drafter.config)
     if hasattr(drafter.config, FIELD):

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoModel, AutoModelForCausalLM, MuseGlimmerAssistantConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..drafters.checkpoint import kind_of, readable
-from ..drafters.registry import drafter_classes
+from ..convert.loading import check_there
 from ..errors import OptionError
 from ..evaluation.methods import (
     BASELINE,
@@ -17,7 +16,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
-from .loading import LAYER_PARALLEL, load_drafter
+from .loading import LAYER_PARALLEL, load_drafter, load_stock
 
 PROMPT_LOOKUP = "prompt-lookup"
 
@@ -65,29 +64,19 @@ class MethodEntry:
         lookup, _, num_tokens = self.source.partition(":")
         if lookup == PROMPT_LOOKUP:
             return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
-        kind = LAYER_PARALLEL if lookup == LAYER_PARALLEL else self._model_type()
-        if kind == MuseGlimmerAssistantConfig.model_type:
-            dflash = AutoModel.from_pretrained(self.source, dtype=target.dtype).eval()
-            return stock_dflash(self.name, dflash.to(target.device))
-        if kind not in {None, LAYER_PARALLEL, *drafter_classes()}:
-            options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-            loaded: Any = AutoModelForCausalLM.from_pretrained(self.source, dtype=target.dtype, **options)
-            assistant, info = loaded
-            if not info["missing_keys"] and not info["mismatched_keys"]:  # else a drafter in a language model's config
-                return stock_assistant(self.name, assistant.eval().to(target.device))
+        assistant: Any = None if lookup == LAYER_PARALLEL else load_stock(self.source, target.dtype)
+        if assistant is not None:
+            make = stock_assistant if assistant.can_generate() else stock_dflash
+            return make(self.name, assistant.to(target.device))
         drafter = load_drafter(self.source, target, draft_tree=draft_tree, step=step)
         drafter.check_target(target)
         return with_drafter(self.name, drafter)
 
-    def _model_type(self) -> str | None:
-        try:
-            with readable(self.source):
-                return kind_of(self.source)
-        except OSError as error:
-            raise OptionError(
-                "A method must be the folder or Hub name of a drafter or of a causal language model, or "
-                f"`{PROMPT_LOOKUP}`, but `{self.source}` is none: {str(error).split(chr(10))[0]}"
-            ) from error
+    def check_there(self) -> None:
+        """Refuse the name of a model that is not there, before anything is loaded."""
+        lookup, _, rest = self.source.partition(":")
+        if lookup != PROMPT_LOOKUP:
+            check_there(rest.partition(":")[2] if lookup == LAYER_PARALLEL else self.source, "method")
 
 
 def parse_targets(entries: list[str]) -> dict[str, str]:

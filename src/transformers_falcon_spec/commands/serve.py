@@ -7,6 +7,7 @@ Example:
   falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b --device cuda --dtype bfloat16
 """
 
+import socket
 from dataclasses import dataclass
 
 from transformers import logging
@@ -46,6 +47,7 @@ def run(command: ServeCommand) -> None:
             f"`falcon-spec serve` needs `{error.name}`, which is not installed. Install the extra `serve`: "
             "pip install 'transformers_falcon_spec[serve]'."
         ) from None
+    _check_is_free(command.host, command.port)
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, tokenizer, template_kwargs=command.template_kwargs)
@@ -54,3 +56,14 @@ def run(command: ServeCommand) -> None:
     server = Server(service, command.host, command.port)
     print(f"Serving {command.target} at {server.url}", flush=True)
     server.run()
+
+
+def _check_is_free(host: str, port: int) -> None:
+    """Refuse an address at which the server cannot listen, before models are loaded."""
+    try:
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError) as error:
+        raise OptionError(
+            f"`host` and `port` must be an address to listen at, but {host}:{port} cannot be taken: {error}. Give "
+            "another `--port`; 0 takes a free one."
+        ) from error

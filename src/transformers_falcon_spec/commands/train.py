@@ -29,6 +29,7 @@ from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.features import move_target
 from ..training.lora import LoraOptions, save_adapter
+from ..training.mask_coverage import examples
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
@@ -69,7 +70,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     command.check_template(tokenizer)
     template = ChatTemplate(tokenizer, command.template_kwargs)
     length = plan_length(args, given, read["train"].rows, template, target.config)
-    data = _encoded(command, read, tokenizer, args.max_length)
+    data = _encoded(command, read, tokenizer, args)
     drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     train_data = _train_data(command, args, data["train"], target, drafter)
@@ -99,17 +100,22 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
 
 
 def _encoded(
-    command: TrainCommand, read: dict[str, ConversationSet], tokenizer: PreTrainedTokenizerBase, max_length: int
+    command: TrainCommand,
+    read: dict[str, ConversationSet],
+    tokenizer: PreTrainedTokenizerBase,
+    args: DrafterTrainingArguments,
 ) -> dict[str, ConversationDataset]:
     """The examples for training and evaluation; of conversations that were held out maybe none can be used."""
     data: dict[str, ConversationDataset] = {}
     for name, part in read.items():
         try:
-            data[name] = part.encoded(tokenizer, max_length, command.template_kwargs)
+            data[name] = part.encoded(tokenizer, args.max_length, command.template_kwargs)
         except TrainingError as error:
             if name in command.sources:
                 raise
             logger.warning("Nothing is evaluated, for what was held out cannot be used: %s", error)
+    if "eval" not in data and args.eval_strategy != IntervalStrategy.NO:
+        raise OptionError(f"`--eval_strategy` asks for evaluations, but {WHY_NOT_EVALUATED}.")
     return data
 
 
@@ -121,7 +127,11 @@ def _choices(command: TrainCommand, data: dict[str, ConversationDataset], drafte
         Choice("target", command.target, ""),
         Choice("data", str(data["train"].coverage), ""),
         Choice("rows", describe_rows(data["train"].treatments), ""),
-        Choice("held out", f"{num_held_out} examples", what if num_held_out else WHY_NOT_EVALUATED),
+        Choice(
+            "held out",
+            examples(num_held_out),
+            what if num_held_out else WHY_NOT_EVALUATED,
+        ),
         *drafter_choices(drafter, command.drafter is None),
     ]
 
@@ -154,18 +164,13 @@ def _train(trainer: DrafterTrainer, resume: str | None) -> float:
         raise
     seconds = time.perf_counter() - start
     if trainer.eval_dataset is not None:
-        metrics = _newest_evaluation(trainer) or trainer.evaluate()
+        step, metrics = trainer.newest_metrics
+        if step < trainer.state.global_step or trainer.args.load_best_model_at_end:  # they are of other weights
+            metrics = trainer.evaluate()
         if trainer.objective.has_draft_tree:
             tree = trainer.fit_draft_tree(metrics).to_json()
             logger.info("Draft tree, by the evaluation data unless it was given: %s", tree)
     return seconds
-
-
-def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:
-    """The metrics of the last step, if that was evaluated and its weights were kept."""
-    last = trainer.state.log_history[-2:]  # the last line is that of the whole run
-    found = (row for row in last if "eval_loss" in row and row["step"] == trainer.state.global_step)
-    return None if trainer.args.load_best_model_at_end else next(found, None)
 
 
 def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, is_resumed: bool) -> None:
@@ -221,12 +226,10 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
         return []
     if patience < 1:
         raise OptionError(f"`--early_stopping_patience` must be at least 1, but it is {patience}.")
-    is_evaluated = bool(command.eval_data) and args.eval_strategy != IntervalStrategy.NO
-    if not is_evaluated or args.metric_for_best_model is None:
+    if args.eval_strategy == IntervalStrategy.NO or args.metric_for_best_model is None:
         raise OptionError(
-            "`--early_stopping_patience` needs `--eval_data`, an `--eval_strategy` and a `--metric_for_best_model` "
-            "such as `acceptance_length`. Give all of them, and `--load_best_model_at_end true` to end with the best "
-            "weights."
+            "`--early_stopping_patience` needs an `--eval_strategy` and a `--metric_for_best_model` such as "
+            "`acceptance_length`. Give both, and `--load_best_model_at_end true` to end with the best weights."
         )
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
 

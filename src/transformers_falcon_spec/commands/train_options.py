@@ -130,7 +130,7 @@ def drafter_to_train(
         fields = {**recipe.drafter_config, **config_fields(command.drafter_config)}
         drafter = make_drafter(command.method or DEFAULT_METHOD, target, data, **fields)
     else:
-        drafter = load_trainable(command.drafter)
+        drafter = load_trainable(command.drafter, target)
         method = drafters.method_of(drafter)
         name = method.name if method else type(drafter).__name__
         recipe = replace(recipe_of(command.recipe, name), drafter_config={})

@@ -63,6 +63,14 @@ def load_drafter(name: str | Path, target: PreTrainedModel, revision: str | None
 
 def read_drafter(name: str, target: PreTrainedModel, revision: str | None = None) -> DrafterModel:
     """Load a drafter as [`load_drafter`] does, without the check that it fits."""
+    name, hub = own_checkpoint(name, target, revision)
+    with readable(name):
+        kind = drafter_classes()[check_is_drafter(name, drafter_classes(), **hub)]
+    return kind.from_pretrained(name, dtype=target.dtype, **hub).eval().to(target.device)
+
+
+def own_checkpoint(name: str, target: PreTrainedModel, revision: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Where the drafter of a name lies as one of this package, converted if need be, and the options to load it."""
     check_there(name)
     hub = {} if revision is None else {"revision": revision}
     try:
@@ -70,11 +78,7 @@ def read_drafter(name: str, target: PreTrainedModel, revision: str | None = None
             is_foreign = base_of_adapter(name, **hub) is None and kind_of(name, **hub) not in drafter_classes()
     except OSError as error:
         raise _not_there(name, "drafter", error) from error
-    if is_foreign:
-        name, hub = str(_converted(name, target, revision)), {}
-    with readable(name):
-        kind = drafter_classes()[check_is_drafter(name, drafter_classes(), **hub)]
-    return kind.from_pretrained(name, dtype=target.dtype, **hub).eval().to(target.device)
+    return (str(_converted(name, target, revision)), {}) if is_foreign else (name, hub)
 
 
 def check_there(name: str, what: str = "drafter") -> None:

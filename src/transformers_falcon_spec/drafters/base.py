@@ -14,6 +14,7 @@ from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, feature_width, is_spread, named
 from ..generation.options import SpeculationConfig
+from ..generation.text_limits import context_of
 from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
 from .compatibility.fingerprint import FIELD, target_name
 from .compatibility.mismatches import check_fingerprint
@@ -165,7 +166,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
             sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)
         if tree is not None:
             sizes["`draft_tree`"] = (len(tree), int(tree.depths.max()))
-        context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        context = context_of(model.config)
         for name, (num_nodes, depth) in sizes.items():
             if num_nodes > MAX_NODES or (context is not None and depth >= context):
                 raise OptionError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ConversationError
+from ..generation.text_limits import context_of
 from ..training.chat_template import THINKING_SWITCHES
 
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}  # for readers
@@ -78,7 +79,7 @@ def check_lengths(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, config: Any, max_new_tokens: int
 ) -> None:
     """Refuse prompts that leave no space for `max_new_tokens` in the context of a target: [`ConversationError`]."""
-    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    context = context_of(config)
     if context is None:
         return
     for prompt in prompts:

@@ -14,6 +14,7 @@ from ..provenance import portable
 from .chat_template import ChatTemplate, Message
 
 logger = logging.getLogger(__name__)
+NUM_BEGINNING = 40  # letters at the end of a prompt, with which an answer may begin
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Answered:
     def add(self, opening: list[Message], reply: Reply, prompt: str) -> None:
         """Add a turn and its answer, unless this was cut within its thought, which the `prompt` may begin."""
         self.is_cut = not reply.is_complete
-        _, begin, thought = (prompt + reply.text).rpartition("<think>")
+        _, begin, thought = (prompt[-NUM_BEGINNING:] + reply.text).rpartition("<think>")
         is_thinking = not reply.text.strip() if reply.thought else begin and "</think>" not in thought
         if self.is_cut and is_thinking:
             return
@@ -103,6 +104,12 @@ def write_progress(progress: Mapping[str, Any], output: Path) -> None:
     fresh = path.with_suffix(".tmp")
     fresh.write_text(json.dumps(progress), encoding="utf-8")
     fresh.replace(path)
+
+
+def log_left_out(num_rows: int) -> None:
+    """Log how many rows cannot be asked about."""
+    if num_rows:
+        logger.warning("%d prompts exceed `max_prompt_tokens` or do not fit the template: left out.", num_rows)
 
 
 def log_cuts(output: Path, num_tokens: int, num_without: int) -> None:

@@ -15,7 +15,7 @@ class DrafterTrainingArguments(TrainingArguments):
     """`TrainingArguments` with options for drafters; defaults are the Falcon paper's where it gives one."""
 
     output_dir: str = field(default="trainer_output", metadata={"help": "Folder for checkpoints and the drafter."})
-    max_length: int = field(default=512, metadata={"help": "Longest example in tokens; longer ones are cut."})
+    max_length: int = field(default=512, metadata={"help": "Longest example in tokens, within the context."})
     use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
     glancing_ratio: float = field(
         default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}

@@ -17,6 +17,7 @@ from ..drafters.base import DrafterModel
 from ..errors import TargetError, TrainingError
 from ..generation.output import SpeculativeOutput
 from ..generation.probe import probe
+from ..generation.text_limits import context_of
 from ..generation.timed import Run, timed_generate, watched_stats
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
 
 def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: PreTrainedModel) -> list[list[int]]:
     """Prompts of `data` that leave room for `num_new_tokens` in the context of `target`; a warning if none does."""
-    context = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    context = context_of(target.config)
     prompts = prompts_before_answers(data, num_prompts, None if context is None else context - num_new_tokens)
     if not prompts:
         logger.warning(

@@ -9,6 +9,11 @@ logger = logging.getLogger(__name__)
 LOW_SHARE = 0.1  # of the tokens; with less, nine tenths of the target's work are wasted
 
 
+def examples(num: int) -> str:
+    """So many examples, in words."""
+    return f"{num} example{'' if num == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class MaskCoverage:
     """How many tokens of the training data count in the loss."""
@@ -41,7 +46,7 @@ class MaskCoverage:
     def __str__(self) -> str:
         beyond = f"; {self.num_beyond} more lie beyond the greatest length" if self.num_beyond else ""
         return (
-            f"{self.num_examples} examples, {self.num_tokens} tokens, {self.num_counted} of them the assistant's and "
+            f"{examples(self.num_examples)}, {self.num_tokens} tokens, {self.num_counted} of them the assistant's and "
             f"counted in the loss ({self.share:.0%}){beyond}"
         )
 

@@ -4,7 +4,6 @@ A file of conversations goes in; the same conversations with the target's answer
 resumed.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,14 +15,22 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import OptionError
-from .answer_file import Answered, Reply, begin, log_cuts, openings_of, prompt_ids, settings_of, write_progress
+from .answer_file import (
+    NUM_BEGINNING,
+    Answered,
+    Reply,
+    begin,
+    log_cuts,
+    log_left_out,
+    openings_of,
+    prompt_ids,
+    settings_of,
+    write_progress,
+)
 from .chat_template import ChatTemplate, Message
-
-logger = logging.getLogger(__name__)
 
 SORT_WINDOW = 64  # batches whose rows are sorted by length together, for less padding
 STRETCH = 16  # tokens after which finished rows leave their batch
-NUM_BEGINNING = 8  # tokens at the end of a prompt, with which an answer may begin
 PLAIN_TOKENS, THINKING_TOKENS = 256, 4096  # lengths of answers, without and with a thought before them
 LENGTH_HELP = (
     f"Most tokens of an answer; None is {PLAIN_TOKENS}, or {THINKING_TOKENS} where the chat template shows that "
@@ -118,9 +125,7 @@ def _batches(template: ChatTemplate, rows: list[list[Message]], options: Regener
     """Indices of rows in batches of similar prompt length, without rows that are too long."""
     lengths = {index: len(prompt_ids(template, openings_of(row)[0])) for index, row in enumerate(rows)}
     usable = [index for index, length in lengths.items() if 0 < length <= options.max_prompt_tokens]
-    if len(usable) < len(rows):
-        num_left_out = len(rows) - len(usable)
-        logger.warning("%d prompts exceed `max_prompt_tokens` or do not fit the template: left out.", num_left_out)
+    log_left_out(len(rows) - len(usable))
     ordered: list[int] = []
     for part in _parts(usable, SORT_WINDOW * options.batch_size):
         ordered += sorted(part, key=lengths.__getitem__)

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import EndpointError, OptionError
-from .answer_file import Answered, begin, log_cuts, openings_of, prompt_ids, settings_of, write_progress
+from .answer_file import Answered, begin, log_cuts, log_left_out, openings_of, prompt_ids, settings_of, write_progress
 from .chat_template import ChatTemplate, Message
 from .endpoint import ChatEndpoint, RefusedRequestError, UnusableEndpointError
 from .regenerate import RegenerateOptions
@@ -26,7 +26,6 @@ from .regenerate import RegenerateOptions
 logger = logging.getLogger(__name__)
 
 MOST_FAILURES = 10  # rows one after the other without an answer, after which the server is given up
-NUM_BEGINNING = 40  # letters at the end of a prompt, with which an answer may begin
 _Futures = dict["Future[Answered]", int]  # the number of the row that is answered
 
 
@@ -73,10 +72,7 @@ def regenerate_from_endpoint(
         run.answer_all(rows, todo, concurrency, file)
     lines = _whole_lines(output)
     _write_in_order(output, lines)
-    if run.too_long:
-        logger.warning(
-            "%d prompts exceed `max_prompt_tokens` or do not fit the template: left out.", len(run.too_long)
-        )
+    log_left_out(len(run.too_long))
     log_cuts(output, options.num_tokens, len(run.without))
     run.tell_failures(len(lines))
     return len(lines)
@@ -144,7 +140,7 @@ class _Run:
                 seed=self.options.seed + 1000 * number + turn,
                 **({"chat_template_kwargs": dict(self.template.kwargs)} if self.template.kwargs else {}),
             )
-            answered.add(opening, reply, prompt[-NUM_BEGINNING:])
+            answered.add(opening, reply, prompt)
             if answered.is_cut:
                 break
         return answered

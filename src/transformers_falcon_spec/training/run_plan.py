@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from ..generation.text_limits import context_of
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
 from .dataset import example_lengths
@@ -88,12 +89,15 @@ def plan_length(
     config: PreTrainedConfig,
 ) -> Choice:
     """Write the greatest length of an example into `args` unless it was `given`, by a sample of the `rows`."""
+    context = context_of(config)
     if "max_length" in given:
-        return Choice("length", f"{args.max_length} tokens", _GIVEN)
+        reason = _GIVEN if context is None or args.max_length <= context else "the target's context, which is shorter"
+        args.max_length = min(args.max_length, context or args.max_length)
+        return Choice("length", f"{args.max_length} tokens", reason)
     lengths = sorted(example_lengths(rows[:: math.ceil(len(rows) / NUM_SAMPLED)], template))
     wanted = lengths[math.ceil(WHOLE_SHARE * len(lengths)) - 1] if lengths else 0
-    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or wanted
-    args.max_length = max(min(math.ceil(wanted / LENGTH_STEP) * LENGTH_STEP, context), LENGTH_STEP)
+    fitting = max(math.ceil(wanted / LENGTH_STEP), 1) * LENGTH_STEP
+    args.max_length = min(fitting, context or fitting)
     num_whole = sum(length <= args.max_length for length in lengths)
     reason = f"{num_whole} of a sample of {len(lengths)} examples are whole"
     return Choice("length", f"{args.max_length} tokens", reason)

@@ -8,6 +8,7 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from ..drafters.eagle import EagleDrafter
 from ..drafters.registry import METHODS
 from ..errors import OptionError, TrainingError
+from ..generation.text_limits import context_of
 from .arguments import DrafterTrainingArguments
 from .chat_template import ask_for_switch
 from .conversations import read_conversations
@@ -37,23 +38,27 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
     return drafter
 
 
-def drafter_and_arguments(
-    model: PreTrainedModel | str, args: TrainingArguments | None, target: PreTrainedModel, data: Any
-) -> tuple[PreTrainedModel, DrafterTrainingArguments]:
-    """The drafter and its arguments: the name of a method, and no arguments, mean those of its default recipe."""
+def checked_arguments(args: TrainingArguments | None, target: PreTrainedModel) -> DrafterTrainingArguments:
+    """The arguments, by default those of the class, with a `max_length` within the target's context."""
     if args is not None and not isinstance(args, DrafterTrainingArguments):
         raise OptionError(
             "`args` must be `DrafterTrainingArguments`, which take every option of `TrainingArguments` and have the "
             f"defaults that drafters need, but they are `{type(args).__name__}`: make them of the same options."
         )
-    if not isinstance(model, str):
-        return model, args or DrafterTrainingArguments()
-    recipe = recipe_of("default", model)
-    drafter = make_drafter(model, target, data, **recipe.drafter_config)
-    if args is None:
-        args = DrafterTrainingArguments()
+    args = args or DrafterTrainingArguments()
+    args.max_length = min(args.max_length, context_of(target.config) or args.max_length)
+    return args
+
+
+def drafter_by_recipe(
+    method: str, target: PreTrainedModel, data: Any, args: DrafterTrainingArguments | None
+) -> PreTrainedModel:
+    """A fresh drafter by the default recipe of a method, whose options are written into `args`, if there are any."""
+    recipe = recipe_of("default", method)
+    drafter = make_drafter(method, target, data, **recipe.drafter_config)
+    if args is not None:
         recipe.apply(args, (), getattr(drafter.config.get_text_config(), "hidden_size", None))
-    return drafter, args
+    return drafter
 
 
 def all_prepared(
