@@ -14,11 +14,10 @@ from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, feature_width, is_spread, named
 from ..generation.options import SpeculationConfig
-from ..generation.text_limits import context_of
 from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
 from .compatibility.fingerprint import FIELD, target_name
 from .compatibility.mismatches import check_fingerprint
-from .config_fields import name_portably
+from .config_fields import context_of, name_portably
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
 _PUSHED = ("repo_id", "private", "revision", "token", "target", "results", "about", "template")  # of `push_to_hub`

@@ -49,3 +49,9 @@ def name_portably(folder: Path) -> None:
 def _named(config: dict[str, Any]) -> dict[str, Any]:
     inner = {name: _named(value) for name, value in config.items() if isinstance(value, dict)}
     return {**config, **inner, **{name: portable(config[name]) for name in _NAMES if name in config}}
+
+
+def context_of(config: Any) -> int | None:
+    """The longest text that a model has positions for; None where nothing limits it."""
+    context: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return context

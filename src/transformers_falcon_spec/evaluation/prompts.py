@@ -9,8 +9,8 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ..drafters.config_fields import context_of
 from ..errors import ConversationError
-from ..generation.text_limits import context_of
 from ..training.chat_template import THINKING_SWITCHES
 
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}  # for readers

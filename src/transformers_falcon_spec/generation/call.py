@@ -18,7 +18,6 @@ from .modes import in_eval_mode
 from .output import SpeculativeOutput
 from .processors import check_memoryless, of_batches
 from .sequence_batch import SequenceBatch
-from .text_limits import context_of
 from .verifier import Verifier, verifier_of
 
 
@@ -69,7 +68,7 @@ def _check_call(
                 "something else. Generate without `assistant_model`."
             )
     prompt_len = text_length(input_ids, model_kwargs, config)
-    context = context_of(model.config)
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if context is not None and prompt_len > context:
         raise GenerationError(
             f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "

@@ -12,12 +12,6 @@ from .cache import ENDLESS, drop_last, new_cache
 from .inputs import grown, text_length
 
 
-def context_of(config: PreTrainedConfig) -> int | None:
-    """The longest text that a model has positions for; None where nothing limits it."""
-    context: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return context
-
-
 def switch_lengths(config: PreTrainedConfig) -> list[int]:
     """The lengths of text after which `longrope` uses other frequencies for all tokens of a forward."""
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}

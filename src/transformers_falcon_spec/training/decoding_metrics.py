@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
+from ..drafters.config_fields import context_of
 from ..errors import TargetError, TrainingError
 from ..generation.output import SpeculativeOutput
 from ..generation.probe import probe
-from ..generation.text_limits import context_of
 from ..generation.timed import Run, timed_generate, watched_stats
 
 logger = logging.getLogger(__name__)

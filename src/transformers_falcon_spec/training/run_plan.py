@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from ..generation.text_limits import context_of
+from ..drafters.config_fields import context_of
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
 from .dataset import example_lengths

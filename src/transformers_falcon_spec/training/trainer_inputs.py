@@ -5,10 +5,10 @@ from typing import Any
 
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
+from ..drafters.config_fields import context_of
 from ..drafters.eagle import EagleDrafter
 from ..drafters.registry import METHODS
 from ..errors import OptionError, TrainingError
-from ..generation.text_limits import context_of
 from .arguments import DrafterTrainingArguments
 from .chat_template import ask_for_switch
 from .conversations import read_conversations
