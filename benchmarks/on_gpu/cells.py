@@ -116,8 +116,11 @@ def cells_of(device_type: str, shape: str) -> list[Cell]:
     """All cells for a kind of device. On a CPU nothing is compiled, which would take minutes for each shape of a tree."""
     if device_type == "cuda":
         return [*cells(shape)]
-    eager = (replace(cell, ways=tuple(way for way in cell.ways if not way.compiles)) for cell in cells(shape, shape))
-    return [cell for cell in eager if cell.ways or cell.num_calls]
+    return [replace(cell, ways=tuple(dict.fromkeys(map(_eager, cell.ways)))) for cell in cells(shape, shape)]
+
+
+def _eager(way: Way) -> Way:
+    return replace(way, compiles=False)
 
 
 def _first(shape: str) -> Iterator[Cell]:
