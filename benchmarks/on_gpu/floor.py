@@ -45,9 +45,12 @@ def head_bytes(target: PreTrainedModel) -> int:
 
 def token_bytes(model: Any) -> int:
     """Bytes of keys and values of one token in all layers of a target or drafter; 0 for one without layers."""
-    config = model.config
-    layers, heads = getattr(config, "num_hidden_layers", 0), getattr(config, "num_key_value_heads", 0)
-    return 2 * layers * heads * getattr(config, "head_dim", 0) * model.dtype.itemsize if layers and heads else 0
+    config = getattr(model.config, "draft_config", model.config).get_text_config(decoder=True)  # of a whole model
+    num_heads = getattr(config, "num_attention_heads", 0)
+    if not num_heads:
+        return 0
+    size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return int(2 * config.num_hidden_layers * (config.num_key_value_heads or num_heads) * size * model.dtype.itemsize)
 
 
 def uses_target_head(drafter: Any) -> bool:

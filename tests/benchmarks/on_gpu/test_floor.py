@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from benchmarks.on_gpu import floor
+from tests.every_drafter import every_drafter
 from tests.tiny import make_drafter, make_target
 
 
@@ -31,6 +32,14 @@ def test_the_floor_reads_every_weight_but_tables_that_are_looked_up(ties: bool) 
     assert floor.step_bytes(target, None, rows=3, text_len=10, num_passes=0) == naive + 30 * one
     drafted = floor.step_bytes(target, drafter, rows=1, text_len=0, num_passes=1.5)
     assert drafted == naive + 1.5 * (own + head)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion"])
+def test_a_token_has_keys_and_values_in_every_layer_of_a_drafter(kind: str) -> None:
+    drafter = every_drafter(kind, make_target())
+    projections = [part for name, part in drafter.named_modules() if name.rpartition(".")[2] in ("k_proj", "v_proj")]
+
+    assert floor.token_bytes(drafter) == sum(part.out_features * 4 for part in projections)
 
 
 def test_a_tied_head_is_read_once() -> None:
