@@ -29,6 +29,8 @@ def run(name: str, argv: list[str]) -> int:
         print(help_of(name, with_foreign=True), end="")
         return 0
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
     module, parser = module_of(name), _Parser(options_of(name), prog=f"falcon-spec {name}", add_help=False)
     try:
         *options, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)

@@ -1,6 +1,7 @@
 """`falcon-spec find` against a local server that lists models as the Hub does."""
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Iterator
@@ -100,6 +101,13 @@ def test_drafters_of_a_target_come_with_method_downloads_and_the_acceptance_of_t
         ["someone/falcon", "Falcon", 12, {"greedy": [3.49, 2.68], "temperature-0.7": [3.1, 2.51], "": [9.5]}],
         ["z/foreign", "Eagle-3", 3, {}],
     ]
+
+
+def test_requests_are_not_logged(hub: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        main(["find", "--target", TARGET])
+
+    assert "HTTP Request" not in caplog.text
 
 
 def test_the_table_shows_the_range_of_acceptance_lengths_of_each_way_of_decoding(

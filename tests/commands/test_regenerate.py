@@ -74,6 +74,19 @@ def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(
     assert text in capsys.readouterr().err
 
 
+def test_questions_at_the_end_are_answered(command: list[str], tmp_path: Path) -> None:
+    output, row = tmp_path / "out.jsonl", make_rows(1)[0]
+    data = write_rows(tmp_path / "asked.jsonl", [row[:1], [*row, row[0]]])
+
+    status = cli.main([*command, "--output", str(output), "--data", str(data), "--max_new_tokens", "40"])
+
+    rows = [json.loads(line)["messages"] for line in output.read_text(encoding="utf-8").splitlines()]
+    assert status == 0
+    assert all(turn["role"] == "assistant" and turn["content"] for found in rows for turn in found[1::2])
+    assert sorted(len(found) for found in rows)[0] == 2
+    assert [found[0] for found in rows] == [row[0]] * 2
+
+
 def test_rows_with_forbidden_prompts_get_no_answer(
     command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -112,6 +112,8 @@ def info(hub: Hub, repo: str, state: dict[str, Any], commit: str) -> dict[str, A
     }
     times = {"createdAt": "2026-01-01T00:00:00.000Z", "lastModified": "2026-01-01T00:00:00.000Z"}
     siblings = [{"rfilename": path} for path in files]
+    config = json.loads(hub.blob(files["config.json"]["oid"]).read_text("utf-8")) if "config.json" in files else {}
+    reply["config"] = {name: config[name] for name in ("architectures", "model_type") if name in config}
     return {**reply, **times, "tags": tags, "cardData": card, "siblings": siblings, "downloads": 0, "likes": 0}
 
 

@@ -89,6 +89,17 @@ def test_rows_that_cannot_be_used_are_counted_by_reason_and_the_first_are_named(
     assert f"Left out: 5 rows in all: {reason}." in caplog.text
 
 
+def test_questions_alone_are_read_where_they_will_be_answered(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    rows = [[message("user")], [message("system")], [*GOOD_ROW, message("user")]]
+    path.write_text("\n".join(json.dumps({"messages": row}) for row in rows), encoding="utf-8")
+
+    found = read_conversations(path, needs_answers=False)
+
+    assert found.rows == [rows[0], rows[2]]
+    assert found.reasons == {"no assistant turn": 1}
+
+
 def test_rows_with_tools_beside_their_messages_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(GOOD + "\n" + json.dumps({"messages": OTHER_ROW, "tools": [{"name": "add"}]}), encoding="utf-8")

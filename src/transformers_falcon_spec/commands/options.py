@@ -163,6 +163,7 @@ class DataOptions(TemplateOptions):
     """The conversations, and prompts that they must not contain."""
 
     group: ClassVar[str] = "conversations"
+    needs_answers: ClassVar[bool] = True
     data: list[str] = option(
         "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."
     )
@@ -181,7 +182,7 @@ class DataOptions(TemplateOptions):
             for role, content in prompt.messages
             if role != "system"
         )
-        data = read_conversations(self.data if sources is None else sources, self.limit)
+        data = read_conversations(self.data if sources is None else sources, self.limit, self.needs_answers)
         return without_overlaps(data, index) if self.forbid else data
 
 

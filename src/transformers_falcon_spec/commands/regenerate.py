@@ -9,7 +9,6 @@ Example:
                          --output answered.jsonl --chat_template_kwargs '{"enable_thinking": false}'
 """
 
-import logging
 import os
 from dataclasses import dataclass
 from typing import ClassVar
@@ -41,16 +40,15 @@ class ServerOptions:
 class RegenerateCommand(DataOptions, ServerOptions):
     """The target that answers, and the file of the answers."""
 
+    needs_answers: ClassVar[bool] = False
     target: str = option("Folder or Hub name of the target.")
-    data: list[str] = option("Conversations: .jsonl or .jsonl.gz files, or dataset names.")
+    data: list[str] = option("Conversations, or questions alone: .jsonl or .jsonl.gz files, or dataset names.")
     output: str = option("JSON lines file to write; continued if it was begun with the same options.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
 
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     """Write the answers, and print how many there are."""
-    for name in ("httpx", "httpx2"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # not a line for every request
     server = _server(command)
     rows = command.read_conversations().rows
     if server is None:

@@ -50,14 +50,15 @@ class Answered:
 
 
 def openings_of(row: list[Message]) -> list[list[Message]]:
-    """For each assistant turn the messages since the one before."""
+    """For each assistant turn the messages since the one before; a question at the end is to be answered, too."""
     openings: list[list[Message]] = [[]]
     for message in row:
         if message["role"] == "assistant":
             openings.append([])
         else:
             openings[-1].append(message)
-    return openings[:-1]
+    has_question = bool(openings[-1]) and openings[-1][-1]["role"] == "user"
+    return openings if has_question else openings[:-1]
 
 
 def prompt_ids(template: ChatTemplate, messages: list[Message]) -> list[int]:

@@ -70,7 +70,9 @@ class ConversationSet:
             self.reasons["a copy of an earlier one"] = len(self.duplicates)
 
 
-def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | None = None) -> ConversationSet:
+def read_conversations(
+    sources: str | Path | Sequence[str | Path], limit: int | None = None, needs_answers: bool = True
+) -> ConversationSet:
     """Read conversations from all sources; broken rows and duplicates are left out with a warning.
 
     Args:
@@ -79,6 +81,9 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
             list may also hold data sets that are already loaded.
         limit (`int`, *optional*):
             Stop after this many conversations, not counting duplicates.
+        needs_answers (`bool`):
+            Leave rows out that have no assistant turn. Otherwise they must end with a question, which `regenerate`
+            answers.
 
     Returns:
         [`ConversationSet`]: the conversations, and what was left out.
@@ -92,7 +97,7 @@ def read_conversations(sources: str | Path | Sequence[str | Path], limit: int | 
         if limit is not None and len(found.rows) >= limit:
             break
         try:
-            messages = _messages(row)
+            messages = _messages(row, needs_answers)
         except UnusableRowError as error:
             found.leave_out(origin, error)
             continue
@@ -150,7 +155,7 @@ def _hub_rows(name: str) -> Iterator[tuple[str, Any]]:
         yield f"{name}, row {number}", row
 
 
-def _messages(row: Any) -> list[Message]:
+def _messages(row: Any, needs_answers: bool) -> list[Message]:
     """The messages of a row, after checking them."""
     if isinstance(row, bytes):
         try:
@@ -164,7 +169,8 @@ def _messages(row: Any) -> list[Message]:
     if row.get("tools"):
         raise UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
     messages = list(map(_message, given))
-    if not any(message["role"] == "assistant" for message in messages):
+    is_asked = not needs_answers and messages[-1]["role"] == "user"
+    if not is_asked and not any(message["role"] == "assistant" for message in messages):
         text = "a row must have an assistant turn, for that is what the drafter learns; it has none."
         raise UnusableRowError("no assistant turn", text)
     if messages[0]["role"] == "assistant":
