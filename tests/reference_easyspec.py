@@ -23,19 +23,9 @@ class NaiveLayerParallel:
         model (`Any`): Whose weights it takes.
         groups (`Sequence[Sequence[int]]`): Layers that read the same input when a draft is read.
         num_tokens (`int`): Tokens that can be drafted: the first ones.
-        calibrate (`bool`, *optional*, defaults to `True`): Text is read exactly; else only the prompt is.
-        whole_layers (`bool`, *optional*, defaults to `False`): MLPs read the older input, too.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        groups: Sequence[Sequence[int]],
-        num_tokens: int,
-        calibrate: bool = True,
-        whole_layers: bool = False,
-    ) -> None:
-        self.calibrate, self.whole_layers, self.prompt_len = calibrate, whole_layers, 0
+    def __init__(self, model: Any, groups: Sequence[Sequence[int]], num_tokens: int) -> None:
         self.model, self.groups, self.num_tokens = model, groups, num_tokens
         decoder = model.base_model
         self.layers, self.config, self.is_neox = decoder.layers, model.config, model.config.model_type == "gpt_neox"
@@ -47,7 +37,6 @@ class NaiveLayerParallel:
     def commit(self, token_ids: Sequence[int]) -> None:
         """New text."""
         self.text += token_ids
-        self.prompt_len = self.prompt_len or len(self.text)
         self._known = {}
 
     def probs(self, path: Path, temperature: float = 1.0) -> Tensor:
@@ -66,8 +55,7 @@ class NaiveLayerParallel:
         """What the head reads after every token of the text and of `path`."""
         memory: Memory = [[] for _ in self.layers]
         tokens = [*self.text, *path]
-        num_exact = len(self.text) if self.calibrate else self.prompt_len
-        exact = [position < num_exact for position in range(len(tokens))]
+        exact = [position < len(self.text) for position in range(len(tokens))]
         return [self._read(token, position, exact[position], memory) for position, token in enumerate(tokens)]
 
     def grown(self, depth: int, top_k: int, num_nodes: int) -> list[Path]:
@@ -89,13 +77,6 @@ class NaiveLayerParallel:
         groups = [[number] for number in range(len(self.layers))] if is_exact else self.groups
         for group in groups:
             attended = [self._attend(number, state, position, memory[number]) for number in group]  # all of one state
-            if self.whole_layers and len(group) > 1:
-                ends = [
-                    self._finish(self.layers[number], state, read)
-                    for number, read in zip(group, attended, strict=True)
-                ]
-                state = state + sum(end - state for end in ends)
-                continue
             for number, read in zip(group, attended, strict=True):
                 state = self._finish(self.layers[number], state, read)
         return self.final_norm(state)

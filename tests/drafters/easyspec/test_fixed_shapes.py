@@ -59,11 +59,7 @@ def _weights_in_place(drafter: Any) -> None:
         weight.mul_(1.25)
 
 
-def _rough_reading(drafter: Any) -> None:
-    drafter.config.calibrate = False
-
-
-@pytest.mark.parametrize("change", [_other_groups, _weights_in_place, _rough_reading], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("change", [_other_groups, _weights_in_place], ids=lambda each: each.__name__)
 def test_nothing_is_stale_after_the_drafter_changed(
     change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

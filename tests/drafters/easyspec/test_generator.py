@@ -1,7 +1,6 @@
 """Drafting: the generator against a naive twin without a cache, exact reading against the stock model, batches, draws."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,9 +50,7 @@ def start(drafter: LayerParallelDrafter, target: Any, seed: int = 0) -> Any:
 
 
 def twin_of(drafter: LayerParallelDrafter) -> NaiveLayerParallel:
-    config = drafter.config
-    ablations = {"calibrate": config.calibrate, "whole_layers": config.whole_layers}
-    return NaiveLayerParallel(drafter.model, config.layer_groups, config.draft_vocab_size, **ablations)
+    return NaiveLayerParallel(drafter.model, drafter.config.layer_groups, drafter.config.draft_vocab_size)
 
 
 class Twins:
@@ -82,27 +79,6 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str,
         assert paths(draft) == twins.twin.grown(*limits)
         assert draft.token_ids[0, 0] == twins.twin.text[-1]
         assert draft.num_passes == limits[0]
-
-
-@pytest.mark.parametrize("options", [{"calibrate": False}, {"whole_layers": True}])
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [("qwen2", "sequential"), *(pytest.param(kind, "fused", marks=pytest.mark.families) for kind in ("phi", "llama"))],
-)
-def test_ablations_draft_what_they_say(target: Any, kind: str, backend: str, options: dict[str, bool]) -> None:
-    twins = Twins(make_drafter(target, kind, backend, **GROWN, **options), target)
-    plain = Twins(make_drafter(target, kind, backend, **GROWN), target)
-    node_probs = []
-
-    for num_new in ROUNDS[:3]:
-        for each in (twins, plain):
-            each.more(num_new)
-        drafts = [each.generator.propose(replace(AMPLE, wants_node_probs=True)) for each in (twins, plain)]
-        node_probs.append([draft.node_probs for draft in drafts])
-        assert paths(drafts[0]) == twins.twin.grown(4, 2, 7)
-
-    assert not any(torch.allclose(ours, others) for ours, others in node_probs[1:])
-    assert twins.generator.drafter.draft_settings != plain.generator.drafter.draft_settings
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])

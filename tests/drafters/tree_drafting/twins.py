@@ -36,7 +36,6 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "layers with windows": {"kind": "qwen2"},
     "layers with windows in order": {"kind": "qwen2", "backend": "sequential"},
     "layers of GPT-NeoX": {"kind": "gpt_neox"},
-    "whole layers, read roughly": {"calibrate": False, "whole_layers": True},
     "fewer tokens": {"draft_vocab_size": 90},
 }
 GROWN = {"dynamic_tree": True, "tree_depth": 5, "num_tree_nodes": 12}

@@ -33,10 +33,6 @@ class LayerParallelConfig(WholeModelConfig):
             must make the same calls.
         timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
             several.
-        calibrate (`bool`, *optional*, defaults to `True`):
-            An ablation if `False`: only prompts are read exactly, text that is new in a step like what is drafted.
-        whole_layers (`bool`, *optional*, defaults to `False`):
-            An ablation if `True`: MLPs read the older input, too, so that whole layers of a group run at once.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         confidence_temperatures (`dict`, *optional*): As in `PairConfig` of Falcon and Eagle, by depth.
 
@@ -61,8 +57,6 @@ class LayerParallelConfig(WholeModelConfig):
     layer_groups: list[list[int]] | None = None
     backend: str = "fused"
     timeout_seconds: float | int = 120
-    calibrate: bool = True
-    whole_layers: bool = False
     draft_tree: dict[str, Any] | None = None
     confidence_temperatures: dict[str, Any] | None = None
 
@@ -82,11 +76,6 @@ class LayerParallelConfig(WholeModelConfig):
             raise OptionError(f"`backend` must be one of {BACKENDS}, but it is {self.backend!r}.")
         if self.timeout_seconds <= 0:
             raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
-        if self.backend == "distributed" and not self.calibrate:
-            raise OptionError(
-                '`calibrate=False` is not for `backend="distributed"`, where only one process has what it read '
-                "roughly. Take another one."
-            )
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, block_size=1)

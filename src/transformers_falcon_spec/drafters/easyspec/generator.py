@@ -92,16 +92,15 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
     @property
     def settings(self) -> Any:
         """How layers are read, and with which fused weights."""
-        config, backend = self.drafter.config, self._backend
-        return type(backend).__name__, repr(backend.groups), backend.version, config.calibrate, config.whole_layers
+        backend = self._backend
+        return type(backend).__name__, repr(backend.groups), backend.version
 
     def read_unread(self) -> Tensor:
         """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
         ids, _, num_new = self.take_pending(padding_side="left")
-        is_exact = self.drafter.config.calibrate or not len(self.slots)
         positions = self.assign_slots(num_new)
         mask = self.causal_mask(positions)
-        return self._read(ids, mask, positions.clamp(min=0), positions[:, :0], is_exact)[:, None, -1:]
+        return self._read(ids, mask, positions.clamp(min=0), positions[:, :0], is_exact=True)[:, None, -1:]
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
         """Read the first `num` of `[rows, tokens]` in fixed shapes: the newest state of each row."""
@@ -109,8 +108,8 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
         self.fixed.assign_slots(positions, steps < num)
-        mask, is_exact = self.fixed.text_mask(positions), self.drafter.config.calibrate
-        return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact), num - 1)[:, None]
+        mask = self.fixed.text_mask(positions)
+        return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
 
     def _catch_up(self) -> None:
         """Read the tokens that wait; where the draft model's context has ended, they become the whole history."""

@@ -156,12 +156,8 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
                 for index in group:
                     states = layered.read(index, states, inputs)
             else:
-                before = states
                 for index, attended in zip(group, backend.attend(number, states, inputs), strict=True):
-                    if self.config.whole_layers:
-                        states = states + (layered.finish(index, before, attended) - before)
-                    else:
-                        states = layered.finish(index, states, attended)
+                    states = layered.finish(index, states, attended)
         return layered.final_norm(states)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -202,5 +198,5 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
     @property
     def draft_settings(self) -> dict[str, Any]:
         """Settings besides weights that decide its drafts."""
-        names = ("layer_groups", "backend", "draft_vocab_size", "calibrate", "whole_layers")
+        names = ("layer_groups", "backend", "draft_vocab_size")
         return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}
