@@ -3,13 +3,12 @@
 Command: python -m benchmarks.report; a results file that no script declares is not shown.
 """
 
+import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from transformers_falcon_spec.evaluation.records import loads
 from transformers_falcon_spec.evaluation.report import write_between_markers
-from transformers_falcon_spec.evaluation.results import in_current_form
 
 from . import Report
 from .commands import REPORTS
@@ -33,7 +32,7 @@ def pages(results: Path = RESULTS) -> dict[str, list[str]]:
     for report in sorted(declared(), key=lambda report: report.order):
         for file in report.files:
             if (path := results / file).is_file():
-                result = in_current_form(loads(path.read_text(encoding="utf-8")))
+                result = json.loads(path.read_text(encoding="utf-8"))
                 rendered = report.render(result, file)
                 found.setdefault(report.page, []).append(rendered)
     return found

@@ -1,11 +1,11 @@
 """The few numbers of the README: speed by machine and prompt set, and how many texts are the target's own."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.records import loads
-from transformers_falcon_spec.evaluation.results import in_current_form, is_complete
+from transformers_falcon_spec.evaluation.results import is_complete
 
 from . import by, distinct, named, table
 
@@ -25,7 +25,7 @@ def overview(folder: Path) -> list[str]:
 
 def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     files = {name: folder / name for name in names if (folder / name).is_file()}
-    return {name: in_current_form(loads(file.read_text("utf-8"))) for name, file in files.items()}
+    return {name: json.loads(file.read_text("utf-8")) for name, file in files.items()}
 
 
 def _speed(results: dict[str, Any]) -> str:

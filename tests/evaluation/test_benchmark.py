@@ -128,28 +128,17 @@ def test_several_targets_share_a_file(benchmark: Benchmark, tmp_path: Path) -> N
     assert all(row["num_compared"] == len(PROMPTS) for row in rows)
 
 
-def test_results_say_how_the_target_was_asked_unless_a_run_does_not_know(benchmark: Benchmark, tmp_path: Path) -> None:
-    path, commit = tmp_path / "runs.jsonl", "c" * 40
+def test_results_say_how_the_target_was_asked(benchmark: Benchmark, tmp_path: Path) -> None:
+    commit = "c" * 40
     benchmark.target.config._commit_hash = commit
     benchmark.tokenizer.chat_template = (
         PLAIN_TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<user>{% endif %}"
     )
 
-    outcome = benchmark.run(path)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    older = [json.loads(line) for line in lines[1:]]
-    forgetful = next(row for row in older if row["method"] == "two")
-    del forgetful["conditions"]
-    path.write_text("\n".join([lines[0], *map(json.dumps, older)]) + "\n", encoding="utf-8")
-    resumed = benchmark.run(path)
+    outcome = benchmark.run(tmp_path / "runs.jsonl")
 
     conditions = {"revision": commit, "template": template_digest(benchmark.tokenizer), "thinking": "on"}
     assert [entry["conditions"] for entry in benchmark.describe(outcome)] == [conditions] * 3
-    assert {entry["method"]: entry["conditions"] for entry in benchmark.describe(resumed)} == {
-        BASELINE: conditions,
-        "two": None,
-        "lookup": conditions,
-    }
 
 
 def test_runs_with_another_template_or_revision_are_not_mixed_in(benchmark: Benchmark, tmp_path: Path) -> None:

@@ -1,17 +1,12 @@
 """The parity report: what is counted, and a page that is whole, safe and readable without anything else."""
 
-import json
 import re
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.pages import Outline
-from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.pages import render
-from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult, checked_result, report_of
+from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult, report_of
 from transformers_falcon_spec.evaluation.tie_checks import Check, Float32Comparison, StepComparison
 from transformers_falcon_spec.provenance import provenance
 
@@ -55,17 +50,6 @@ def test_tokens_a_step_are_those_of_identical_texts() -> None:
     report = make_report(replace(SAME, num_steps=4), replace(TIE, num_steps=99), replace(BUG, num_steps=1))
 
     assert [row["tokens_per_step"] for row in report["rows"]] == [3.0, None]
-
-
-@pytest.mark.parametrize("result", [SAME, TIE, BUG], ids=["identical", "tie", "bug"])
-def test_a_result_is_read_as_it_was_written(result: ParityResult) -> None:
-    assert checked_result(json.loads(json.dumps(asdict(result))), Path("x.jsonl")) == asdict(result)
-
-
-@pytest.mark.parametrize("change", [{"verdict": "different"}, {"difference": None}])
-def test_a_line_that_does_not_say_why_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"x\.jsonl` must say why texts differ, but its line for sums b does not"):
-        checked_result(asdict(TIE) | change, Path("x.jsonl"))
 
 
 def test_the_page_shows_counts_tokens_and_numbers() -> None:

@@ -16,7 +16,6 @@ from tests.pages import Outline
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.evaluation.report import speed
 from transformers_falcon_spec.evaluation.result_pages import render_result
-from transformers_falcon_spec.evaluation.results import in_current_form, read_result
 from transformers_falcon_spec.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -198,21 +197,6 @@ def test_names_from_outside_are_escaped(result: dict[str, Any]) -> None:
 
     assert "script" not in {tag for tag, _ in page.tags}
     assert "alert(" in page.text
-
-
-def test_old_results_files_are_read(tmp_path: Path) -> None:
-    path = ROOT / "benchmarks" / "results" / "speed.json"
-    old = json.loads(path.read_text(encoding="utf-8"))
-    result = read_result(path)
-
-    if "methods" not in old:
-        row, before = result["rows"][0], old["rows"][0]
-        assert row["acceptance_length_pooled"] == before["acceptance_length"]
-        kept = sum(int(kept) * steps for kept, steps in before["acceptance_histogram"].items())
-        assert row["alpha"] == pytest.approx(kept / before["num_tokens"])
-        assert row["acceptance_length_per_request"] is None
-    assert len(drawings(render_result(result))) >= 6
-    assert in_current_form(result) is result
 
 
 def test_tables_name_methods_and_targets_and_say_what_failed(result: dict[str, Any]) -> None:

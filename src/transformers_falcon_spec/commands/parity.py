@@ -24,7 +24,7 @@ from transformers import logging
 from ..errors import ParityError
 from ..evaluation.decoding import decoding_options
 from ..evaluation.pages import interval, percent, quoted, render
-from ..evaluation.parity import LOW_PRECISION, ParityCheck, Result, checked_result, report_of
+from ..evaluation.parity import LOW_PRECISION, ParityCheck, Result, report_of
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from .loading import load_drafter
@@ -59,7 +59,6 @@ def run(command: ParityCommand) -> None:
     prompts = command.read_prompts("check")
     check = _make_check(command)
     records = Records(command.records_file, _settings(command, check))
-    records.entries = [checked_result(entry, records.path) for entry in records.entries]
     texts = {(name, p.set_name, p.prompt_id): (name, p) for name in options for p in prompts}
 
     def compared(text: tuple[str, Prompt]) -> Result:

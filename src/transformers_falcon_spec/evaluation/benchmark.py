@@ -128,14 +128,18 @@ class Benchmark:
         return Outcome([row for row in records.entries if row["key"] in cells], failures)
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """The entry of each method in the results file, with the conditions of its runs, None where one lacks them."""
+        """The entry of each method in the results file, with the conditions of its runs, None where there are none."""
         failed = {failure.method: failure.to_json() for failure in outcome.failures}
-        entries = []
-        for name, method in self._methods.items():
-            conditions = [row.get("conditions") for row in outcome.records if row["method"] == name]
-            known = conditions[0] if conditions and None not in conditions else None
-            entries.append({**method.describe(), "conditions": known, "failure": failed.get(name)})
-        return [{"target": self.target_name, **entry} for entry in entries]
+        conditions = {row["method"]: row["conditions"] for row in outcome.records}
+        return [
+            {
+                "target": self.target_name,
+                **method.describe(),
+                "conditions": conditions.get(name),
+                "failure": failed.get(name),
+            }
+            for name, method in self._methods.items()
+        ]
 
     def _open(self, path: Path) -> Records:
         """Open the file of runs and check that the runs in it were made with these models."""
@@ -156,7 +160,7 @@ class Benchmark:
         return records
 
     def _check_origin(self, row: dict[str, Any], path: Path) -> None:
-        """Refuse a run of other models, settings or conditions; earlier versions did not store conditions."""
+        """Refuse a run of other models, settings or conditions."""
         expected = self._identities.get(row["method"], row["identity"])
         if expected != row["identity"]:
             raise OptionError(
@@ -164,7 +168,7 @@ class Benchmark:
                 f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete "
                 "it, write to another file, or give the method another name."
             )
-        if row.get("conditions", self._conditions) != self._conditions:
+        if row["conditions"] != self._conditions:
             raise OptionError(
                 f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on "
                 f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, "

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -192,17 +191,6 @@ def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: d
     """The contents of the JSON file, which are also all that the page shows."""
     rows = [_row(name, [result for result in results if result["decoding"] == name]) for name in decodings]
     return {"provenance": provenance, "totals": _totals(results), "rows": rows}
-
-
-def checked_result(entry: Result, path: Path) -> Result:
-    """A line of the records file; one that does not describe its difference, of an older version, is refused."""
-    is_explained = entry["verdict"] == "identical" or entry.get("difference") is not None
-    if entry["verdict"] not in VERDICTS or not is_explained:
-        raise OptionError(
-            f"`{path}` must say why texts differ, but its line for {entry['set_name']} {entry['prompt_id']} "
-            "does not: an older version began it. Delete it, or write to another file."
-        )
-    return {"num_steps": 0, **entry}
 
 
 def _tally(results: Sequence[Result]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from ..errors import OptionError
 from ..provenance import portable
 
 Text = TypeVar("Text")
-_OLD_NAMES = {"arm": "method", "chance": "probability"}  # keys that earlier versions wrote
 
 
 class Records:
@@ -69,9 +68,4 @@ class Records:
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
             self.path.write_bytes(complete)
-        return [loads(line) for line in complete.splitlines()]
-
-
-def loads(text: str | bytes) -> Any:
-    """Read JSON that this package measured; keys of earlier versions get their present names."""
-    return json.loads(text, object_hook=lambda found: {_OLD_NAMES.get(key, key): found[key] for key in found})
+        return [json.loads(line) for line in complete.splitlines()]

@@ -1,34 +1,28 @@
-"""Reads results files of `bench`, `parity` and `calibrate`, those of earlier versions too, and finds failures."""
+"""Reads results files of `bench`, `parity` and `calibrate`, and finds failures."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import OptionError
 from .decoding import DECODINGS
-from .methods import BASELINE
-from .records import loads
 
 Result = dict[str, Any]
 Row = dict[str, Any]
 Kind = Literal["bench", "parity", "calibrate"]  # the command that wrote a file
-_RENAMED = {
-    "acceptance_length": "acceptance_length_pooled",
-    "acceptance_length_interval": "acceptance_length_pooled_interval",
-}
-_NOT_MEASURED = ("acceptance_length_per_request", "prefill_seconds", "baseline_prefill_seconds", "decode_speedup")
 
 
 def read_result(path: Path, kinds: Sequence[Kind] = ("bench",)) -> Result:
-    """Read a results file of one of `kinds` and bring it into today's form; other files are an [`OptionError`]."""
+    """Read a results file of one of `kinds`; other files are an [`OptionError`]."""
     must = f"`{path}` must be a results file of {' or '.join(f'`falcon-spec {kind}`' for kind in kinds)}, but"
     if not path.is_file():
         raise OptionError(f"{must} there is no such file.")
     try:
-        result = loads(path.read_text(encoding="utf-8"))
+        result: Result = json.loads(path.read_text(encoding="utf-8"))
         if kind_of(result) not in kinds:
             raise ValueError("another kind of file")
-        return in_current_form(result)
+        return result
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise OptionError(f"{must} it is read with {type(error).__name__}: {error}. Measure again.") from None
 
@@ -38,38 +32,11 @@ def kind_of(result: Result) -> Kind | None:
     if "provenance" not in result or "rows" not in result:
         return None
     row: Row = next(iter(result["rows"]), {})  # there is none where no method of `bench` finished
-    if "methods" in result or "acceptance_histogram" in row:
+    if "methods" in result:
         return "bench"
     if row and "fits_of_folds" in result:
         return "calibrate"
     return "parity" if "bug" in row else None
-
-
-def in_current_form(result: Result) -> Result:
-    """A result in today's form; older files of `bench` hold one target, no methods and other names of lengths."""
-    if "methods" in result or kind_of(result) != "bench":
-        return result
-    rows = [_row_in_current_form(row) for row in result["rows"]]
-    trees = result["provenance"].get("trees", {})
-    method = {"target": BASELINE, "kind": "drafter", "failure": None}
-    names = dict.fromkeys(row["method"] for row in rows)
-    methods = [{**method, "method": name, "num_nodes": trees.get(name), "weights": name} for name in names]
-    return {**result, "methods": methods, "rows": rows}
-
-
-def _row_in_current_form(row: Row) -> Row:
-    counts = {int(accepted): steps for accepted, steps in row["acceptance_histogram"].items()}
-    num_steps, num_accepted = sum(counts.values()), sum(kept * steps for kept, steps in counts.items())
-    return {
-        "target": BASELINE,
-        **{_RENAMED.get(name, name): value for name, value in row.items()},
-        **dict.fromkeys(_NOT_MEASURED),
-        "num_runs": row["num_prompts"],
-        "num_planned": row["num_prompts"],
-        "accepted_drafts_per_step": num_accepted / max(num_steps, 1),
-        "tokens_per_forward": row["num_tokens"] / max(row["num_tokens"] - num_accepted, 1),
-        "alpha": num_accepted / row["num_tokens"],
-    }
 
 
 def failures(result: Result) -> list[Row]:
