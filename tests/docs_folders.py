@@ -91,6 +91,10 @@ def _train(folder: Path) -> None:
     adapted.save_pretrained(folder / "my-adapter")
 
 
+def _walk(folder: Path) -> None:
+    shutil.copytree(DRAFTER, folder / "falcon-qwen3-8b")
+
+
 def _trees(folder: Path) -> None:
     """What `falcon-spec trees fit` leaves, as far as the page reads it."""
     from transformers_falcon_spec import DraftTree  # noqa: PLC0415
@@ -106,6 +110,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "diffuspec.md": _diffuspec,
     "easyspec.md": _easyspec,
     "publish.md": _publish,
+    "qwen3_8b.md": _walk,
     "train_more.md": _train,
     "train_your_own.md": _train,
     "trees.md": _trees,

@@ -40,7 +40,11 @@ NOT_RUN = {
     ("serving.md", "needs the server"): 1,
 }
 TAKES_LONG = ["scale.md"]
-ELSEWHERE = ["metrics.md", "extending.md"]  # tests/evaluation/test_metrics.py and tests/test_extending.py run them
+ELSEWHERE = [
+    "metrics.md",
+    "extending.md",
+    "qwen3_8b.md",
+]  # test_metrics.py in tests/evaluation, test_extending.py and test_walk.py
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
 )
