@@ -68,6 +68,14 @@ class RandomGenerator(TreeCandidateGenerator):
         """Remember it."""
         self.commits.append(committed)
 
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Remember the newest text of these rows alone."""
+        newest = self.commits[-1]
+        lengths, num_new = (tuple(each[row] for row in rows) for each in (newest.lengths, newest.num_new))
+        self.commits[-1] = replace(
+            newest, sequence_ids=newest.sequence_ids[list(rows)], lengths=lengths, num_new=num_new
+        )
+
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A random tree for each row within the budget; siblings differ."""
         newest = self.commits[-1]
@@ -140,13 +148,23 @@ class InformedGenerator(TreeCandidateGenerator):
         super().__init__(inner.target, inner.max_length, inner.rng)
         self.drafter, self.inner, self.feature_layers = drafter, inner, drafter.feature_layers
         self.wants_node_choices = inner.wants_node_choices
-        self._random = random.Random(0)
+        self._random, self._texts = random.Random(0), drafter.texts
         self._lengths: tuple[int, ...] = ()
 
     def commit(self, committed: Committed) -> None:
         """Hand it on."""
         self._lengths = committed.lengths
         self.inner.commit(committed)
+
+    @property
+    def why_rows_stay(self) -> str | None:
+        """As the inner generator says."""
+        return self.inner.why_rows_stay
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these texts alone."""
+        self._texts, self._lengths = [self._texts[row] for row in rows], tuple(self._lengths[row] for row in rows)
+        self.inner.select_rows(rows)
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The inner draft, corrected along one path of each row."""
@@ -156,7 +174,7 @@ class InformedGenerator(TreeCandidateGenerator):
         token_ids = draft.token_ids.clone()
         for row, ids in enumerate(token_ids):
             parents = draft.parents[min(row, len(draft.parents) - 1)].tolist()
-            self._correct(ids, parents, self.drafter.texts[row][self._lengths[row] :])
+            self._correct(ids, parents, self._texts[row][self._lengths[row] :])
         return replace(draft, token_ids=token_ids)
 
     def _correct(self, token_ids: torch.Tensor, parents: list[int], truths: list[int]) -> None:

@@ -21,6 +21,7 @@ from tests.tiny import (
 from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.drafting import DraftBudget
+from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.sequence_state import NodeScores
 
 
@@ -143,7 +144,8 @@ def test_rows_that_ended_get_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
         return propose(self, budget)
 
     monkeypatch.setattr(RandomGenerator, "propose", watched)
-    batch_and_drafted(target, eos_token_id=ends)
+    with observe_steps(lambda *_: None):  # else they leave
+        batch_and_drafted(target, eos_token_id=ends)
 
     assert {depth for newest, depth in seen if newest in ends} == {0}
     assert any(depth > 0 for newest, depth in seen if newest not in ends)

@@ -14,6 +14,7 @@ from tests.families import FAMILIES, VOCAB_SIZE
 from tests.tiny import in_double, make_drafter, make_prompt, peaked
 from transformers_falcon_spec.core.sampling import row_seeds
 from transformers_falcon_spec.generation.probe import probe
+from transformers_falcon_spec.generation.processors import RowCriteria
 
 pytestmark = pytest.mark.families
 
@@ -135,7 +136,8 @@ def test_prompts_with_images_may_be_batched(family: str) -> None:
     extras = {name: torch.cat([value, value]) for name, value in extras.items()}
     for name in {"mm_token_type_ids", "token_type_ids"} & set(extras):
         extras[name] = (prompts == IMAGE).long()
-    options = {"attention_mask": mask, "max_new_tokens": 20, **extras}
+    ends = RowCriteria([lambda ids: len(ids) >= prompts.shape[1] + 12, lambda _: False])
+    options = {"attention_mask": mask, "max_new_tokens": 20, "stopping_criteria": [ends], **extras}
     gold = runs.plain(target, prompts, **options).sequences
     drafter = InformedDrafter(make_drafter(target, block_size=2), gold, mask=mask)
 
@@ -143,6 +145,7 @@ def test_prompts_with_images_may_be_batched(family: str) -> None:
 
     assert ours.sequences.tolist() == gold.tolist()
     assert all(row.num_accepted > 0 for row in ours.speculation.rows)
+    assert not any("last one ended" in note for note in ours.speculation.notes)
 
 
 @pytest.mark.parametrize("family", CONFIGS)

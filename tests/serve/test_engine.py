@@ -125,19 +125,29 @@ def test_a_short_text_of_a_batch_is_told_before_the_long_one_ends(
     assert done.wait(60)
 
 
-def test_sampled_requests_share_a_batch_only_without_a_seed_and_with_the_same_options(
-    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+@pytest.mark.parametrize("verifier", ["token_matching", "gumbel"])
+def test_sampled_requests_with_the_same_options_share_a_batch_and_keep_the_texts_of_their_seeds(
+    verifier: str, engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
 ) -> None:
-    warm = Sampling(0.7, 0.9)
+    warm, cool = Sampling(0.7, 0.9), Sampling(0.5)
+    engine.drafter.generation_config.verifier = verifier
     held(engine, gate, TextRequest(prompts[0], 4))
-    kinds = [(warm, 5), (warm, None), (warm, None)]
+    kinds = [(warm, 5), (cool, None), (warm, 6)]
     asked = [Asked(engine, TextRequest(ids, 16, *kind)) for ids, kind in zip(prompts, kinds, strict=True)]
     gate.is_open.set()
-    seeded, *_ = [each.last() for each in asked]
-    again = Asked(engine, TextRequest(prompts[0], 16, warm, 5)).last()
+    texts = [each.last().text for each in asked]
+    again = [Asked(engine, TextRequest(ids, 16, *kind)).last().text for ids, kind in zip(prompts, kinds, strict=True)]
+    engine.drafter.generation_config.verifier = "token_matching"
 
-    assert gate.num_rows == [1, 1, 2, 1]
-    assert seeded.text == again.text == plain(list(prompts[0]), 16, 5, temperature=0.7, top_p=0.9, top_k=0)
+    assert texts[::2] == again[::2]
+    if verifier == "gumbel":  # whose seeded texts are not those of rows
+        assert gate.num_rows == [1] * 7
+        return
+    assert gate.num_rows == [1, 2, 1, 1, 1, 1]
+    alone = [
+        plain(list(prompts[row]), 16, seed, temperature=0.7, top_p=0.9, top_k=0) for row, seed in ((0, 5), (2, 6))
+    ]
+    assert texts[::2] == alone
 
 
 def test_stop_strings_end_a_row_of_a_batch(

@@ -41,8 +41,8 @@ def _favoured_alone(logits: Tensor, tilt: Tensor, ramp: Tensor) -> Tensor:
     return logits if logits.shape[1] > 1 else logits + tilt[..., None] * ramp
 
 
-def _in_loop(name: str, act: Callable[[Any], None], *, is_before: bool = False) -> Broken:
-    """One function of the loop, with something done before or after it."""
+def _in_loop(name: str, act: Callable[[Any], None], *, is_before: bool = False, to_output: bool = False) -> Broken:
+    """One function of the loop, with something done before or after it, to the loop or to what the function gives."""
     original = getattr(SpeculativeDecoding, name)
 
     def changed(self: Any, *args: Any) -> Any:
@@ -50,7 +50,7 @@ def _in_loop(name: str, act: Callable[[Any], None], *, is_before: bool = False) 
             act(self)
             return original(self, *args)
         found = original(self, *args)
-        act(found if name == "_output" else self)
+        act(found if to_output else self)
         return found
 
     return lambda: patch.object(SpeculativeDecoding, name, changed)
@@ -93,8 +93,8 @@ FAULTS = {
     "criteria": Fault(
         lambda: patch("transformers_falcon_spec.generation.sequence_batch.answers", _asked_twice), "the criterion saw"
     ),
-    "scores": Fault(_in_loop("_output", _louder), "`scores` of row"),
-    "states": Fault(_in_loop("_output", _shorter), "`hidden_states`"),
+    "scores": Fault(_in_loop("run", _louder, to_output=True), "`scores` of row"),
+    "states": Fault(_in_loop("run", _shorter, to_output=True), "`hidden_states`"),
     "crash": Fault(_in_loop("run", _raise(KeyError("x")), is_before=True), "an error came of it"),
     "refusal": Fault(_in_loop("run", _raise(GenerationError("no")), is_before=True), "an error came of it"),
 }

@@ -153,6 +153,16 @@ class PoolGenerator(TreeCandidateGenerator):
         return next(filter(None, (generator.why_not_fixed(budget) for generator in self.generators)), None)
 
     @property
+    def why_rows_stay(self) -> str | None:
+        """The reason of the first one from which a row that has ended cannot leave."""
+        return next(filter(None, (generator.why_rows_stay for generator in self.generators)), None)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Let all of them go on with these rows alone."""
+        for generator in self.generators:
+            generator.select_rows(rows)
+
+    @property
     def has_unread(self) -> bool:
         """Whether each of them has new text."""
         return all(generator.has_unread for generator in self.generators)

@@ -7,7 +7,8 @@ cache, and leaves the global random state alone.
 
 Pairs: reading token t[p], the target yields feature f[p], from which t[p+1] follows; so `commit` hands over pairs
 (f[p], t[p+1]). Order: commit(prompt), then repeat [propose,] commit. A plain step commits without a proposal; `commit`
-only stores, and `propose` catches up in one pass. Rows never move; a finished row has num_new 0 and depth 0.
+only stores, and `propose` catches up in one pass. A finished row has num_new 0 and depth 0, until `select_rows` lets
+it leave; rows never move where a generator does not have that.
 """
 
 import time
@@ -112,6 +113,11 @@ class Draft:
             return self.max_depth
         return int(DraftTree(self.parents, self.parents).depths.max())
 
+    @property
+    def is_guest(self) -> Tensor | None:
+        """The old name of `is_lookahead`."""
+        return self.is_lookahead
+
 
 @dataclass(frozen=True)
 class Committed:
@@ -161,6 +167,17 @@ class TreeCandidateGenerator(CandidateGenerator):
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft a tree for each row within `budget`. None means that the target should write the next token alone."""
         raise NotImplementedError
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone, in this order, after a commit; budgets and commits then count only these."""
+        raise NotImplementedError
+
+    @property
+    def why_rows_stay(self) -> str | None:
+        """Why a row that has ended cannot leave, in words; None if it can."""
+        if type(self).select_rows is TreeCandidateGenerator.select_rows:
+            return f"a `{type(self).__name__}` has no `select_rows`"
+        return None
 
     @property
     def has_unread(self) -> bool:
@@ -223,6 +240,9 @@ class NoDrafts(TreeCandidateGenerator):
 
     def propose(self, budget: DraftBudget) -> None:
         """Nothing."""
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Nothing is kept of any row."""
 
 
 class Drafter(Protocol):

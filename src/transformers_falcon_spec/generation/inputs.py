@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeGuard
 
@@ -49,6 +49,19 @@ class StepInputs:
             num_slots = positions.shape[1]
             inputs["cache_position"] = torch.arange(num_slots, num_slots + num_nodes, device=positions.device)
         return inputs
+
+    def can_select(self, num_rows: int) -> bool:
+        """Whether it is known which part of every input is whose, so that rows can be selected."""
+        by_row = all(value.dim() == _MATRIX and len(value) in (1, num_rows) for value in self.by_token.values())
+        return by_row and all(tensor.numel() == 1 for tensor in tensors_in(self.constant))
+
+    def of_rows(self, rows: Tensor) -> "StepInputs":
+        """The inputs of these rows alone."""
+
+        def selected(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value if len(value) == 1 else value[rows.to(value.device)] for name, value in inputs.items()}
+
+        return replace(self, by_token=selected(self.by_token), by_text=selected(self.by_text))
 
 
 @dataclass(frozen=True)

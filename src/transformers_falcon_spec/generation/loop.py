@@ -16,8 +16,19 @@ from ..core.tree import DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from .distributed import Decision, processes_of
 from .drafting import Committed, Draft, DraftBudget, Drafter, NoDrafts
+from .ended_rows import EndedRows
 from .model_parts import sliding_windows
-from .output import NO_DRAFTS, READ_ANEW, LayerStates, SpeculativeOutput, is_observed, notes_of, reported, show
+from .output import (
+    NO_DRAFTS,
+    READ_ANEW,
+    LayerStates,
+    SpeculativeOutput,
+    generated,
+    is_observed,
+    notes_of,
+    reported,
+    show,
+)
 from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
@@ -25,7 +36,8 @@ from .sequence_state import NodeScores
 from .static.phase_timer import PhaseTimer
 from .static.shapes import StepShapes
 from .target import Form, TargetOutput
-from .tuning.tuner import Tuner, tuner_of
+from .tuning.cost_model import CostModel
+from .tuning.tuner import Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
@@ -43,7 +55,8 @@ class SpeculativeDecoding:
         model_kwargs: dict[str, Any],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.batch, self.config, self.model_kwargs, self.clock = batch, config, model_kwargs, clock
+        self.drafter, self.batch, self.config, self.model_kwargs = drafter, batch, config, model_kwargs
+        self.clock = clock
         self.processes = processes_of(drafter, model)
         self.capability = self.processes.broadcast(probe(model))
         has_hooks = self.capability.has_hooks
@@ -54,12 +67,12 @@ class SpeculativeDecoding:
         self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
-        self._may_be_spoiled = True
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
+        self.ended_rows = EndedRows(batch, self.target, config, self.processes.num)
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
-        self.tuner = self._tuner(drafter)
+        self.tuner = Tuner(self._cost_models(), self.target.model.device)
         is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
         self.packed = PackedReads((model, *drafter.members), is_packed)
 
@@ -71,14 +84,10 @@ class SpeculativeDecoding:
             return "chain"  # paths are read as rows, and their attention weights stand in other slots
         return form
 
-    def _tuner(self, drafter: Drafter) -> Tuner:
-        """The tuner of the call; other processes than the first one get one that changes nothing."""
-        model, verifier = self.target.model, self.verifier
-        if not self.processes.is_first:
-            return Tuner((), model.device)
-        sampling = round(self.config.temperature or 1.0, 1) if self.config.do_sample else None  # servers get any
-        key = (model.device, model.dtype, torch.get_num_threads(), len(self.batch), self.form, verifier.name, sampling)
-        return tuner_of(drafter, model, verifier.keeps_seeded_text, key)
+    def _cost_models(self) -> tuple[CostModel, ...]:
+        """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""
+        key = (self.config, self.form, len(self.batch.rows))
+        return known_costs(self.drafter, self.target.model, self.verifier, *key) if self.processes.is_first else ()
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
@@ -91,6 +100,8 @@ class SpeculativeDecoding:
         ):
             self.prefill()
             while not self.batch.is_complete:
+                if self.ended_rows.leave(self.generator):
+                    self.tuner.cost_models = self._cost_models()
                 draft = self.propose()
                 output = self.read(draft)
                 try:
@@ -101,18 +112,12 @@ class SpeculativeDecoding:
                 self.trim(step.paths, output)
                 self.record(draft, step)
         self.stats.packed_bytes = self.packed.num_bytes
-        if self.packed.failure is not None:
-            self.stats.notes.append(f"Weights could not be packed, and were read as they are: {self.packed.failure}.")
+        self.stats.notes += [*self.packed.notes, *self.ended_rows.notes]
         self.shapes.end(self.target)
         self.batch.end()
-        self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.rows])
+        self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.all_rows])
         self.stats.tuning = self.tuner.to_json()
-        if not self.config.return_dict_in_generate:
-            return self.batch.sequences
-        outputs: Any = {name: self.batch.outputs(name) for name in ("scores", "logits")}
-        outputs |= {name: self.states.outputs(name) for name in ("hidden_states", "attentions")}
-        sequences: Any = self.batch.sequences  # `LongTensor` there means any ids
-        return SpeculativeOutput(sequences, **outputs, past_key_values=self.target.cache, speculation=self.stats)
+        return generated(self.config, self.batch, self.states, self.target.cache, self.stats)
 
     def prefill(self) -> None:
         """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
@@ -134,7 +139,7 @@ class SpeculativeDecoding:
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        depths, draft = self._max_draft_depths(), None
+        depths, draft = self.batch.draft_depths(self.config.max_length, self.target.num_to_context), None
         full = self._budget(depths) if any(depths) else None
         budget = None if full is None else self.processes.limited(self.tuner.limited(full), full)
         if budget is not None:
@@ -158,13 +163,6 @@ class SpeculativeDecoding:
     def _draft_of_roots(self) -> Draft:
         roots = self.target.roots_of(self.batch)
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
-
-    def _max_draft_depths(self) -> tuple[int, ...]:
-        batch, depths = self.batch, []
-        for row, num_to_context in enumerate(self.target.num_to_context):
-            num_left = batch.end_of(row, self.config.max_length) - len(batch.rows[row]) - 1
-            depths.append(0 if batch.is_closed(row) else max(min(num_left, num_to_context), 0))
-        return tuple(depths)
 
     def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
@@ -197,14 +195,12 @@ class SpeculativeDecoding:
     def _read_roots(self, draft: Draft) -> tuple[Draft, TargetOutput]:
         """Drop a draft that was read, and read the roots alone."""
         self.stats.note(READ_ANEW)
-        self.target.keep(draft.token_ids.shape[1], [()] * len(self.batch))
-        output = self.read(roots := self._draft_of_roots())
-        self._may_be_spoiled = not output.logits[..., 0].isnan().any()  # else no draft is needed for it
-        return roots, output
+        self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
+        return (roots := self._draft_of_roots()), self.read(roots)
 
     @property
     def _is_open(self) -> list[bool]:
-        return [not self.batch.is_closed(row) for row in range(len(self.batch))]
+        return [not is_closed for is_closed in self.batch.closed]
 
     def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
         """The path that each row accepts, given the node at which it stands. No text changes, only draws are taken."""
@@ -214,16 +210,15 @@ class SpeculativeDecoding:
 
     def accept_and_emit(self, draft: Draft, logits: Tensor) -> AcceptedStep:
         """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen."""
-        batch, paths = self.batch, [AcceptedPath()] * len(self.batch)
+        batch, paths = self.batch, [AcceptedPath()] * len(self.batch.rows)
         # settled before any row grows: a row that had ended when the trees were read was not read for
         is_open = self._is_open
-        rows = [row for row in range(len(batch)) if is_open[row]]
+        rows = [row for row, is_read in enumerate(is_open) if is_read]
         if self.target.acceptance is not None:
-            steps = self.target.acceptance.accept(draft, self._may_be_spoiled)
+            steps = self.target.acceptance.accept(draft)
             emitted = batch.emit({row: steps[row].path for row in rows}, steps)
             return AcceptedStep([emitted.get(*each) for each in enumerate(paths)], [step.counts for step in steps])
-        if self._may_be_spoiled:
-            check_read(logits, is_open)
+        check_read(logits, is_open)
         verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
         trees = trees_of(draft, verifier, is_open, batch.probs_device)
         scores = batch.node_scores(trees, logits)
@@ -254,7 +249,7 @@ class SpeculativeDecoding:
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
         """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""
         nodes = [path.path for path in paths]
-        self.states.add_paths(output.outputs, nodes, self.target.slots.positions)
+        self.states.add_paths(output.outputs, nodes, self.target.slots.positions, self.batch.numbers)
         self.target.keep(output.logits.shape[1], nodes)
         if self.target.acceptance is not None and self.generator.fixed is not None:
             self.generator.commit_kept(self.target.acceptance.kept(paths))
@@ -264,11 +259,12 @@ class SpeculativeDecoding:
 
     def record(self, draft: Draft, step: AcceptedStep) -> None:
         """Count the step of every row that took one."""
-        for row, (path, counts) in enumerate(zip(step.paths, step.counts, strict=True)):
+        rows = zip(self.batch.numbers, self.batch.closed, step.paths, step.counts, strict=True)
+        for row, is_closed, path, counts in rows:
             if not path.path or counts is None:
                 continue
             num, size, max_depth = path.num_accepted, counts.num_nodes, counts.max_depth
-            if self.batch.is_closed(row):  # what lies below the last token was never asked for
+            if is_closed:  # what lies below the last token was never asked for
                 max_depth = min(max_depth, num)
             self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage)
         for phase, seconds in self._timer.collect().items() if self._timer else ():

@@ -15,6 +15,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from ..core.stats import GenerationStats
 from ..core.verification import AcceptedPath
 from .drafting import Draft
+from .sequence_batch import SequenceBatch
 from .text_limits import longest_draftable
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
@@ -32,6 +33,18 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """A `GenerateDecoderOnlyOutput` that also says what speculation did."""
 
     speculation: GenerationStats | None = None  # counts, rates and seconds of the call
+
+
+def generated(
+    config: GenerationConfig, batch: SequenceBatch, states: "LayerStates", cache: Any, stats: GenerationStats
+) -> Tensor | SpeculativeOutput:
+    """What `generate` returns of a call that has ended."""
+    if not config.return_dict_in_generate:
+        return batch.sequences
+    outputs: Any = {name: batch.outputs(name) for name in ("scores", "logits")}
+    outputs |= {name: states.outputs(name) for name in ("hidden_states", "attentions")}
+    sequences: Any = batch.sequences  # `LongTensor` there means any ids
+    return SpeculativeOutput(sequences, **outputs, past_key_values=cache, speculation=stats)
 
 
 def notes_of(
@@ -52,12 +65,6 @@ def notes_of(
         )
     if not has_hooks:
         notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
-    quantizer: Any = getattr(model, "hf_quantizer", None)
-    if getattr(quantizer and quantizer.quantization_config, "load_in_8bit", False):
-        notes.append(
-            "The target's int8 layers (bitsandbytes) round what they read, too, by all tokens of a read: "
-            "the text can differ from plain decoding's, as that of a plain batch does."
-        )
     return notes
 
 
@@ -75,10 +82,15 @@ class LayerStates:
         """Keep the states of the prompt, which the prefill gave."""
         self._prompt = {name: getattr(outputs, name) for name in self._wanted}
 
-    def add_paths(self, outputs: Any, paths: Sequence[Sequence[int]], positions: Tensor) -> None:
-        """Keep the states of each row's accepted path; `positions` gives the position of each slot's token."""
+    def add_paths(
+        self, outputs: Any, paths: Sequence[Sequence[int]], positions: Tensor, numbers: Sequence[int]
+    ) -> None:
+        """Keep the states of each row's accepted path; `positions` gives the position of each slot's token.
+
+        `numbers` says which rows of the call these are.
+        """
         for row, path in enumerate(paths if self._wanted else ()):
-            kept = self._rows[row]
+            kept = self._rows[numbers[row]]
             for node in path if "hidden_states" in kept else ():
                 states = (layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
                 kept["hidden_states"].append(tuple(states))

@@ -100,6 +100,12 @@ class PackedReads:
         self.failure: Exception | None = None  # why nothing is packed, where packing was tried
 
     @property
+    def notes(self) -> list[str]:
+        """A sentence that says why nothing is packed, where packing was tried."""
+        why = self.failure
+        return [] if why is None else [f"Weights could not be packed, and were read as they are: {why}."]
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the copies."""
         return sum(layer.weight.nbytes for layer in self._layers)

@@ -1,6 +1,8 @@
 """The texts of all rows of a call, which grow at their own pace and are shown like a batch without a drafter."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -17,13 +19,26 @@ from .distributed import Decision
 from .sequence_state import NodeScores, SequenceState, TokenScores, answers, processed
 from .verifier import TOKEN_MATCHING, Verifier
 
+_SEEDS: ContextVar[Sequence[int] | None] = ContextVar("seeds", default=None)
+
+
+@contextmanager
+def seeded_rows(seeds: Sequence[int]) -> Iterator[None]:
+    """Let each row of the batches sampled inside, on this thread, draw as a call of its own does from its seed."""
+    token = _SEEDS.set(seeds)
+    try:
+        yield
+    finally:
+        _SEEDS.reset(token)
+
 
 class SequenceBatch:
     """The [`SequenceState`] of each row of a call. Rows grow at their own pace, each with its own processors.
 
     Where the caller's processors or criteria may treat rows by their index, rows grow in lockstep: token by token,
     with calls that show all rows together. `mask` is 0 at padding of the prompts. The streamer gets a token of all
-    rows once the last of them has it.
+    rows once the last of them has it. `rows` are those that are still read; whoever is given a row's index counts
+    these, and `numbers` says which of `all_rows` they are.
     """
 
     def __init__(
@@ -43,10 +58,11 @@ class SequenceBatch:
         self._criteria_of = row_processors.criteria_of_rows(criteria, num_rows)
         self._has_row_criteria = all(type(each) in row_processors.ROW_CRITERIA for each in criteria)
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
-        self.rows = []
+        self.rows: list[SequenceState] = []
         for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.do_sample)):
             row_list = processors if num_rows == 1 else row_processors.of_row(processors, row, num_rows)
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
+        self.all_rows, self.numbers = self.rows, list(range(num_rows))
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
@@ -56,13 +72,13 @@ class SequenceBatch:
         self.prompt_columns = [row.nonzero()[:, 0] for row in is_text]  # of the prompt, where there is no padding
 
     def __len__(self) -> int:
-        """The number of rows."""
-        return len(self.rows)
+        """The number of rows of the call."""
+        return len(self.all_rows)
 
     @property
     def longest(self) -> int:
         """The number of tokens of the longest row."""
-        return max(map(len, self.rows))
+        return max(map(len, self.all_rows))
 
     def is_closed(self, row: int) -> bool:
         """Whether a row gets no more tokens. Without a token that ends rows, complete ones grow with the others."""
@@ -73,9 +89,16 @@ class SequenceBatch:
             return all(other.is_complete for other in self.rows)
         return len(sequence) >= self.longest
 
-    def end_of(self, row: int, max_length: int) -> int:
-        """How long a row may become. A complete row becomes as long as the others, unless rows grow in lockstep."""
-        return self.longest if self.rows[row].is_complete and not self.is_lockstep else max_length
+    def draft_depths(self, max_length: int, num_to_context: Sequence[int]) -> tuple[int, ...]:
+        """The most tokens to draft for each row: `num_to_context` fit, and texts end at `max_length`.
+
+        A complete row becomes as long as the others, unless rows grow in lockstep.
+        """
+        depths = []
+        for row, (sequence, num_fitting) in enumerate(zip(self.rows, num_to_context, strict=True)):
+            end = self.longest if sequence.is_complete and not self.is_lockstep else max_length
+            depths.append(0 if self.is_closed(row) else max(min(end - len(sequence) - 1, num_fitting), 0))
+        return tuple(depths)
 
     @property
     def probs_device(self) -> torch.device:
@@ -98,13 +121,14 @@ class SequenceBatch:
     def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
         """Process logits after a node of each open row in the call that plain decoding makes; 0 in rows that ended."""
         ids = self.sequences
-        logits = {row: scores[row].logits[node : node + 1] for row, node in nodes.items()}
+        logits = {self.numbers[row]: scores[row].logits[node : node + 1] for row, node in nodes.items()}
         zeros = torch.zeros_like(next(iter(logits.values())), dtype=torch.float32, device=ids.device)
-        raw = torch.cat([logits.get(row, zeros).to(zeros) for row in range(len(self))])
+        raw = torch.cat([logits.get(number, zeros).to(zeros) for number in range(len(self))])
         together = processed(self.processors, ids, raw.clone(), self.do_sample)
         for row, node in nodes.items():
-            scores[row].by_node[node] = TokenScores(raw[row : row + 1], together[row : row + 1])
-        self._shown_scores += () if self.rows[0].scores is None else (together,)
+            own = slice(self.numbers[row], self.numbers[row] + 1)
+            scores[row].by_node[node] = TokenScores(raw[own], together[own])
+        self._shown_scores += () if self.all_rows[0].scores is None else (together,)
 
     def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[Any]) -> dict[int, AcceptedPath]:
         """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow and draw nothing.
@@ -154,7 +178,7 @@ class SequenceBatch:
             sequence.append(token_id, scores[row].after(node) if sequence.keeps_scores else None)
         if self.is_lockstep:
             is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
-            for sequence, is_complete in zip(self.rows, is_done.tolist(), strict=True):
+            for sequence, is_complete in zip(self.all_rows, is_done.tolist(), strict=True):
                 sequence.is_complete |= is_complete
         else:
             for row in tokens:
@@ -166,7 +190,23 @@ class SequenceBatch:
     @property
     def is_complete(self) -> bool:
         """Whether no row gets more tokens."""
-        return all(map(self.is_closed, range(len(self))))
+        return all(self.closed)
+
+    @property
+    def closed(self) -> list[bool]:
+        """Of each row that is read whether it gets no more tokens."""
+        return [self.is_closed(row) for row in range(len(self.rows))]
+
+    @property
+    def ended(self) -> list[bool]:
+        """Of each row that is read whether it is padded from now on; without padding complete rows may grow again."""
+        return [row.is_complete and self._pad is not None for row in self.rows]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these of the rows that are read; the others get no more tokens."""
+        self.rows, self.numbers = [self.rows[row] for row in rows], [self.numbers[row] for row in rows]
+        self.prompt_columns = [self.prompt_columns[row] for row in rows]
+        self._criteria_of = [self._criteria_of[row] for row in rows]
 
     @property
     def roots(self) -> Tensor:
@@ -176,12 +216,12 @@ class SequenceBatch:
     @property
     def sequences(self) -> Tensor:
         """All texts, `[rows, tokens]`; rows that ended early are padded."""
-        return torch.cat([self._padded(sequence.input_ids) for sequence in self.rows])
+        return torch.cat([self._padded(sequence.input_ids) for sequence in self.all_rows])
 
     @property
     def token_ids(self) -> Tensor:
         """All texts without padding, `[rows, tokens]`, left-aligned."""
-        if len(self) == 1 and len(self.prompt_columns[0]) == self.prompt_len:
+        if len(self.rows) == 1 and len(self.prompt_columns[0]) == self.prompt_len:
             return self.rows[0].input_ids
         texts = [
             torch.cat([row.input_ids[0, held], row.input_ids[0, self.prompt_len :]])
@@ -197,7 +237,7 @@ class SequenceBatch:
 
     def outputs(self, name: str) -> tuple[Tensor, ...] | None:
         """`scores` or `logits` of each step, `[rows, vocab]`; zeros where a row had ended."""
-        rows = [getattr(sequence, name) for sequence in self.rows]
+        rows = [getattr(sequence, name) for sequence in self.all_rows]
         if rows[0] is None or len(rows) == 1:
             return rows[0]
         zeros, num_steps = torch.zeros_like(rows[0][0]), max(map(len, rows))
@@ -217,9 +257,9 @@ class SequenceBatch:
         if self._streamer is None:
             return
         for column in range(self.prompt_len + self._num_streamed, self.longest):
-            if any(len(row) <= column and not (row.is_complete and self._pad is not None) for row in self.rows):
+            if any(len(row) <= column and not (row.is_complete and self._pad is not None) for row in self.all_rows):
                 return
-            self._streamer.put(torch.cat([self._padded(row.host_ids)[:, column] for row in self.rows]))
+            self._streamer.put(torch.cat([self._padded(row.host_ids)[:, column] for row in self.all_rows]))
             self._num_streamed += 1
 
 
@@ -227,6 +267,8 @@ def _draws(num_rows: int, device: torch.device, is_coupled: bool, do_sample: boo
     """The draws of each row: of the global random stream for a single row, as in plain decoding, else of its own."""
     if num_rows == 1 or not do_sample:
         return [CoupledDraws.from_global_stream() if is_coupled else GeneratorDraws() for _ in range(num_rows)]
+    seeds = _SEEDS.get() or row_seeds(num_rows)
+    assert len(seeds) == num_rows  # those of the caller, too
     if is_coupled:
-        return [CoupledDraws(seed) for seed in row_seeds(num_rows)]
-    return [GeneratorDraws(torch.Generator(device).manual_seed(seed)) for seed in row_seeds(num_rows)]
+        return [CoupledDraws(seed) for seed in seeds]
+    return [GeneratorDraws(torch.Generator(device).manual_seed(seed)) for seed in seeds]

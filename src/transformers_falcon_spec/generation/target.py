@@ -21,10 +21,11 @@ from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
 from .path_batch import PathBatch
+from .row_slots import RowSlots
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
 from .static.state import StaticState
-from .text_limits import check_batch, longest_draftable, num_before_limit, read_anew, switch_lengths
+from .text_limits import check_batch, num_to_limits, read_anew, switch_lengths
 from .tree_attention import tree_attention
 
 _NUM_DIMS = 3  # rows, tokens, width
@@ -64,12 +65,12 @@ class Target:
         )
         self._output_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
-        self.slots = cache_file.RowSlots(None, torch.zeros(1, 0, dtype=torch.long))
+        self.slots = RowSlots(None, torch.zeros(1, 0, dtype=torch.long))
         self._kinds = model_parts.layer_kinds(self.config)
         self._windows: dict[int, int] = {}  # of layers that keep every slot during this call
         self._next_position = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
-        self._inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
-        self._position_ids = self._inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
+        self.inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
+        self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
         self._farthest: list[int] = []  # of each row the largest of its next position ids
         self._num_tokens: list[int] = []  # of each row in the cache, padding left out
         self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
@@ -107,13 +108,8 @@ class Target:
     @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
-        endless, context = cache_file.ENDLESS, getattr(self.config, "max_position_embeddings", None)
-        limits, longest = [*self.switches, endless if context is None else context], longest_draftable(self.config)
-        before_switch = num_before_limit(self._text_ids.shape[1], [*self.switches, endless])  # without padding
-        return [
-            min(num_before_limit(position, limits), before_switch, num_before_limit(num_tokens, [longest]))
-            for position, num_tokens in zip(self._farthest, self._num_tokens, strict=True)
-        ]
+        counts = zip(self._farthest, self._num_tokens, strict=True)
+        return num_to_limits(self.config, self.switches, self._text_ids.shape[1], counts)
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
@@ -134,12 +130,12 @@ class Target:
         features = self.features(outputs, num_read)
         try:
             self._locate_prompt(len(input_ids), model_kwargs.get("attention_mask"))
-            self._inputs = step_inputs(self.model, input_ids, self.cache, model_kwargs, outputs)
+            self.inputs = step_inputs(self.model, input_ids, self.cache, model_kwargs, outputs)
         except GenerationError:
             cache_file.drop_last(self.cache, num_read)
             raise
         self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
-        self._position_ids = self._inputs.position_ids
+        self._position_ids = self.inputs.position_ids
         self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
         self._num_tokens = (self.slots.positions != cache_file.HOLE).sum(-1).tolist()
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
@@ -161,7 +157,7 @@ class Target:
                 )
             positions = positions.masked_fill(mask.to(positions.device) == 0, cache_file.HOLE)
             self._padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True).to(positions.device)
-        self.slots = cache_file.RowSlots(self.cache, positions)
+        self.slots = RowSlots(self.cache, positions)
         self._next_position = torch.full_like(positions[:, :1], num_slots)
 
     def read(
@@ -183,7 +179,7 @@ class Target:
         positions = self._next_position + tree.depths
         if form == "chain":
             self.slots.align()  # such a target may count slots
-            outputs = self._forward(token_ids, tree.depths, self._chain_mask(positions), is_open)
+            outputs = self._forward(token_ids, tree.depths, self.slots.chain_mask(positions), is_open)
         else:
             masks = {kind.name: self._mask(tree, positions, kind) for kind in self._kinds}
             with tree_attention(self.model):
@@ -193,9 +189,9 @@ class Target:
 
     def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
         num_rows, num_nodes = token_ids.shape
-        inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
+        inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs |= {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
-        if self._takes_position_ids or self._inputs.has_position_ids:
+        if self._takes_position_ids or self.inputs.has_position_ids:
             inputs["position_ids"] = self._position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
@@ -207,7 +203,7 @@ class Target:
         """Read each path of the tree as a row; a node has the same logits in every path that holds it."""
         depths = torch.arange(paths.longest, device=token_ids.device)[None]
         positions = self._next_position + depths
-        mask = self._chain_mask(positions)
+        mask = self.slots.chain_mask(positions)
         self.cache.batch_repeat_interleave(len(paths.paths))
         rows = token_ids[0][paths.nodes]
         outputs = self._forward(rows, depths.expand_as(rows), mask if mask is None else mask.expand(len(rows), -1))
@@ -268,24 +264,30 @@ class Target:
         for counts in (self._farthest, self._num_tokens):
             counts[:] = map(add, counts, num_kept)
 
+    def select_rows(self, rows: Sequence[int], keeps_others: bool) -> None:
+        """Go on with these rows alone; `keeps_others` if somebody gets the cache after the call."""
+        self.slots.select(rows, keeps_others)
+        index = torch.tensor(rows, device=self._next_position.device)
+        self.inputs, self._next_position = self.inputs.of_rows(index), self._next_position[index]
+        self._position_ids = self._position_ids.index_select(-2, index.to(self._position_ids.device))
+        self._padding = None if self._padding is None else self._padding[index]
+        for counts in (self._farthest, self._num_tokens):
+            counts[:] = [counts[row] for row in rows]
+
     @contextmanager
     def released(self) -> Iterator[None]:
         """Leave the cache as plain decoding does after the block; after an error holes stay, and windows come back."""
         try:
             yield
+            self.slots = self.slots.with_all_rows()
             self.slots.unroll()
         finally:
+            self.slots = self.slots.with_all_rows()
             self._let_go()
 
     def _let_go(self) -> None:
         if self.cache is not None:
             cache_file.narrow(self.cache, self._windows)
-
-    def _chain_mask(self, positions: Tensor) -> Tensor | None:
-        """The 2-D mask of the whole text; None where every slot holds a token."""
-        if not self.slots.has_holes:
-            return None
-        return (torch.cat([self.slots.positions, positions], dim=-1) != cache_file.HOLE).long()
 
     def _mask(self, tree: DraftTree, positions: Tensor, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""

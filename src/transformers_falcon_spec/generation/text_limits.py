@@ -1,6 +1,6 @@
 """Lengths of text at which a target reads otherwise: rotary frequencies switch, or an attention index is full."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +31,22 @@ def longest_draftable(config: PreTrainedConfig) -> int:
 def num_before_limit(position: int, limits: Sequence[int]) -> int:
     """The number of tokens that fit between the one at `position` and the next of `limits`."""
     return min((limit for limit in limits if limit > position), default=position + 1) - 1 - position
+
+
+def num_to_limits(
+    config: PreTrainedConfig, switches: Sequence[int], text_len: int, counts: Iterable[tuple[int, int]]
+) -> list[int]:
+    """For each row the number of tokens that can be drafted before a limit of a target.
+
+    `counts` are each row's next position id and tokens; frequencies switch with `text_len`, without padding.
+    """
+    context = getattr(config, "max_position_embeddings", None)
+    limits, longest = [*switches, ENDLESS if context is None else context], longest_draftable(config)
+    before_switch = num_before_limit(text_len, [*switches, ENDLESS])
+    return [
+        min(num_before_limit(position, limits), before_switch, num_before_limit(num_tokens, [longest]))
+        for position, num_tokens in counts
+    ]
 
 
 def check_batch(

@@ -50,10 +50,8 @@ class TextRequest:
 
     @property
     def batch_key(self) -> Hashable:
-        """Requests with the same key can be written together; None must be alone, as a batch has one seed."""
-        if not self.sampling.temperature:
-            return "greedy"
-        return self.sampling if self.seed is None else None
+        """Requests with the same key can be written together."""
+        return self.sampling if self.sampling.temperature else "greedy"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
 from ..errors import FalconSpecError, RequestError
+from ..generation.sequence_batch import seeded_rows
 from ..generation.timed import timed_generate
+from ..generation.verifier import verifier_named
 from .batch import Batch, Event, TextRequest, Ticket
 from .growing_text import GrowingText
 
@@ -30,8 +32,9 @@ class Engine:
     """Writes texts with a target and its drafter, which no other thread may use meanwhile.
 
     Requests wait in a queue in the order in which they came. The first one is taken, with those behind it that can
-    share a batch with it: greedy ones together, sampled ones with the same options. A sampled one with a seed is
-    written alone, as its text is that of a call of its own.
+    share a batch with it: greedy ones together, sampled ones with the same options. Each row draws from a seed of its
+    own, so that the text of a seed is that of a call of its own. Where the drafter's verifier does not keep such
+    texts, sampled requests with a seed are written alone.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -143,13 +146,17 @@ class Engine:
         """Wait for requests, and take those that are written together; none when the engine ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_ended)
-            key = self._waiting[0].request.batch_key if self._waiting else None
-            most = self.max_batch if key is not None else 1
-            fitting = (ticket for ticket in self._waiting if key is None or ticket.request.batch_key == key)
-            self._writing = [ticket for ticket, _ in zip(fitting, range(most), strict=False)]
+            fitting = [ticket for ticket in self._waiting if self._fits(ticket.request, self._waiting[0].request)]
+            self._writing = fitting[: self.max_batch]
             for ticket in self._writing:
                 self._waiting.remove(ticket)
             return self._writing
+
+    def _fits(self, request: TextRequest, first: TextRequest) -> bool:
+        """Whether a request can be written together with the first one that waits."""
+        is_alone = not verifier_named(self.drafter.generation_config.verifier).keeps_seeded_text
+        has_seed = any(each.sampling.temperature and each.seed is not None for each in (request, first))
+        return request is first or (request.batch_key == first.batch_key and not (is_alone and has_seed))
 
     def _write(self, tickets: list[Ticket]) -> None:
         """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served."""
@@ -170,15 +177,17 @@ class Engine:
 
     def _generate(self, requests: Sequence[TextRequest], criteria: StoppingCriteriaList) -> None:
         rows = [torch.tensor(request.prompt_ids) for request in requests]
-        seed = self._seeds.getrandbits(62) if requests[0].seed is None else requests[0].seed
-        timed_generate(
-            self.target,
-            pad_sequence(rows, True, float(self._pad_token_id), "left"),
-            max(request.max_tokens for request in requests),
-            requests[0].sampling.options,
-            seed,
-            self.drafter,
-            pad_sequence([torch.ones_like(row) for row in rows], True, 0.0, "left"),
-            pad_token_id=self._pad_token_id,
-            stopping_criteria=criteria,
-        )
+        given = [request.seed for request in requests]
+        seeds = [self._seeds.getrandbits(62) if seed is None else seed for seed in given]
+        with seeded_rows(seeds):
+            timed_generate(
+                self.target,
+                pad_sequence(rows, True, float(self._pad_token_id), "left"),
+                max(request.max_tokens for request in requests),
+                requests[0].sampling.options,
+                seeds[0],
+                self.drafter,
+                pad_sequence([torch.ones_like(row) for row in rows], True, 0.0, "left"),
+                pad_token_id=self._pad_token_id,
+                stopping_criteria=criteria,
+            )

@@ -86,7 +86,7 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
     family: str, num_copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, drafter = _pair(family)
-    room, take_over, spread = [num_copied], cache_file.take_over, cache_file._spread
+    room, take_over, spread = [num_copied], cache_file.take_over, cache_file.spread
 
     def filled(*args: Any) -> torch.Tensor:
         if room[0] == 0:
@@ -97,7 +97,7 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
 
     def with_little_room(*args: Any, **options: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(cache_file, "_spread", filled)
+            patch.setattr(cache_file, "spread", filled)
             take_over(*args, **options)
 
     monkeypatch.setattr(cache_file, "take_over", with_little_room)

@@ -49,6 +49,10 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             text = committed.sequence_ids[number, :length]
             row.take(text if self.fixed is None else text.cpu(), committed.num_new[number])
 
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self._rows = [self._rows[row] for row in rows]
+
     def commit_kept(self, kept: Kept) -> None:
         """The same of tokens that the host knows, too."""
         for row, new in zip(self._rows, kept.new_ids, strict=True):

@@ -11,9 +11,9 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...errors import OptionError
-from ...generation.cache import GroupSlice
 from ...generation.tree_attention import grouped_sdpa
 from .families import Inputs, LayeredModel
+from .group_slice import GroupSlice
 
 _VERSIONS = count(1)  # of fused weights: no two have the same
 _HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))

@@ -4,6 +4,7 @@ Between steps it keeps keys and values of committed rows, the LSTM's state after
 the last k - 1 (`docs/how_it_works.md`).
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,14 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         self._tails: list[Tensor] = []  # of each row [up to k - 1, hidden] LSTM outputs of its newest pairs
         self._state: RecurrentState | None = None  # after the committed pairs
         self._block_state: RecurrentState | None = None  # after each block of the newest pass
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        super().select_rows(rows)
+        self._tails = [self._tails[row] for row in rows] if self._tails else []
+        if self._state is not None:
+            hidden, cell = (part[:, list(rows)] for part in self._state)
+            self._state = (hidden, cell)
 
     def restart(self) -> None:
         """Forget the state and the outputs of the LSTM, too."""

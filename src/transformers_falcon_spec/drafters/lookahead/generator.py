@@ -4,6 +4,7 @@ What the target puts after the lookahead nodes moves the window and yields new n
 on a draft.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +36,11 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
     def commit(self, committed: Committed) -> None:
         """Keep the target's choices after the newest draft, and the newest text, for the next proposal."""
         self._pending = [*self._pending[:1], committed]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self._catch_up()
+        self._rows = [self._rows[row] for row in rows]
 
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The newest n-grams after each row's root, and its window; None where no row has either."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...generation.cache import HOLE, RowSlots
+from ...generation.cache import HOLE
 from ...generation.drafting import Kept
+from ...generation.row_slots import RowSlots
 from ...generation.static.graph import RepeatedWork, memory_pool
 from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache
 
-from ...generation.cache import HOLE, RowSlots
+from ...generation.cache import HOLE
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...generation.row_slots import RowSlots
 from ...generation.static.compile import compiled_call
 from .fixed import FixedPairs, ReadPrompt
 
@@ -79,6 +80,13 @@ class PairGenerator(TreeCandidateGenerator):
             self.pending[row].add(ids[length - num_new :], committed.features[row, :num_new], ids[-1:])
         if max(pending.num_waiting for pending in self.pending) > MOST_WAITING:
             self.restart()
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self.pending = [self.pending[row] for row in rows]
+        if self.num_read:  # else nothing is kept of what was read
+            self.num_read = [self.num_read[row] for row in rows]
+            self.slots.select(rows)
 
     def restart(self) -> None:
         """Forget what was read: the newest pairs that wait become the whole history."""

@@ -69,7 +69,7 @@ class StaticTarget(Target):
         layers: list[Any] = self.cache.layers
         odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
         asked = " and ".join(f"`{name}`" for name in self._asked)
-        inputs = self._inputs
+        inputs = self.inputs
         reasons = {
             "layers of the target share keys and values": bool(getattr(self.config, "num_kv_shared_layers", 0)),
             f"layers of the target keep their states in a `{', '.join(odd)}`": bool(odd),
@@ -96,7 +96,7 @@ class StaticTarget(Target):
         lengths = torch.tensor([[num] for num in self._num_tokens], device=is_held.device)
         offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
         num_layers = len(self.cache.layers)
-        changes = state_key(self.model, self.feature_hooks.feature_layers, self._inputs.constant)
+        changes = state_key(self.model, self.feature_hooks.feature_layers, self.inputs.constant)
         key = (len(lengths), offsets.shape, *changes)
         state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
         state.wait()
@@ -180,7 +180,7 @@ class StaticTarget(Target):
             limits = (kind.sliding_window, kind.chunk_size)
             allowed = slot_mask(tree.ancestor_mask, tree.depths, cache.lengths, num_shown, *limits)
             masks[kind.name] = additive(allowed, self.model.dtype)
-        inputs = self._inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
+        inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
         inputs["attention_mask"] = masks_by_kind(self.config, masks)
         inputs |= {**self._not_asked, "input_ids": buffers.token_ids, "past_key_values": cache, "use_cache": True}

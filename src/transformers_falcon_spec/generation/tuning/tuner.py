@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ...core.verification import AcceptedPath
 from ..drafting import Draft, DraftBudget
+from ..verifier import Verifier
 from .cost_model import WARM_UP, CostModel, cost_models_of
 
 CADENCE = 16  # steps between two looks at the prices
@@ -119,11 +120,19 @@ class Tuner:
         }
 
 
-def tuner_of(drafter: Any, target: PreTrainedModel, keeps_seeded_text: bool, key: Any) -> Tuner:
-    """The tuner of a call, which goes on from earlier calls; without effect where options or verifier forbid it."""
+def known_costs(
+    drafter: Any, target: PreTrainedModel, verifier: Verifier, config: GenerationConfig, form: str, num_rows: int
+) -> tuple[CostModel, ...]:
+    """What is known of each drafter from earlier calls; nothing where options or verifier forbid to tune.
+
+    Rows leave one by one, so that numbers up to the same power of 2 share their costs.
+    """
     options = drafter.generation_config
-    is_tuned = options.tune and (keeps_seeded_text or not options.deterministic)
-    return Tuner(cost_models_of(drafter.members, target, key) if is_tuned else (), target.device)
+    if not options.tune or not (verifier.keeps_seeded_text or not options.deterministic):
+        return ()
+    sampling = round(config.temperature or 1.0, 1) if config.do_sample else None  # servers get any
+    machine, bucket = (target.device, target.dtype, torch.get_num_threads()), 1 << (num_rows - 1).bit_length()
+    return cost_models_of(drafter.members, target, (*machine, bucket, form, verifier.name, sampling))
 
 
 def select_drafter(drafters: Sequence[CostModel], current: int | None) -> int:
