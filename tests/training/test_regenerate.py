@@ -283,10 +283,8 @@ def test_cut_answers_are_counted_over_all_runs_of_a_file(
     num_cut = sum("is_cut" in line for line in read(path))
     cut = [not answer_alone(target, line["messages"][:-1])[1] for line in read(path)]
     assert 0 < num_cut == sum(cut) < 8
-    said = (
-        f"Of 8 conversations {num_cut} were cut where an answer reached `max_new_tokens`, which is 8; 0 of these are"
-    )
-    assert [said in record.getMessage() for record in caplog.records] == [True, True]
+    said = f"Of 8 conversations {num_cut} ended with an answer that was cut at `max_new_tokens`, which is 8."
+    assert [record.getMessage() == said for record in caplog.records] == [True, True]
 
 
 def test_a_thought_that_is_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -296,7 +294,7 @@ def test_a_thought_that_is_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCap
     num_written = regenerate(target, family_tokenizer("deepseek-r1"), rows, path, GREEDY)
 
     assert (num_written, read(path)) == (0, [])
-    assert "Of 3 conversations 3 were cut" in caplog.text
+    assert "Of 3 conversations 3 ended with an answer that was cut" in caplog.text
     assert "3 of these are left out, for the first answer was cut within its thought" in caplog.text
 
 

@@ -193,7 +193,7 @@ def test_cut_answers_end_their_row_and_cut_thoughts_are_left_out(
     assert num_written == again == 2
     assert messages(output) == [[rows[0][0], {"role": "assistant", "content": "one two"}], answered(rows)[3]]
     assert (
-        "Of 4 conversations 3 were cut where an answer reached `max_new_tokens`, which is 9; 2 of these are left out"
+        "Of 4 conversations 3 ended with an answer that was cut at `max_new_tokens`, which is 9. 2 of these are left out"
         in caplog.text
     )
     assert len(server.requests) == 3 + 2

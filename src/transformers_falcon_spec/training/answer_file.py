@@ -117,12 +117,12 @@ def log_cuts(output: Path, num_tokens: int, num_without: int) -> None:
     """Log how many conversations were cut at `num_tokens`: those in the file, and `num_without` any answer."""
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").split("\n") if line]
     num_cut = sum("is_cut" in line for line in lines) + num_without
-    logger.log(
-        logging.WARNING if num_cut else logging.INFO,
-        "Of %d conversations %d were cut where an answer reached `max_new_tokens`, which is %d; %d of these are left "
-        "out, for the first answer was cut within its thought.",
-        len(lines) + num_without, num_cut, num_tokens, num_without,
-    )  # fmt: skip
+    text = "Of %d conversations %d ended with an answer that was cut at `max_new_tokens`, which is %d."
+    numbers = [len(lines) + num_without, num_cut, num_tokens]
+    if num_without:
+        text += " %d of these are left out, for the first answer was cut within its thought."
+        numbers.append(num_without)
+    logger.log(logging.WARNING if num_cut else logging.INFO, text, *numbers)
 
 
 def _progress_file(output: Path) -> Path:
