@@ -262,13 +262,15 @@ class NaiveFalcon:
         rows = list(self.rows)
         for depth, node in enumerate(path):
             rows.append(self._row(tokens[node], blocks[path[: depth // size * size]][depth % size]))
-        states = self._recur(rows)
+        states, window = self._recur(rows), self.drafter.sliding_window
         positions = torch.arange(len(rows))[None]
         bias = torch.full((1, 1, len(rows), len(rows)), torch.finfo(states.dtype).min, dtype=states.dtype)
         offsets = torch.zeros(1, len(rows), dtype=torch.long)
         for row in range(len(rows)):
             end = self.ends[row] if row < num_true else num_true + (row - num_true) // size * size + size - 1
             bias[..., row, : end + 1] = 0
+            if window is not None:  # which ends in the text: a draft sees all of itself
+                bias[..., row, : min(max(row - window + 1, 0), num_true)] = torch.finfo(states.dtype).min
             offsets[0, row] = size - 1 - (end - row)
         rotary = self.drafter.rotary_emb(states, positions)
         block_positions = {"block_positions": offsets} if self.drafter.config.block_position_embedding else {}

@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer, save_target
 from tests.chat_families import FAMILIES, family_tokenizer
+from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.cli import main
@@ -23,9 +24,10 @@ from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGe
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 from transformers_falcon_spec.evaluation.doctor.expectation import Expectation, expected_acceptance
 from transformers_falcon_spec.evaluation.doctor.findings import NAMES, Report
+from transformers_falcon_spec.evaluation.doctor.long_texts import check_length
 from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, diagnose, measured_fault
 from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
-from transformers_falcon_spec.evaluation.doctor.undertraining import num_rows_read, undertraining
+from transformers_falcon_spec.evaluation.doctor.undertraining import num_rows_read, training_record, undertraining
 from transformers_falcon_spec.evaluation.doctor.weight_files import add_unreadable, file_faults
 from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 
@@ -119,7 +121,7 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
 
     assert [name for name in names_of(report) if name not in MEASURED] == fault
     assert message in "".join(finding.text for finding in report.findings)
-    assert list(report.sections) == ["fingerprint", "reading", "template", "acceptance", "costs", "step"]
+    assert list(report.sections) == ["fingerprint", "reading", "template", "length", "acceptance", "costs", "step"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
 
@@ -308,18 +310,38 @@ def test_few_rows_and_first_tokens_that_are_hardly_kept_are_undertraining(
         assert "about 60,000 more rows, 7,500 steps of 8" in finding.remedy
 
 
+FEW_ROWS = {"num_examples": 500, "curve": [{"epoch": 1.0}]}
+
+
 def test_an_undertrained_drafter_is_named_and_not_the_machine() -> None:
     target, tokenizer, drafter = signed_pair()
     report = Report("target", "drafter")
 
-    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], 24, num_rows_read=500), report)
+    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], 24, record=FEW_ROWS), report)
 
     assert names_of(report) == ["undertrained"]
 
 
+@pytest.mark.parametrize(("window", "is_found"), [(None, True), (40, False), (41, True)])
+def test_texts_beyond_the_trained_length_are_named_unless_a_window_hides_them(
+    window: int | None, is_found: bool
+) -> None:
+    target, _, drafter = signed_pair()
+    drafter.config.sliding_window, report = window, Report("target", "drafter")
+
+    check_length(drafter, 200, {"trained_length": 40}, report)
+
+    assert names_of(report) == ["long texts"] * is_found
+    assert report.sections["length"] == {"longest_text": 200, "trained_length": 40, "sliding_window": window}
+    check_length(drafter, target.config.max_position_embeddings, {}, other := Report("target", "drafter"))
+    assert not other.findings  # nothing is known but the context
+    check_length(make_medusa(target), 200, {"trained_length": 40}, other)
+    assert not other.findings  # heads look at the newest token alone
+
+
 def test_the_rows_that_were_read_are_those_of_all_epochs(tmp_path: Path) -> None:
-    assert num_rows_read(PAIR["drafter"]) == pytest.approx(8_000 * 8, rel=1e-3)  # steps of as many rows
-    assert num_rows_read(str(tmp_path)) is None
+    assert num_rows_read(training_record(PAIR["drafter"])) == pytest.approx(8_000 * 8, rel=1e-3)  # steps of as many
+    assert num_rows_read(training_record(str(tmp_path))) is None
 
 
 def cut(path: Path) -> None:

@@ -51,7 +51,10 @@ def test_conversations_are_trained_on_with_nothing_but_a_target_and_its_tokenize
     assert trainer.drafter.config.block_size == 3  # of the default recipe
     assert "eval_accuracy" in trainer.evaluate(conversations(3, seed=2))
     assert "eval_sums_accuracy" in trainer.evaluate()
-    assert FalconSpecDrafter.from_pretrained(tmp_path).config.block_size == 3
+    config = FalconSpecDrafter.from_pretrained(tmp_path).config
+    lengths = trainer.train_dataset.lengths
+    assert config.block_size == 3
+    assert config.sliding_window == record["trained_length"] == max(lengths)  # one in twenty of eight is none
     assert record["num_examples"] == 8
     assert record["train_seconds"] > 0
     assert record["curve"][-1]["step"] == 2

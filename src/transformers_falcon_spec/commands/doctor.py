@@ -23,7 +23,7 @@ from ..evaluation.doctor.expectation import expected_acceptance
 from ..evaluation.doctor.findings import Report, documentation_of
 from ..evaluation.doctor.measurement import Case, built_in_prompts, diagnose
 from ..evaluation.doctor.setup_checks import environment
-from ..evaluation.doctor.undertraining import num_rows_read
+from ..evaluation.doctor.undertraining import training_record
 from ..evaluation.doctor.weight_files import add_unreadable
 from ..evaluation.prompts import read_prompts
 from .loading import LAYER_PARALLEL, load_drafter
@@ -63,7 +63,7 @@ def run(command: DoctorCommand) -> None:
         files = command.prompts or (expected.prompts if expected is not None else [])
         prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
         prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
-        case = Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected, num_rows_read(name))
+        case = Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected, training_record(name))
         diagnose(case, report)
     if command.json:
         print(json.dumps(report.to_json(), indent=1))

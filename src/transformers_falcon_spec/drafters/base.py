@@ -46,6 +46,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     generation_config: SpeculationConfig
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
+    has_window: ClassVar[bool] = False  # whether `sliding_window` bounds what it attends to
     # called with drafter, target, longest text and the generator of its draws
     generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
     # The layer above, which knows the Hub, puts itself here; a recipe has neither.
@@ -107,6 +108,17 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return self.generation_config.tree_depth or self.block_size
 
     @property
+    def sliding_window(self) -> int | None:
+        """The newest tokens of the text that it attends to, by the options or its config; None is all of them."""
+        given = self.generation_config.sliding_window
+        if given is not None and not self.has_window:
+            raise OptionError(
+                f"A `{type(self).__name__}` has no window of its own, so `sliding_window` must be None, but it is "
+                f"{given}. Falcon and Eagle drafters have one; a whole model that drafts has that of its own config."
+            )
+        return self.config.sliding_window if self.has_window and given is None else given
+
+    @property
     def max_depth(self) -> int:
         """The depth of the deepest draft."""
         tree = self.draft_tree
@@ -117,7 +129,9 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         """Settings besides weights that decide its drafts; they are kept with measurements."""
         options, names = self.generation_config, ("num_tree_nodes", "tree_top_k")
         grown = {name: getattr(options, name) for name in names} | {"tree_depth": self.tree_depth}
-        return {"draft_tree": self.stored_tree, **(grown if self.is_tree_dynamic else {})}
+        given = self.generation_config.sliding_window  # that of the config goes with the weights
+        window = {} if given is None else {"sliding_window": given}
+        return {"draft_tree": self.stored_tree, **(grown if self.is_tree_dynamic else {}), **window}
 
     @property
     def block_size(self) -> int:
@@ -159,7 +173,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         """Refuse trees of which only a part could ever be drafted."""
-        options, tree = self.generation_config, self.draft_tree
+        options, tree, _ = self.generation_config, self.draft_tree, self.sliding_window
         sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
         if self.is_tree_dynamic:
             sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)

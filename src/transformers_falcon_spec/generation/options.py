@@ -15,6 +15,7 @@ OWN = (
     "num_tree_nodes",
     "tree_depth",
     "tree_top_k",
+    "sliding_window",
     "tune",
     "deterministic",
     "verifier",
@@ -39,6 +40,9 @@ class SpeculationConfig(GenerationConfig):
             Nodes that are kept of a grown tree, root included, where nothing is tuned.
         tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter, and to the tuner.
         tree_top_k (`int`, *optional*, defaults to 4): Least nodes of a depth with children, and children of each.
+        sliding_window (`int`, *optional*):
+            Newest tokens of the text that a Falcon or Eagle drafter attends to, which bounds its memory, too. None
+            takes the one in the drafter's config.
         tune (`bool`, *optional*, defaults to `True`):
             Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and
             passes that bring more than they cost, and where drafting costs more than it brings it pauses.
@@ -82,6 +86,7 @@ class SpeculationConfig(GenerationConfig):
         num_tree_nodes: int = 16,
         tree_depth: int | None = None,
         tree_top_k: int = 4,
+        sliding_window: int | None = None,
         tune: bool = True,
         deterministic: bool = True,
         verifier: str = TOKEN_MATCHING.name,
@@ -106,6 +111,7 @@ class SpeculationConfig(GenerationConfig):
         if draft_tree is not None:
             DraftTree.from_json(draft_tree)
         limits = {"num_tree_nodes": (num_tree_nodes, 2), "tree_depth": (tree_depth, 1), "tree_top_k": (tree_top_k, 1)}
+        limits["sliding_window"] = (sliding_window, 1)
         for name, (value, least) in limits.items():
             if value is not None and value < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
@@ -113,7 +119,7 @@ class SpeculationConfig(GenerationConfig):
         check_step(step, compile)
         self.draft_tree, self.verifier = draft_tree, verifier_named(verifier).name
         self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
-        self.tree_depth, self.tree_top_k = tree_depth, tree_top_k
+        self.tree_depth, self.tree_top_k, self.sliding_window = tree_depth, tree_top_k, sliding_window
         self.tune, self.deterministic, self.pack_weights = tune, deterministic, pack_weights
         self.step, self.compile = step, compile
         super().__init__(**kwargs)

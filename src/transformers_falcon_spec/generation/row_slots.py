@@ -110,6 +110,13 @@ class RowSlots:
             self.is_shifted = self.is_ragged = True
         self.num_tokens = [num - dropped for num, dropped in zip(self.num_tokens, num_tokens, strict=True)]
 
+    def keep_newest(self, num_tokens: Sequence[int]) -> None:
+        """Drop all but the newest `num_tokens` of each row, and the memory of the others."""
+        first = self.positions.amax(-1) + 1 - torch.tensor(num_tokens, device=self.positions.device)
+        self.positions = self.positions.masked_fill(self.positions < first[:, None], HOLE)
+        self.num_tokens = list(map(min, self.num_tokens, num_tokens))
+        self._realign()
+
     def forget_drafted(self) -> None:
         """Drop the slots that a drafter filled while it drafted, of which layers may hold different numbers."""
         for index, layer in enumerate(self.cache.layers):

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from .row_encoding import NUM_NAMED, Example, UnusableRowError, describe_rows, e
 logger = logging.getLogger(__name__)
 
 UNUSABLE = (TemplateError, TypeError, UnusableRowError)
+USUAL_SHARE = 0.95  # of the examples, whose length the drafter learns to look back over
 REFUSED, NOTHING = "refused by the chat template", "nothing that counts within `max_length`"  # reasons
 
 
@@ -118,6 +120,11 @@ class ConversationDataset(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
+
+
+def usual_length(lengths: Sequence[int]) -> int:
+    """The length that all but one in twenty of the examples keep to; 0 without any."""
+    return sorted(lengths)[math.ceil(USUAL_SHARE * len(lengths)) - 1] if lengths else 0
 
 
 def example_lengths(rows: Iterable[list[Message]], template: ChatTemplate) -> list[int]:

@@ -11,12 +11,12 @@ from transformers import PreTrainedConfig
 from ..drafters.config_fields import context_of
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
-from .dataset import example_lengths
+from .dataset import USUAL_SHARE, example_lengths, usual_length
 
 # As `models/falcon-reference` and the drafters of `LOG.md` were trained: 8 conversations a step, 8,000 steps at most.
 ROWS_PER_STEP, MOST_STEPS, MOST_EPOCHS = 8, 8_000, 8
 MOST_HELD_OUT, HELD_OUT_SHARE = 64, 20  # conversations; one in so many
-NUM_SAMPLED, WHOLE_SHARE = 200, 0.95  # rows whose lengths are looked at; examples that are not to be cut
+NUM_SAMPLED = 200  # rows whose lengths are looked at
 LENGTH_STEP = 512  # tokens
 LOGITS_COPIES = 6  # of a batch in float32: the target's and the drafter's, their softmax, and the gradients of both
 _GIVEN = "as asked for"
@@ -24,7 +24,7 @@ _GIVEN = "as asked for"
 
 PLAN_NOTES = {  # what is done without an option, for `--help`
     "output_dir": "By default `TARGET-falcon`, after target and kind.",
-    "max_length": f"By default {LENGTH_STEP}, or as many times that as leave {WHOLE_SHARE:.0%} of the examples "
+    "max_length": f"By default {LENGTH_STEP}, or as many times that as leave {USUAL_SHARE:.0%} of the examples "
     "whole, up to the target's context.",
     "bf16": "Train in bfloat16. By default on CUDA where the GPU has it.",
     "per_device_train_batch_size": f"Rows that are read at a time. By default {ROWS_PER_STEP}, or fewer where an "
@@ -94,9 +94,8 @@ def plan_length(
         reason = _GIVEN if context is None or args.max_length <= context else "the target's context, which is shorter"
         args.max_length = min(args.max_length, context or args.max_length)
         return Choice("length", f"{args.max_length} tokens", reason)
-    lengths = sorted(example_lengths(rows[:: math.ceil(len(rows) / NUM_SAMPLED)], template))
-    wanted = lengths[math.ceil(WHOLE_SHARE * len(lengths)) - 1] if lengths else 0
-    fitting = max(math.ceil(wanted / LENGTH_STEP), 1) * LENGTH_STEP
+    lengths = example_lengths(rows[:: math.ceil(len(rows) / NUM_SAMPLED)], template)
+    fitting = max(math.ceil(usual_length(lengths) / LENGTH_STEP), 1) * LENGTH_STEP
     args.max_length = min(fitting, context or fitting)
     num_whole = sum(length <= args.max_length for length in lengths)
     reason = f"{num_whole} of a sample of {len(lengths)} examples are whole"

@@ -2,16 +2,21 @@
 
 import json
 import time
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import HubStrategy
 
+from ..drafters.base import DrafterModel
+from ..drafters.compatibility.fingerprint import record_target
 from ..drafters.registry import resolved
 from ..errors import OptionError
 from ..provenance import provenance
 from .checkpoints import explain_write_errors
+from .dataset import usual_length
 from .throughput import Throughput
 
 RECORD = "training.json"
@@ -21,6 +26,7 @@ class SavingTrainer(Trainer):
     """A Trainer that publishes drafters as `falcon-spec publish` does, however it is asked to."""
 
     drafter: Any
+    template_kwargs: Mapping[str, Any]
     throughput: Throughput
     start_seconds: float  # of the training, by `time.perf_counter`
 
@@ -35,6 +41,21 @@ class SavingTrainer(Trainer):
             )
         resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
 
+    @cached_property
+    def trained_length(self) -> int:
+        """The length in tokens that nearly all of the training data keep to: [`~training.dataset.usual_length`]."""
+        data: Any = self.train_dataset or ()
+        data = getattr(data, "conversations", data)
+        return usual_length(data.lengths if hasattr(data, "lengths") else [len(row["input_ids"]) for row in data])
+
+    def record_in_config(self, target: PreTrainedModel) -> None:
+        """Write into the drafter's config which target it is trained for, and how far it learns to look back."""
+        config, conversations = self.drafter.config, getattr(self.train_dataset, "conversations", None)
+        known = getattr(conversations, "template_kwargs", self.template_kwargs)
+        record_target(config, target, self.processing_class, known)
+        if isinstance(self.drafter, DrafterModel) and self.drafter.has_window and config.sliding_window is None:
+            config.sliding_window = self.trained_length or None
+
     def record(self) -> dict[str, Any]:
         """The facts about the run that are saved with the drafter and shown on its card."""
         data: Any = self.train_dataset or ()
@@ -42,6 +63,7 @@ class SavingTrainer(Trainer):
         return {
             **provenance(seed=self.args.seed, device=self.args.device),
             "num_examples": len(getattr(data, "conversations", data)),
+            "trained_length": self.trained_length,
             **getattr(getattr(data, "conversations", None), "facts", {}),
             "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
             "num_trained": self.get_num_trainable_parameters(),

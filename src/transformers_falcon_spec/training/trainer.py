@@ -18,7 +18,6 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
-from ..drafters.compatibility.fingerprint import record_target
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .dataset import ConversationCollator, SeededLengthGroups
@@ -148,8 +147,7 @@ class DrafterTrainer(SavingTrainer):
         """Train as the Trainer does, and check the final weights."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
-        known = getattr(getattr(self.train_dataset, "conversations", None), "template_kwargs", self.template_kwargs)
-        record_target(self.drafter.config, self.features.target, self.processing_class, known)
+        self.record_in_config(self.features.target)
         self.check_hub_options()
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):

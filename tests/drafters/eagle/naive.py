@@ -38,6 +38,7 @@ class NaiveEagle:
 
     def __init__(self, drafter: Any, target: Any) -> None:
         self.weights, self.config, self.target = drafter.state_dict(), drafter.config, target
+        self.window: int | None = drafter.sliding_window
         self.pairs: list[tuple[Tensor, Tensor]] = []  # embedding of token p + 1, and what is read beside it
 
     def commit(self, token_ids: Sequence[int], features: Tensor) -> None:
@@ -48,12 +49,14 @@ class NaiveEagle:
     @torch.no_grad()
     def state(self, path: Path, num_true: int | None = None) -> Tensor:
         """What the drafter says after the first `num_true` pairs (all of them) and the tokens of `path` after those."""
-        rows = self.pairs[:num_true]
+        rows, window = self.pairs[:num_true], self.window
+        num_true = len(rows)
         for depth, token in enumerate(path):
             above = self.state(path[:depth], num_true)
             fed_back = norm(above, self.weights["norm.weight"], self._eps) if self.config.norm_output else above
             rows = [*rows, (self._embed(token), fed_back)]
-        return self._last_row(rows)
+        first = 0 if window is None else min(max(len(rows) - window, 0), num_true)
+        return self._last_row(rows, first)
 
     def probs(self, path: Path, temperature: float = 1.0) -> Tensor:
         """The distribution of the token after `path`, over the target's vocabulary."""
@@ -112,7 +115,7 @@ class NaiveEagle:
         read = torch.cat([norm(embed, self.weights["layer.input_layernorm.weight"], self._eps), normed])
         return read, normed if self.config.norm_before_residual else beside
 
-    def _last_row(self, rows: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def _last_row(self, rows: Sequence[tuple[Tensor, Tensor]], first: int) -> Tensor:
         config, theta = self.config, self.config.rope_parameters["rope_theta"]
         size, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
         inputs = [self._attention_input(*row) for row in rows]
@@ -124,8 +127,8 @@ class NaiveEagle:
         query = rotated(self._linear("layer.self_attn.q_proj", read).view(-1, size), len(rows) - 1, theta)
         heads = []
         for head in range(config.num_attention_heads):
-            scores = torch.stack([key[head // group] @ query[head] for key in keys]) / size**0.5
-            heads.append(scores.softmax(0) @ torch.stack([value[head // group] for value in values]))
+            scores = torch.stack([key[head // group] @ query[head] for key in keys[first:]]) / size**0.5
+            heads.append(scores.softmax(0) @ torch.stack([value[head // group] for value in values[first:]]))
         states = residual + self._linear("layer.self_attn.o_proj", torch.cat(heads))
         normed = norm(states, self.weights["layer.post_attention_layernorm.weight"], self._eps)
         gate = torch.nn.functional.silu(self._linear("layer.mlp.gate_proj", normed))

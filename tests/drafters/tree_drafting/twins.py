@@ -97,7 +97,14 @@ class Twins:
     """A generator as ever, and one in fixed shapes, of the same drafter, over the same texts."""
 
     def __init__(
-        self, name: str, num_rows: int, seed: int = 0, buffers: Any = None, pair: Any = None, num_slots: int = 256
+        self,
+        name: str,
+        num_rows: int,
+        seed: int = 0,
+        buffers: Any = None,
+        pair: Any = None,
+        num_slots: int = 256,
+        most_first: int = 20,
     ) -> None:
         self.model, self.drafter = pair or make_pair(name)
         self.target = Target(self.model, self.drafter.feature_layers)
@@ -107,7 +114,7 @@ class Twins:
         self._drawn: dict[tuple[int, int], torch.Tensor] = {}
         self._kept: Any = None  # what steps keep, always in the same place
         self.plain, self.fixed = (self._generator() for _ in range(2))
-        self.give([self.rng.randint(4, 20) for _ in self.texts])
+        self.give([self.rng.randint(4, most_first) for _ in self.texts])
         self.buffers = self.fixed.enter_fixed(num_slots, MOST_KEPT, buffers)
 
     def _generator(self) -> Any:

@@ -35,7 +35,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
 
     def read_unread(self) -> Tensor:
         """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
-        ids, features, num_new = self.take_pending(padding_side="left")
+        ids, features, num_new = self.take_pending(padding_side="left", most=self.reach)
         positions = self.assign_slots(num_new)
         inputs, mask = self.drafter.fuse(self.to_drafter(features)), self.causal_mask(positions)
         states = self.drafter.attend(self.embed(ids), inputs, mask, positions.clamp(min=0), self.slots.cache)
@@ -47,7 +47,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
         self.fixed.assign_slots(positions, steps < num)
-        inputs, mask = self.run("fuse", self.to_drafter(features)), self.fixed.text_mask(positions)
+        inputs, mask = self.run("fuse", self.to_drafter(features)), self.fixed.text_mask(positions, positions)
         states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.fixed.cache)
         return newest_of(states, num - 1)[:, None]
 
@@ -57,7 +57,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         positions = self.lengths + number - 1
         embeds, fed_back = self.embed(token_ids[..., 0]), self.run("fed_back", states)
         positions = positions.expand(-1, states.shape[1])
-        states = self.run("attend", embeds, fed_back, self.draft_mask(seen), positions, self.cache)
+        states = self.run("attend", embeds, fed_back, self.draft_mask(seen, positions), positions, self.cache)
         return states[:, :, None]
 
     def draft_logits(self, features: Tensor) -> Tensor:

@@ -102,6 +102,7 @@ class EagleDrafter(GrowingDrafter):
     d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
     t2d: Tensor  # [vocab] whether a token can be drafted
     default_depth = 4
+    has_window = True
     _supports_sdpa = True
     _no_split_modules = ["FeatureLayer", "StateLayer"]  # noqa: RUF012  Transformers reads a plain list
 

@@ -108,7 +108,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
         self.fixed.assign_slots(positions, steps < num)
-        mask = self.fixed.text_mask(positions)
+        mask = self.fixed.text_mask(positions, positions)
         return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
 
     def _catch_up(self) -> None:
@@ -123,7 +123,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         positions = (self.lengths + number - 1).expand(-1, token_ids.shape[1])
         before = positions[:, :0] if number == 1 else self._draft_positions
         self._draft_positions = torch.cat([before, positions], dim=-1)
-        mask = self.draft_mask(seen)
+        mask = self.draft_mask(seen, positions)
         return self._read(token_ids[..., 0], mask, positions, self._draft_positions, is_exact=False)[:, :, None]
 
     def _read(self, ids: Tensor, allowed: Tensor, positions: Tensor, drafted: Tensor, is_exact: bool) -> Tensor:

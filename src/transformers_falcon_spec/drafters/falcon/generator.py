@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ...core.masks import block_causal_mask, block_ends
+from ...core.masks import block_ends
 from ...errors import OptionError
-from ...generation.cache import HOLE
 from ...generation.drafting import Draft, DraftBudget, TargetView
 from ..tree_drafting.fixed import FixedPairs, newest_of
 from ..tree_drafting.grown import GrownTreeGenerator
@@ -84,13 +83,13 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         for row, num in enumerate(num_new):
             known = torch.cat([self._tails[row].to(fused).reshape(-1, fused.shape[-1]), fused[row, :num]])
             num_rerun.append(max(min(self.block_size - num, len(known) - num), 0) if num else 0)
-            rows.append(known[len(known) - num_rerun[row] - num :])
+            rows.append(known[len(known) - num_rerun[row] - num :][-self.reach :])
             self._tails[row] = known[max(len(known) - self.block_size + 1, 0) :]
         self.slots.forget(num_rerun)
         num_tokens = list(map(len, rows))
         positions = self.assign_slots(num_tokens)
         ends = block_ends(positions, self.block_size, self.lengths[:, 0])
-        mask = block_causal_mask(ends, self.slots.positions) & (self.slots.positions != HOLE)[:, None]
+        mask = self.causal_mask(positions, ends)
         block_positions, padded = self.block_size - 1 - (ends - positions), pad_sequence(rows, True, 0.0, "left")
         outputs = self.drafter.attend(padded, mask, positions.clamp(min=0), block_positions, self.slots.cache)
         missing = self.block_size - outputs.shape[1]
@@ -125,7 +124,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         positions = length + steps
         ends = block_ends(positions, size, length[:, 0])
         fixed.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
-        rows, mask = newest_of(known, num + size - 1 + steps), fixed.text_mask(ends)
+        rows, mask = newest_of(known, num + size - 1 + steps), fixed.text_mask(positions, ends)
         block_positions = size - 1 - (ends - positions)
         outputs = self.run("attend", rows, mask, positions.clamp(min=0), block_positions, fixed.cache)
         return outputs[:, None, -size:]
@@ -147,8 +146,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         fused, self._block_state = self.run("recur", inputs, state, num)
         first = self.lengths + (number - 1) * size
         block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
-        rows, mask = fused.reshape(num_rows, blocks * size, -1), self.draft_mask(seen)
         positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
+        rows, mask = fused.reshape(num_rows, blocks * size, -1), self.draft_mask(seen, positions)
         outputs = self.run("attend", rows, mask, positions, block_positions, self.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
 

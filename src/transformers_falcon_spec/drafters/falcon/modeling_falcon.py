@@ -122,6 +122,7 @@ class FalconSpecDrafter(DrafterModel):
     main_input_name = "token_embeds"
     supports_gradient_checkpointing = True
     can_grow_trees = True
+    has_window = True
     _supports_sdpa = True
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
 

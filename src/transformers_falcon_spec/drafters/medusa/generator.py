@@ -10,7 +10,7 @@ from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView
 from ..tree_drafting.fixed import newest_of
-from ..tree_drafting.pairs import PendingPairs
+from ..tree_drafting.pending import PendingPairs
 from ..tree_drafting.static import StaticTreeGenerator, fitted
 
 if TYPE_CHECKING:

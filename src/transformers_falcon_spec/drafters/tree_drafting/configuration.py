@@ -26,6 +26,9 @@ class PairConfig(LlamaConfig):
         feature_size (`int`, *optional*): Width of those together.
         embedding_size (`int`, *optional*): Width of the target's token embeddings.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
+        sliding_window (`int`, *optional*):
+            Newest tokens of the text that the drafter attends to and keeps; None is all of them. Training records the
+            length that nearly all its examples keep to, since drafts get worse over distances that were not trained.
         confidence_temperatures (`dict`, *optional*):
             How far trees that grow trust the drafter's probabilities: `{"greedy": [...], "sampled": [...]}`, for each
             depth what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes
@@ -41,6 +44,7 @@ class PairConfig(LlamaConfig):
     feature_size: int | None = None
     embedding_size: int | None = None
     draft_tree: dict[str, Any] | None = None
+    sliding_window: int | None = None
     confidence_temperatures: dict[str, Any] | None = None
     target_name_or_path: str | None = None
     target_fingerprint: dict[str, Any] | None = None
@@ -60,6 +64,8 @@ class PairConfig(LlamaConfig):
             raise OptionError(
                 "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
             )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise OptionError(f"`sliding_window` must be at least 1, or None, but it is {self.sliding_window}.")
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, getattr(self, "block_size", 1))

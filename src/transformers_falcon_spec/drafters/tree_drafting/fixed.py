@@ -1,6 +1,7 @@
 """What a drafter keeps of texts in buffers of fixed shape: pairs that wait, keys and values, drafts, and work on them.
 
-The cache has slots for drafted tokens first, then one slot for what nobody reads, then those of the text.
+The cache has slots for drafted tokens first, then one slot for what nobody reads, then those of the text. With a
+sliding window these are a ring, in which new tokens take the place of those that no window reaches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...generation.cache import HOLE
+from ...generation.cache import ENDLESS, HOLE
 from ...generation.drafting import Kept
 from ...generation.row_slots import RowSlots
 from ...generation.static.graph import RepeatedWork, memory_pool
@@ -35,6 +36,7 @@ class ReadPrompt:
     carried: Mapping[str, Tensor]  # states of other kinds, each of a shape that does not depend on the text
     num_draft_slots: int  # most tokens that are fed to draft a tree
     most_kept: int  # of a step's tokens of a row, as a rule
+    window: int | None = None  # newest tokens of the text that are seen
     settings: Any = None  # what else decides the work, besides weights and what drafts are asked for
 
     @property
@@ -44,7 +46,7 @@ class ReadPrompt:
         for number, layer in enumerate(self.slots.cache.layers):
             tensors |= {f"keys {number}": layer.keys[:, :, 0], f"values {number}": layer.values[:, :, 0]}
         shapes = {name: (states.shape, states.dtype, states.device) for name, states in tensors.items()}
-        return shapes, self.num_draft_slots, self.most_kept, self.settings
+        return shapes, self.num_draft_slots, self.most_kept, self.window, self.settings
 
 
 @dataclass
@@ -68,8 +70,12 @@ class FixedPairs:
         self.made_for, self.most_kept = prompt.shapes, prompt.most_kept
         self.most_waiting = max(self.most_kept, LEAST_WAITING)
         self.num_before = -(-(prompt.num_draft_slots + 1) // MULTIPLE) * MULTIPLE  # slots before those of the text
-        self.num_slots = num_slots
-        self.cache = SlotCache(len(prompt.slots.cache.layers), num_rows, self.num_before + num_slots, device)
+        self.window, self.num_ring_slots = prompt.window, ENDLESS
+        if self.window is not None:  # what waits is read at once, and sees a window each
+            num_ring_slots = self.window + max(self.most_waiting, prompt.first.shape[2])
+            self.num_ring_slots = -(-num_ring_slots // MULTIPLE) * MULTIPLE
+        self.num_slots = min(num_slots, self.num_ring_slots)
+        self.cache = SlotCache(len(prompt.slots.cache.layers), num_rows, self.num_before + self.num_slots, device)
         with torch.inference_mode(False):
             columns = self.most_waiting + 1  # the last one takes what does not count
             self.token_ids = torch.zeros(num_rows, columns, dtype=torch.long, device=device)
@@ -90,7 +96,9 @@ class FixedPairs:
         self.shown(max(prompt.num_read))
         if self.cache.layers:
             positions = prompt.slots.positions.to(self.roots.device)
-            self.cache.fill(prompt.slots.cache.layers, positions.where(positions == HOLE, positions + self.num_before))
+            first = torch.tensor(prompt.num_read, device=positions.device)[:, None] - self.num_ring_slots
+            slots = positions % self.num_ring_slots + self.num_before
+            self.cache.fill(prompt.slots.cache.layers, slots.where(positions >= first.clamp(min=0), HOLE))
         self.cache.lengths.copy_(torch.tensor(prompt.num_read)[:, None])
         self.num_waiting.zero_()
         self.roots.copy_(prompt.roots)
@@ -139,7 +147,7 @@ class FixedPairs:
 
     def shown(self, num_pairs: int) -> int:
         """The slots of the text that work must see if a row has so many pairs; the cache grows to hold them."""
-        shown = shown_slots(num_pairs) if self.cache.layers else 0
+        shown = min(shown_slots(num_pairs), self.num_ring_slots) if self.cache.layers else 0
         if shown > self.num_slots:
             self.grow(shown)
         return shown
@@ -193,19 +201,27 @@ class FixedPairs:
 
     def assign_slots(self, positions: Tensor, is_read: Tensor) -> None:
         """The next forward writes tokens at `positions` `[rows, tokens]` of the text, where they are read at all."""
-        slots = (positions + self.num_before).clamp(max=self.cache.view.num_shown - 1)
+        slots = (positions % self.num_ring_slots + self.num_before).clamp(max=self.cache.view.num_shown - 1)
         self.cache.view.slots = torch.where(is_read, slots, self.num_before - 1)
 
-    def text_mask(self, ends: Tensor) -> Tensor:
-        """Mask `[rows, tokens, slots]`: tokens see the text up to the positions `ends` `[rows, tokens]`."""
-        return functional.pad(self._positions <= ends[..., None], (self.num_before, 0))
+    def text_mask(self, positions: Tensor, ends: Tensor) -> Tensor:
+        """Mask `[rows, tokens, slots]`: tokens at `positions` see the text up to `ends` `[rows, tokens]`."""
+        return functional.pad(self._seen(positions, ends), (self.num_before, 0))
 
-    def draft_mask(self, seen: Tensor) -> Tensor:
+    def _seen(self, positions: Tensor, ends: Tensor) -> Tensor:
+        """Mask `[rows, tokens, text slots]`; the last of `ends` is the newest token of the text, or behind it."""
+        if self.window is None:
+            return self._positions <= ends[..., None]
+        newest = ends[:, -1:]
+        held = (newest - (newest - self._positions) % self.num_ring_slots)[:, None]  # negative where there is nothing
+        return (held <= ends[..., None]) & (held > (positions[..., None] - self.window).clamp(min=-1))
+
+    def draft_mask(self, seen: Tensor, positions: Tensor) -> Tensor:
         """[`PairGenerator.draft_mask`]; it assigns slots, too."""
         num_rows, num_tokens, num_drafted = seen.shape
         steps = torch.arange(num_drafted - num_tokens, num_drafted, device=seen.device)
         self.cache.view.slots = steps.expand(num_rows, -1)
-        text = (self._positions < self.cache.lengths)[:, None].expand(-1, num_tokens, -1)
+        text = self._seen(positions, (self.cache.lengths - 1).expand(-1, num_tokens))
         return torch.cat([functional.pad(seen, (0, self.num_before - num_drafted)), text], dim=-1)
 
     def slot_positions(self, drafted: Tensor) -> Tensor:

@@ -8,45 +8,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache
 
-from ...generation.cache import HOLE
+from ...generation.cache import ENDLESS, HOLE
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.row_slots import RowSlots
 from ...generation.static.compile import compiled_call
 from .fixed import FixedPairs, ReadPrompt
+from .pending import PendingPairs
 
 # Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
 MOST_WAITING = 512
 SWITCHING = ("dynamic", "longrope")  # kinds of rotary positions
-
-
-class PendingPairs:
-    """Pairs of one row that the drafter has not read yet."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[Tensor] = []
-        self.features: list[Tensor] = []
-        self.root = torch.empty(0, dtype=torch.long)  # [1] newest committed token
-        self.num_taken = 0
-        self.num_waiting = 0  # pairs, those of the first commit left out
-
-    def add(self, token_ids: Tensor, features: Tensor, root: Tensor) -> None:
-        """Pairs of a commit; maybe none."""
-        self.num_waiting += len(token_ids) if self.token_ids or self.num_taken else 0
-        self.token_ids.append(token_ids)
-        self.features.append(features)
-        self.root = root
-
-    def take(self) -> tuple[Tensor, Tensor]:
-        """All pairs that wait, in order; they no longer wait."""
-        token_ids, features = torch.cat(self.token_ids), torch.cat(self.features)
-        self.token_ids, self.features, self.num_taken, self.num_waiting = [], [], len(token_ids), 0
-        return token_ids, features
-
-    def keep_newest(self, num: int) -> None:
-        """Forget all but the newest `num` that wait."""
-        self.token_ids = [torch.cat(self.token_ids)[-num:]]
-        self.features = [torch.cat(self.features)[-num:]]
-        self.num_waiting = 0
 
 
 class PairGenerator(TreeCandidateGenerator):
@@ -59,6 +30,7 @@ class PairGenerator(TreeCandidateGenerator):
         super().__init__(target, max_length, rng)
         self.drafter = drafter
         self.feature_layers = drafter.feature_layers
+        self.window: int | None = drafter.sliding_window
         self.pending: list[PendingPairs] = []  # of each row
         self.num_read: list[int] = []  # of each row the committed pairs read so far
         self.slots = RowSlots(DynamicCache(), torch.zeros(1, 0, dtype=torch.long))
@@ -112,13 +84,23 @@ class PairGenerator(TreeCandidateGenerator):
         """Whether there are pairs that the drafter has not read."""
         return any(self.num_unread)
 
-    def take_pending(self, padding_side: str = "right") -> tuple[Tensor, Tensor, list[int]]:
-        """Ids `[rows, pairs]` and features `[rows, pairs, feature]` of all unread pairs, and each row's number."""
-        rows = zip(*(pending.take() for pending in self.pending), strict=True)
+    @property
+    def reach(self) -> int:
+        """The newest pairs of a row on which drafts depend: a window for each layer, and a block that is read anew."""
+        if self.window is None:
+            return ENDLESS
+        return self.drafter.config.num_hidden_layers * self.window + self.least_pairs
+
+    def take_pending(self, padding_side: str = "right", most: int = ENDLESS) -> tuple[Tensor, Tensor, list[int]]:
+        """Ids `[rows, pairs]` and features `[rows, pairs, feature]` of unread pairs, and each row's number.
+
+        Those that wait before the newest `most` are left out, and count as read.
+        """
+        rows = zip(*(pending.take(most) for pending in self.pending), strict=True)
         ids, features = (pad_sequence(list(part), batch_first=True, padding_side=padding_side) for part in rows)
         num_new = [pending.num_taken for pending in self.pending]
         self.num_read = [num + new for num, new in zip(self.num_read, num_new, strict=True)]
-        return ids, features, num_new
+        return ids, features, [min(num, most) for num in num_new]
 
     def assign_slots(self, num_tokens: list[int]) -> Tensor:
         """Assign slots to each row's newest tokens; their positions `[rows, tokens]`, right-aligned, holes before."""
@@ -127,22 +109,34 @@ class PairGenerator(TreeCandidateGenerator):
         if min(num_tokens) < max(num_tokens):
             first = num_read - torch.tensor(num_tokens, device=num_read.device)[:, None]
             positions = positions.masked_fill(positions < first, HOLE)
+        self._drop_unseen(num_tokens)
         self.slots.tidy()
         self.slots.positions = self.slots.positions.to(num_read.device)
         self.slots.append(positions, num_tokens)
         return positions
 
-    def causal_mask(self, positions: Tensor) -> Tensor:
-        """Mask `[rows, tokens, slots]`: tokens at `positions` see the text up to themselves."""
-        held = self.slots.positions[:, None]
-        return (held <= positions[..., None]) & (held != HOLE)
+    def _drop_unseen(self, num_tokens: Sequence[int]) -> None:
+        """Before each row reads so many tokens, drop what none of them sees: at times, and as much as a window."""
+        if self.window is None or not len(self.slots):
+            return
+        num_seen = self.window - 1 + self.least_pairs - 1  # a later block may read some of them anew
+        if len(self.slots) > num_seen + self.window or max(num_tokens) >= self.reach:
+            self.slots.keep_newest([0 if num >= self.reach else num_seen for num in num_tokens])
 
-    def draft_mask(self, seen: Tensor) -> Tensor:
-        """Mask `[rows, tokens, slots]` of drafted tokens, which see the whole text and `seen` of the draft's slots."""
+    def causal_mask(self, positions: Tensor, ends: Tensor | None = None) -> Tensor:
+        """Mask `[rows, tokens, slots]`: tokens at `positions` see the text up to themselves, or up to `ends`."""
+        held = self.slots.positions[:, None]
+        seen = (held <= (positions if ends is None else ends)[..., None]) & (held != HOLE)
+        return seen if self.window is None else seen & (held > positions[..., None] - self.window)
+
+    def draft_mask(self, seen: Tensor, positions: Tensor) -> Tensor:
+        """Mask `[rows, tokens, slots]` of drafted tokens: all text within the window, and `seen` of the draft's slots.
+
+        The tokens stand at `positions` `[rows, tokens]` of the text.
+        """
         if self.fixed is not None:
-            return self.fixed.draft_mask(seen)
-        held = (self.slots.positions != HOLE)[:, None].expand(-1, seen.shape[1], -1)
-        return torch.cat([held, seen.to(held.device)], dim=-1)
+            return self.fixed.draft_mask(seen, positions)
+        return torch.cat([self.causal_mask(positions), seen.to(positions.device)], dim=-1)
 
     @property
     def cache(self) -> Cache:
@@ -188,7 +182,7 @@ class PairGenerator(TreeCandidateGenerator):
         """Read what waits, move all that is known of the text to buffers, and go on in them."""
         assert any(self.num_unread)  # else nothing can be drafted from
         pair, first = self.pending[0].features[0], self.read_unread()
-        sizes = (self.num_draft_slots, most_kept, self.settings)
+        sizes = (self.num_draft_slots, most_kept, self.window, self.settings)
         prompt = ReadPrompt(self.slots, self.num_read, self.roots, first, pair, self.carried(), *sizes)
         is_fit = isinstance(buffers, FixedPairs) and buffers.made_for == prompt.shapes
         fixed: FixedPairs = buffers if is_fit else FixedPairs(prompt, num_slots)

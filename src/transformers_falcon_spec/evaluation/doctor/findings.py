@@ -10,12 +10,13 @@ BROKEN = "broken checkpoint"
 MASK_BUG = "mask bug"
 NO_TREES = "no trees"
 TEMPLATE_MASK = "template mask"
+LONG_TEXTS = "long texts"
 UNDERTRAINED = "undertrained"
 LOW_ACCEPTANCE = "low acceptance"
 SLOW_MACHINE = "slow machine"
 NAMES = (  # each has a section in docs/troubleshooting.md
     *(TRUNCATED, BROKEN, OTHER_TARGET, QUANTISED, OTHER_DTYPE, WRONG_TEMPLATE, TEMPLATE_MASK, MASK_BUG, NO_TREES),
-    *(UNDERTRAINED, LOW_ACCEPTANCE, SLOW_MACHINE),
+    *(LONG_TEXTS, UNDERTRAINED, LOW_ACCEPTANCE, SLOW_MACHINE),
 )
 Section = dict[str, Any]
 

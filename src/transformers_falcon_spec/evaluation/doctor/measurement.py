@@ -3,7 +3,7 @@
 import copy
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from ..prompts import Prompt
 from ..summary import pooled_stats, summarize, wilson_interval
 from .expectation import Expectation
 from .findings import LOW_ACCEPTANCE, SLOW_MACHINE, TEMPLATE_MASK, Report, Section
+from .long_texts import check_length
 from .setup_checks import check_pair, check_template, check_tree_reading
 from .static_step import check_static_step
-from .undertraining import undertraining
+from .undertraining import num_rows_read, undertraining
 
 Runs = list[dict[str, Any]]  # as `Benchmark` records them
 UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
@@ -50,7 +51,7 @@ class Case:
     prompts: Sequence[Prompt]
     max_new_tokens: int
     expected: Expectation | None = None
-    num_rows_read: int | None = None  # in its training, where a record says so
+    record: Mapping[str, Any] = field(default_factory=dict)  # of its training
 
 
 def diagnose(case: Case, report: Report) -> None:
@@ -59,6 +60,7 @@ def diagnose(case: Case, report: Report) -> None:
     fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
     can_verify = check_tree_reading(case.target, report)
     check_template(case.tokenizer, report, template_kwargs)
+    check_length(case.drafter, _longest(case), case.record, report)
     if not (fits and can_verify):
         return
     runs = _runs(case)
@@ -70,8 +72,13 @@ def diagnose(case: Case, report: Report) -> None:
     report.sections["costs"] = costs | _packed(case, runs)
     input_ids = case.prompts[0].input_ids(case.tokenizer)
     report.sections["step"] = check_static_step(case.target, case.drafter, input_ids)
-    found = undertraining(case.num_rows_read, acceptance, explained_by)
+    found = undertraining(num_rows_read(case.record), acceptance, explained_by)
     report.findings += filter(None, [found or measured_fault(acceptance, costs, explained_by)])
+
+
+def _longest(case: Case) -> int:
+    """Tokens of the longest text that is written."""
+    return max(prompt.input_ids(case.tokenizer).shape[1] for prompt in case.prompts) + case.max_new_tokens
 
 
 def _runs(case: Case) -> Runs:

@@ -1,7 +1,7 @@
 """Whether a drafter has learned too little: its first drafted tokens, and the rows that it read in training."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ TRAINED_ROWS, TRAINED_SHARE = MOST_STEPS * ROWS_PER_STEP, 0.75
 FAR_BELOW = 0.5  # of that share
 
 
-def num_rows_read(name: str) -> int | None:
-    """The rows that the drafter called `name` read, those of each epoch counted; None where no record says so."""
+def training_record(name: str) -> dict[str, Any]:
+    """The record of the training of the drafter called `name`; empty where there is none."""
     path = (folder_of(name) or Path(name)) / TRAINING_RECORD
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def num_rows_read(record: Mapping[str, Any]) -> int | None:
+    """The rows that a drafter read, those of each epoch counted; None where its record does not say so."""
     epochs = max((row["epoch"] for row in record.get("curve", []) if "epoch" in row), default=None)
     return None if epochs is None or "num_examples" not in record else round(epochs * record["num_examples"])
 
