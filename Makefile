@@ -64,11 +64,22 @@ test-docs: $(READY) ## Run what the pages show, and the examples.
 test-all: $(READY) ## Run the tests of all these lanes on the newest known-good versions.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-# What does not depend on the version of Transformers is left to the newest one: the algorithms on tensors (`core`, on the same torch),
-# the shape checks, pages, what measures and renders figures, the layout of the house; and the random trials, which run once.
-NEWEST_ALONE := tests/core tests/trials $(addprefix tests/generation/static/test_,$(addsuffix .py,meta graph captured compile scoring)) \
-	tests/drafters/tree_drafting/test_fixed.py \
-	$(addprefix tests/test_,$(addsuffix .py,layering layout map measure_house provenance))
+# What does not depend on the version of Transformers is left to the newest one, on the same torch: the algorithms on tensors and in
+# fixed shapes, how each drafter drafts (that it loads, trains, drafts and is saved is tested on both), the tuner, losses and what is
+# read and written without a model, commands beyond training and decoding, runs and processes that are killed, pages and figures, the
+# house; and the random trials.
+tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
+NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/tree_drafting tests/training/objectives \
+	$(call tests-of,tests,cli extending layering layout map measure_house provenance public_api) tests/drafters/test_drafter_pool.py \
+	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
+	$(call tests-of,tests/generation/static,acceptance captured compile graph leaving meta scoring state) \
+	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
+	$(foreach kind,diffuspec eagle easyspec lookahead medusa,$(call tests-of,tests/drafters/$(kind),lossless)) \
+	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed lattice path_search proxy) \
+	$(call tests-of,tests/drafters/easyspec,distributed fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
+	$(call tests-of,tests/convert,formats source target_facts) \
+	$(call tests-of,tests/commands,calibrate doctor easyspec_tune mask_view parity step train_adapters train_looks train_recipes trees_fit written_paths) \
+	$(call tests-of,tests/training,answer_file checkpoints endpoint estimate feature_cache losses mask_coverage overlap recipes remote_answers run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
@@ -134,7 +145,6 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python -m benchmarks.frozen --shape 0.3b
 	@$(BIN)/python -m benchmarks.budgets
 	@$(BIN)/python -m benchmarks.memory
-	@$(BIN)/python -m benchmarks.walk
 	@$(BIN)/python -m benchmarks.report
 	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py

@@ -1,5 +1,6 @@
 """What every test shares. It must not import the package: the shape checks hook into the first import, which comes later."""
 
+import gc
 import os
 import sys
 import time
@@ -46,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(_lane(item))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: the garbage collector, which each training calls, need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 def _lane(item: pytest.Item) -> str:
     """The lane of a test that carries no mark of one."""
     folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
@@ -68,6 +76,15 @@ def _shape_checks(request: pytest.FixtureRequest) -> Iterator[None]:
 def _same_random_state() -> None:
     """Every test starts from the same global random state."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_number_of_threads() -> Iterator[None]:
+    """A script that sets its threads leaves them to itself: with more than a process has cores, each product waits for the others."""
+    num_threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,18 @@ def test_a_case_is_measured_and_goes_on_where_it_stopped(tmp_path: Path, monkeyp
     monkeypatch.setattr(script, "BACKEND", "aot_eager")
     target, drafter, output = save_target(tmp_path / "target"), tmp_path / "drafter", tmp_path / "frozen.json"
     make_drafter(load_target(str(target), "float32", "cpu")[0], block_size=2).save_pretrained(drafter)
-    command = ["--target", str(target), "--drafter", str(drafter), "--context", "9", "--output", str(output)]
+    command = [
+        "--target",
+        str(target),
+        "--drafter",
+        str(drafter),
+        "--threads",
+        "1",
+        "--context",
+        "9",
+        "--output",
+        str(output),
+    ]
 
     script.main([*command, "--repeats", "2"])
     (lines,) = tmp_path.glob("frozen_small_float32_*.jsonl")

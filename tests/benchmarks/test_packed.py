@@ -15,7 +15,7 @@ def test_a_case_is_measured_and_takes_the_place_of_its_older_self(tmp_path: Path
     prompts.write_text('{"id": "a", "prompt": "one plus seven"}\n', encoding="utf-8")
     output = tmp_path / "packed.json"
     command = ["--target", str(target), "--drafter", str(drafter), "--prompts", str(prompts), "--output", str(output)]
-    command += ["--max_new_tokens", "6", "--decodings", "greedy"]
+    command += ["--threads", "1", "--max_new_tokens", "6", "--decodings", "greedy"]
 
     script.main(command)
     first = json.loads(output.read_text("utf-8"))

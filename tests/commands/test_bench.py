@@ -76,10 +76,10 @@ def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
     output, measure = tmp_path / "speed.json", MemoryRun.measure
 
     def measured(self: MemoryRun) -> Peak:
-        """A process for each method that loads; how one fails that does not is another test's."""
+        """A process for the method that loads, as starting one takes seconds; how one fails is another test's."""
         if self.source not in (None, "prompt-lookup"):
             raise BenchmarkError("It cannot be loaded.")
-        return measure(self)
+        return measure(self) if self.source else self.run_here()
 
     monkeypatch.setattr(MemoryRun, "measure", measured)
     methods = ["--methods", f"misfit={folders['misfit']}", "prompt-lookup"]
@@ -260,9 +260,17 @@ def test_the_peak_of_a_process_is_its_own_not_its_parents() -> None:
         assert int(line.split()[1]) * 1024 < 200 * 2**20
 
 
-def test_a_memory_process_that_fails_says_how(folders: dict[str, str]) -> None:
+def test_a_memory_process_that_fails_says_how(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"  # one that fails at once: the package's own takes seconds to start
+    python.write_text("#!/bin/sh\necho Traceback >&2\necho OSError: nowhere >&2\nexit 1\n", encoding="utf-8")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+
     with pytest.raises(
-        BenchmarkError, match=r"the memory of `the target alone` must end with 0, but it ended with 1: .*nowhere"
+        BenchmarkError,
+        match=r"the memory of `the target alone` must end with 0, but it ended with 1: OSError: nowhere",
     ):
         MemoryRun("/nowhere/at/all", None, [folders["prompts"]], 1).measure()
 

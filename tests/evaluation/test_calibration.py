@@ -209,7 +209,7 @@ def test_the_observer_sees_what_the_text_became(make: Callable[[Any], Any], temp
     observer = DrafterObserver(make(target))
     options = {} if temperature is None else {"do_sample": True, "temperature": temperature, "top_k": 0}
 
-    pairs = [runs.both(target, observer.drafter, make_prompt(seed=seed), **options) for seed in range(6)]
+    pairs = [runs.both(target, observer.drafter, make_prompt(seed=seed), **options) for seed in range(3)]
     seen = observer.take(temperature)
 
     for pair in pairs:
@@ -228,7 +228,7 @@ def test_the_observer_sees_what_the_text_became(make: Callable[[Any], Any], temp
     assert num_first == sum(steps for num, steps in histogram.items() if num >= 1)
     assert 0 <= num_second - sum(steps for num, steps in histogram.items() if num >= 2) <= slack
     assert num_second <= int(is_second.sum()) <= num_first
-    assert sum(histogram.values()) > 30
+    assert sum(histogram.values()) > 15
 
 
 def test_an_observed_drafter_drafts_as_if_it_were_not_calibrated() -> None:

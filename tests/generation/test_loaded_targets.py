@@ -136,26 +136,6 @@ def test_a_target_with_layers_on_disk(tmp_path: Path) -> None:
         assert pair.stats.acceptance_length > 1
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("is_warm", [False, True])
-def test_a_compiled_forward(is_warm: bool, is_known: bool) -> None:
-    interpreted, target = make_target().double(), make_target().double()
-    drafter = make_drafter(target, block_size=2, feature_layers=[1, -1]).double()
-    drafter.generation_config.tune = False
-    expected = runs.drafted(interpreted, drafter)
-    if is_known:
-        runs.drafted(target, drafter)
-    target.forward = torch.compile(target.forward, backend="eager", dynamic=True)
-    if is_warm:  # compiled without hooks, so that hooks set later do not fire
-        runs.plain(target)
-
-    drafted = runs.drafted(target, drafter)
-
-    assert drafted.sequences.equal(expected.sequences)
-    assert drafted.speculation.acceptance_histogram == expected.speculation.acceptance_histogram
-    assert any("Hooks may not fire" in note for note in drafted.speculation.notes)
-
-
 def test_threads_share_one_target_and_one_drafter() -> None:
     target, prompts = make_target().double(), [runs.make_prompt(10 + seed, seed) for seed in range(4)]
     alone = [runs.plain(target, prompt, max_new_tokens=40).sequences for prompt in prompts]

@@ -25,8 +25,8 @@ def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
     target = make_target(seed=7).double()
     drafter = make_eagle(target, kind)
 
-    alone = runs.both(target, drafter, **MODES[mode])
-    informed = runs.informed(target, drafter, max_new_tokens=60, **MODES[mode])
+    alone = runs.both(target, drafter, max_new_tokens=12, **MODES[mode])
+    informed = runs.informed(target, drafter, max_new_tokens=40, **MODES[mode])
 
     alone.assert_equal(is_kept=False)
     informed.assert_equal()
