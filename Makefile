@@ -145,6 +145,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python -m benchmarks.frozen --shape 0.3b
 	@$(BIN)/python -m benchmarks.budgets
 	@$(BIN)/python -m benchmarks.memory
+	@$(BIN)/python -m benchmarks.walk
 	@$(BIN)/python -m benchmarks.report
 	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from os import times
 from pathlib import Path
 from typing import Any
@@ -172,10 +174,9 @@ def _timed(command: list[str]) -> dict[str, float]:
     return {"seconds": seconds, "cpu_seconds": cpu}
 
 
-def walked(folder: Path) -> Rows:
-    """The seconds of each cell of the notebook that has a command of this package."""
+def walked(folder: Path) -> Iterator[dict[str, Any]]:
+    """The seconds of each cell of the notebook that has a command of this package, one after the other."""
     target, tokenizer = AutoModelForCausalLM.from_pretrained(TARGET), AutoTokenizer.from_pretrained(TARGET)
-    rows = []
     with walk.stage(folder, target, tokenizer) as stage:
         for cell in map(without_switch, walk.cells()[1:-1]):
             run = stage.run(cell)
@@ -183,9 +184,7 @@ def walked(folder: Path) -> Rows:
                 switch = re.search(r"--(show_masks|dry_run)", cell)
                 name = " ".join(["falcon-spec", commands[0], *([switch[0]] if switch else [])])
                 times_run = f", {len(commands)} times" if len(commands) > 1 else ""
-                rows.append({"name": name + times_run, "seconds": run.seconds, "cpu_seconds": run.cpu_seconds})
-                print(rows[-1], flush=True)
-    return rows
+                yield {"name": name + times_run, "seconds": run.seconds, "cpu_seconds": run.cpu_seconds}
 
 
 def without_switch(cell: str) -> str:
@@ -207,10 +206,12 @@ def main() -> None:
         "rates": asdict(rates),
     }
     result |= {"sizes": sizes(*models, rates), "hours": hours(*models, rates), "break_even": break_even(*models)}
-    result["rows"] = started(args.repeats)
     with tempfile.TemporaryDirectory() as folder:
-        result["rows"] += walked(Path(folder))
-    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        result["rows"] = []
+        for row in chain(started(args.repeats), walked(Path(folder))):
+            result["rows"].append(row)
+            print(f"{row['name']}: {row['seconds']:.1f} s, {row['cpu_seconds']:.1f} s of processors", flush=True)
+            args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")  # a break leaves what it has
 
 
 def tables(result: Result, path: str) -> list[str]:

@@ -42,7 +42,7 @@ def test_the_walk_leads_from_nothing_to_a_published_drafter(tmp_path: Path) -> N
         told = {cell: stage.run(cell).output for cell in walk.cells()[1:]}  # the first one goes to the folder
         use = walk.cells()[-1]
         alone = walk.WITHOUT_PACKAGE + re.sub(r".*transformers_falcon_spec.*\n|drafter = .*\n", "", use)
-        alone += 'print("plain:", target.generate(**inputs, max_new_tokens=256).equal(out.sequences))'
+        alone += '\nprint("plain:", target.generate(**inputs, max_new_tokens=256).equal(out.sequences))'
         told["alone"] = stage.run(alone.replace(", assistant_model=drafter", ALONE)).output
 
         published = stage.hub.load(walk.PUBLISHED, None)

@@ -125,7 +125,9 @@ def test_evaluations_need_held_out_text(
     )
 
 
-def test_a_run_stops_when_evaluations_get_no_better(command: list[str], tmp_path: Path) -> None:
+def test_a_run_stops_when_evaluations_get_no_better(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write_rows(tmp_path / "rows.jsonl", make_rows(20))  # one of them is held out
     stuck = ["--learning_rate", "0", "--max_steps", "9", "--eval_strategy", "steps", "--eval_steps", "1"]
     command = [each for each in command if each != "--eval_data" and not each.endswith("b.jsonl")]
@@ -138,7 +140,9 @@ def test_a_run_stops_when_evaluations_get_no_better(command: list[str], tmp_path
     curve = record_of(tmp_path)["curve"]
     assert status == 0
     assert [entry["step"] for entry in curve if "train_runtime" in entry] == [3]
-    assert [name for entry in curve for name in entry if "_rank_" in name] == []  # for the tree, not for the eye
+    assert "eval_loss" in (shown := capsys.readouterr().out)
+    assert "_rank_" not in shown  # they are for the record
+    assert any("eval_rank_0_at_1" in entry for entry in curve)
 
 
 @pytest.mark.parametrize(

@@ -164,13 +164,18 @@ def _train(trainer: DrafterTrainer, resume: str | None) -> float:
         raise
     seconds = time.perf_counter() - start
     if trainer.eval_dataset is not None:
-        step, metrics = trainer.newest_metrics
-        if step < trainer.state.global_step or trainer.args.load_best_model_at_end:  # they are of other weights
-            metrics = trainer.evaluate()
+        metrics = _newest_evaluation(trainer) or trainer.evaluate()
         if trainer.objective.has_draft_tree:
             tree = trainer.fit_draft_tree(metrics).to_json()
             logger.info("Draft tree, by the evaluation data unless it was given: %s", tree)
     return seconds
+
+
+def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:
+    """The metrics of the last step, if that was evaluated and its weights were kept."""
+    last = trainer.state.log_history[-2:]  # the last line is that of the whole run
+    found = (row for row in last if "eval_loss" in row and row["step"] == trainer.state.global_step)
+    return None if trainer.args.load_best_model_at_end else next(found, None)
 
 
 def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, is_resumed: bool) -> None:

@@ -102,10 +102,11 @@ def check_there(name: str, what: str = "drafter") -> None:
 
 
 def _not_there(name: str, what: str, error: Exception) -> CheckpointError:
+    said = " ".join(str(error).split())[:300].rstrip(".")
     return CheckpointError(
         f"`{name}` must be a folder with a {what}, or the name of one on the Hub, but there is no such folder, and "
-        f"the Hub gives nothing for that name: {' '.join(str(error).split())[:300]} Check the name, the connection, "
-        "and `hf auth login` if it is private."
+        f"the Hub gives nothing for that name: {said}. Check the name, the connection, and `hf auth login` if it is "
+        "private."
     )
 
 

@@ -34,7 +34,7 @@ from .objectives import Objective, Outcome, objective_of
 from .saving import SavingTrainer
 from .throughput import Throughput
 from .top_k_accuracy import MAX_RANK, count_ranks, rank_shares
-from .trainer_inputs import Metrics, all_prepared, checked_arguments, drafter_by_recipe, merged_metrics, prepared
+from .trainer_inputs import Metrics, all_prepared, checked_arguments, drafter_of, merged_metrics, prepared
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,7 @@ class DrafterTrainer(SavingTrainer):
         tokenizer, self.template_kwargs = kwargs.get("processing_class"), template_kwargs or {}
         given, args = args, checked_arguments(args, target)
         kwargs |= all_prepared(kwargs, tokenizer, args.max_length, template_kwargs)
-        if isinstance(model, str):
-            model = drafter_by_recipe(model, target, kwargs["train_dataset"], args if given is None else None)
+        model = drafter_of(model, target, kwargs["train_dataset"], args if given is None else None)
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
@@ -116,10 +115,8 @@ class DrafterTrainer(SavingTrainer):
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}  # of the terms of losses since the last log
-        self._num_losses = 0
-        self._micro_step = (-1, 0)  # global step, and batches read in it
+        self._num_losses, self._micro_step = 0, (-1, 0)  # the second: global step, and batches read in it
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
-        self.newest_metrics: tuple[int, dict[str, float]] = (-1, {})  # of an evaluation, and its step
         self._decodes = self._can_decode()
         self.throughput = Throughput(self.args.device)
 
@@ -220,22 +217,20 @@ class DrafterTrainer(SavingTrainer):
         return torch.Generator().manual_seed(key % (2**63))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as the Trainer does, with the means of the loss terms since the last log, but no shares of ranks."""
-        logs = {name: value for name, value in logs.items() if "_rank_" not in name}
+        """Log as the Trainer does, with the means of the loss terms since the last log; only the record gets ranks."""
+        ranks = {name: value for name, value in logs.items() if "_rank_" in name}
         if self._num_losses and "loss" in logs:
             logs = {**logs, **{name: total / self._num_losses for name, total in self._sums.items()}}
             self._sums, self._num_losses = {}, 0
-        super().log(logs, *args, **kwargs)
+        super().log({name: value for name, value in logs.items() if name not in ranks}, *args, **kwargs)
+        self.state.log_history[-1] |= ranks
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
         data = prepared(eval_dataset, self.processing_class, self.args.max_length, self.template_kwargs)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with self.throughput.timed("pause"), torch.random.fork_rng(devices=devices):
-            metrics = super().evaluate(data, *args, **kwargs)
-        if "eval_loss" in metrics:  # of the one data set
-            self.newest_metrics = (self.state.global_step, metrics)
-        return metrics
+            return super().evaluate(data, *args, **kwargs)
 
     def evaluation_loop(
         self,

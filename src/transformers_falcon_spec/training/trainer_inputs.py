@@ -50,12 +50,14 @@ def checked_arguments(args: TrainingArguments | None, target: PreTrainedModel) -
     return args
 
 
-def drafter_by_recipe(
-    method: str, target: PreTrainedModel, data: Any, args: DrafterTrainingArguments | None
+def drafter_of(
+    model: PreTrainedModel | str, target: PreTrainedModel, data: Any, args: DrafterTrainingArguments | None
 ) -> PreTrainedModel:
-    """A fresh drafter by the default recipe of a method, whose options are written into `args`, if there are any."""
-    recipe = recipe_of("default", method)
-    drafter = make_drafter(method, target, data, **recipe.drafter_config)
+    """The drafter; of a method's name a fresh one by its default recipe, whose options go into `args`, if any."""
+    if not isinstance(model, str):
+        return model
+    recipe = recipe_of("default", model)
+    drafter = make_drafter(model, target, data, **recipe.drafter_config)
     if args is not None:
         recipe.apply(args, (), getattr(drafter.config.get_text_config(), "hidden_size", None))
     return drafter
