@@ -130,6 +130,20 @@ def test_rows_of_a_batch_draft_what_each_would_alone(name: str) -> None:
     assert len(together.slots) <= 2 * WINDOW + together.reach
 
 
+@pytest.mark.parametrize("name", FEW)
+def test_rows_that_stay_when_others_leave_draft_what_they_would_alone(name: str) -> None:
+    target, drafter = windowed(name)
+    texts = [text_for(drafter, seed) for seed in range(3)]
+    together, alone = start(drafter, target), [start(drafter, target) for _ in texts]
+    assert_rows_draft_alone(together, alone, texts, [(40, 9, 3), (1, 4, 2), (5, 1, 30), (2, 3, 1)])
+
+    together.select_rows([0, 2])
+    rounds = [(1, 6), (3, 3), (0, 5), (2, 1), (30, 4), (1, 2)]
+    assert_rows_draft_alone(together, [alone[0], alone[2]], [texts[0], texts[2]], rounds)
+
+    assert len(together.slots) <= 2 * WINDOW + together.reach
+
+
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("most_first", [pytest.param(20, marks=pytest.mark.slow), 120])
 def test_drafts_in_fixed_shapes_are_the_same_in_a_ring_of_slots(name: str, most_first: int) -> None:
