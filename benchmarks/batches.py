@@ -1,14 +1,15 @@
 """Tokens per second of batches with and without the drafter: prompts of mixed length, a tree for each row.
 
 Command: python -m benchmarks.batches
-Hardware and time: two CPU cores, about nine minutes. Three methods write the same batches, greedy, in random order: the target alone, the
+Hardware and time: two CPU cores, about nine minutes; resumes. Three methods write the same batches, greedy, in random order: the target alone, the
 drafter with its tuner as `generate` uses it, and the drafter with every step drafted. A row's tokens are counted up to its own end,
-so that padding earns nothing. Writes `benchmarks/results/batches.json`.
+so that padding earns nothing. Writes `benchmarks/results/batches.json` (`.jsonl`, while it runs).
 """
 
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm.auto import tqdm
 from transformers import logging
 
 from benchmarks.report import Report, Result, source_line, table
+from benchmarks.running import same_run
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
@@ -83,7 +85,7 @@ def written(target: Any, drafter: Any, method: str, batch: tuple[Tensor, Tensor]
     return run if assistant is None else {**run, "acceptance_length": timed.output.speculation.acceptance_length}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write every batch with every method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
@@ -92,7 +94,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=16, help="prompts of each set; every size writes all of them")
     parser.add_argument("--max_new_tokens", type=int, default=96)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "batches.json")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
     drafter = load_drafter(args.drafter, target)
@@ -100,23 +102,27 @@ def main() -> None:
     mixed = chain.from_iterable(zip(*found, strict=True))  # sets in turn: prompts of mixed length
     prompts = [prompt.input_ids(tokenizer) for prompt in mixed]
     timed_generate(target, prompts[0], 8, decoding_options("greedy"), 0, drafter)  # the target is probed once, untimed
-    order, rows = random.Random(0), []
+
+    def batch_written(place: tuple[int, int]) -> Run:
+        size, start = place
+        batch, order = padded(prompts[start : start + size], tokenizer.pad_token_id), random.Random(f"{size} {start}")
+        runs = {
+            method: written(target, drafter, method, batch, args.max_new_tokens)
+            for method in order.sample(METHODS, len(METHODS))
+        }
+        return {"size": size, "start": start, **runs}
+
+    origin = provenance(seed=0, **{name: str(value) for name, value in vars(args).items()})
+    file = Records(args.output.with_suffix(".jsonl"), same_run(origin))
+    rows = []
     for size in args.sizes:
-        runs: list[Run] = []
-        for start in tqdm(range(0, len(prompts) - size + 1, size), desc=f"batches of {size}"):
-            batch = padded(prompts[start : start + size], tokenizer.pad_token_id)
-            runs.append(
-                {
-                    method: written(target, drafter, method, batch, args.max_new_tokens)
-                    for method in order.sample(METHODS, 3)
-                }
-            )
+        places = {(size, start): (size, start) for start in range(0, len(prompts) - size + 1, size)}
+        runs = file.measured(places, batch_written, lambda run: (run["size"], run["start"]), f"batches of {size}")
         summaries = {method: summary(runs, method) for method in METHODS[1:]}
         rows.append({"size": size, "target_tokens_per_second": rate(runs, "target"), **summaries})
         print(rows[-1])
-    settings = {name: str(value) for name, value in vars(args).items()}
-    result = {"provenance": provenance(seed=0, **settings), "rows": rows}
-    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    args.output.write_text(json.dumps({"provenance": origin, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    file.path.unlink()
 
 
 def tables(result: Result, path: str) -> list[str]:

@@ -40,6 +40,11 @@ def times_as_fast(turns: Turns, method: str, other: str) -> dict[str, Any]:
     return {"ratio": ratio(turns), "interval": bootstrap(turns, ratio, 0)}
 
 
+def same_run(origin: dict[str, Any]) -> dict[str, Any]:
+    """What of its provenance a run must share with the one that it goes on from."""
+    return {name: value for name, value in origin.items() if name not in ("date", "command", "output")}
+
+
 def run_and_save(
     benchmark: Benchmark,
     output: Path,

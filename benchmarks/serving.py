@@ -1,10 +1,11 @@
 """200 requests from 8 clients to the server, some of which leave or ask for what is refused, beside calls of `generate` one by one.
 
 Command: python -m benchmarks.serving
-Hardware and time: two CPU cores, about four minutes. The server runs on a thread of this process, as `falcon-spec serve` runs it, and the clients,
+Hardware and time: two CPU cores, about four minutes; resumes behind the load. The server runs on a thread of this process, as `falcon-spec serve` runs it, and the clients,
 OpenAI's own, in another process. Then each prompt that was answered is written by a call of its own with the same drafter: the texts must be equal,
 and its seconds are those of one by one. The seconds of the server are those of the whole load, what was left and refused included. What is
-left behind is counted: requests, threads, connections, hooks and large tensors. Writes `benchmarks/results/serving.json`.
+left behind is counted: requests, threads, connections, hooks and large tensors. Seconds of the processor are kept beside those of the clock: of the server's process, of the
+clients', and of one by one. Writes `benchmarks/results/serving.json` (`.jsonl`, while it runs).
 """
 
 import argparse
@@ -27,8 +28,10 @@ import torch
 from transformers import logging
 
 from benchmarks.report import Report, Result, source_line, table
+from benchmarks.running import same_run
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
 from transformers_falcon_spec.serve.batch import Ticket
@@ -101,10 +104,11 @@ def answers(url: str, asks: list[Ask], num_clients: int) -> dict[str, Any]:
     """The answers to all requests, from clients side by side, and the seconds of all of them."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600) as client:
         answer(client, Ask({**asks[0].body, "max_tokens": 2}, "whole"))  # what the first request does once is done
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         with ThreadPoolExecutor(num_clients) as clients:
             found = list(clients.map(lambda ask: answer(client, ask), asks))
-        return {"answers": found, "seconds": time.perf_counter() - start}
+        seconds = {"seconds": time.perf_counter() - start, "cpu_seconds_clients": time.process_time() - cpu_start}
+        return {"answers": found, **seconds}
 
 
 @contextmanager
@@ -138,15 +142,16 @@ def load(pair: tuple[Any, Any, Any], args: argparse.Namespace, asks: list[Ask]) 
     command = [sys.executable, "-m", "benchmarks.serving", "--clients", str(args.clients)]
     command += ["--requests", str(args.requests), "--most_tokens", str(args.most_tokens)]
     one_by_one(pair, next(ask for ask in asks if ask.does == "whole"))  # what the first call makes for good
-    before = left_behind(pair[0])
+    before, cpu_start = left_behind(pair[0]), time.process_time()
     with serving(*pair) as server:
         asked = [*command, "--ask", server.url]
         said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
         while server.server_state.connections or server.engine.num_waiting or server.engine.num_writing:
             time.sleep(0.1)  # until the last ones that were left are
     del server
-    after = left_behind(pair[0])
-    return {**json.loads(said), "left_behind": {name: after[name] - before[name] for name in after}}
+    cpu_seconds, after = time.process_time() - cpu_start, left_behind(pair[0])
+    left = {name: after[name] - before[name] for name in after}
+    return {**json.loads(said), "cpu_seconds_server": cpu_seconds, "left_behind": left}
 
 
 def one_by_one(pair: tuple[Any, Any, Any], ask: Ask) -> dict[str, Any]:
@@ -156,21 +161,31 @@ def one_by_one(pair: tuple[Any, Any, Any], ask: Ask) -> dict[str, Any]:
     ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     sampled = {"do_sample": True, "temperature": body["temperature"], "top_p": body.get("top_p"), "top_k": 0}
     options = sampled if body["temperature"] else {"do_sample": False}
+    cpu_start = time.process_time()
     run = timed_generate(target, ids["input_ids"], body["max_tokens"], options, body.get("seed", 0), drafter)
+    seconds = {"seconds": run.seconds, "cpu_seconds": time.process_time() - cpu_start}
     text = tokenizer.decode(run.new_ids, skip_special_tokens=True)
     found = [text.index(stop) for stop in body.get("stop", []) if stop in text]
-    return {"text": text[: min(found)] if found else text, "num_tokens": len(run.new_ids), "seconds": run.seconds}
+    return {"text": text[: min(found)] if found else text, "num_tokens": len(run.new_ids), **seconds}
 
 
-def measured(args: argparse.Namespace) -> dict[str, Any]:
+def measured(args: argparse.Namespace, file: Records) -> dict[str, Any]:
     """The load, and beside it one by one what was answered."""
     target, tokenizer = load_target(args.target, "float32", "cpu")
     pair = (target, tokenizer, load_drafter(args.drafter, target))
     asks = plan(args.requests, args.most_tokens)
-    served = load(pair, args, asks)
+    [served] = file.measured(
+        {"load": asks}, lambda them: load(pair, args, them), lambda row: row.get("request", "load"), "load"
+    )
     pairs = list(zip(asks, served["answers"], strict=True))
     whole = [(ask, got) for ask, got in pairs if ask.does in ("whole", "stream")]
-    alone = [one_by_one(pair, ask) for ask, _ in whole]
+    numbered = {number: (number, ask) for number, (ask, _) in enumerate(whole)}
+    alone = file.measured(
+        numbered,
+        lambda own: {"request": own[0], **one_by_one(pair, own[1])},
+        lambda row: row.get("request", "load"),
+        "one by one",
+    )
     num_tokens = sum(got["usage"]["completion_tokens"] for _, got in whole)
     different = [
         {"body": ask.body, "served": got["text"], "alone": own["text"]}
@@ -188,6 +203,10 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         "left_behind": served["left_behind"],
         "num_tokens": num_tokens,
         "seconds": served["seconds"],
+        "cpu_seconds": {
+            **{who: served[f"cpu_seconds_{who}"] for who in ("server", "clients")},
+            "one_by_one": sum(own["cpu_seconds"] for own in alone),
+        },
         "tokens_per_second": num_tokens / served["seconds"],
         "tokens_per_second_one_by_one": sum(own["num_tokens"] for own in alone) / sum(own["seconds"] for own in alone),
     }
@@ -213,11 +232,12 @@ def main() -> None:
     if args.ask:
         print(json.dumps(answers(args.ask, plan(args.requests, args.most_tokens), args.clients)))
         return
-    row = measured(args)
+    origin = provenance(seed=0, **{name: str(value) for name, value in vars(args).items() if name != "ask"})
+    file = Records(args.output.with_suffix(".jsonl"), same_run(origin))
+    row = measured(args, file)
     print(row)
-    settings = {name: str(value) for name, value in vars(args).items() if name != "ask"}
-    result = {"provenance": provenance(seed=0, **settings), "rows": [row]}
-    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    args.output.write_text(json.dumps({"provenance": origin, "rows": [row]}, indent=1) + "\n", encoding="utf-8")
+    file.path.unlink()
 
 
 def tables(result: Result, path: str) -> list[str]:

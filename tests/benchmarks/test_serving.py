@@ -1,11 +1,13 @@
 """The load on the server: texts are those of calls of their own, nothing is stuck and nothing stays; and what the page shows of it."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import serving
+from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.provenance import provenance
 
 pytestmark = pytest.mark.usefixtures("machine_clock")
@@ -24,8 +26,8 @@ def checked(row: dict[str, Any], num_requests: int) -> None:
 
 
 @pytest.mark.slow  # the proof: minutes
-def test_200_requests_from_8_clients_have_their_own_texts_and_leave_nothing() -> None:
-    row = serving.measured(args_of())
+def test_200_requests_from_8_clients_have_their_own_texts_and_leave_nothing(tmp_path: Path) -> None:
+    row = serving.measured(args_of(), Records(tmp_path / "serving.jsonl", {}))
 
     checked(row, 200)
     assert row["num_left"] > 10
