@@ -36,7 +36,6 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    argv = ["fingerprint", *argv[1:]] if argv[:1] == ["contract"] else argv  # its old name
     name = next((" ".join(argv[:num]) for num in (1, 2) if " ".join(argv[:num]) in COMMANDS), None)
     if name is not None:
         return _run(name, argv[len(name.split()) :])

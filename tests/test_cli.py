@@ -39,12 +39,6 @@ def test_anything_but_a_command_shows_them_all(
     assert all(f"  {name} " in shown and summary in shown for name, summary in cli.COMMANDS.items())
 
 
-def test_the_old_name_of_a_command_works_and_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "falcon-spec fingerprint" in help_of("contract", capsys)
-    cli.main(["--help"])
-    assert "contract" not in capsys.readouterr().out
-
-
 def test_an_unknown_command_ends_with_2_and_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["trees", "climb", "--high"]) == 2
     assert "needs one of these commands, but it got `trees climb`." in capsys.readouterr().err

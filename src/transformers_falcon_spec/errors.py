@@ -29,18 +29,12 @@ class DistributedError(FalconSpecError, RuntimeError):
     """Processes that decode together lost each other, or differ in what they must have in common."""
 
 
-RankError = DistributedError  # its old name
-
-
 class CheckpointError(FalconSpecError, ValueError):
     """Files or weights of a drafter are missing or broken."""
 
 
 class PatchError(FalconSpecError, RuntimeError):
     """The functions of Transformers to wrap have an unexpected signature, or they are not wrapped but must be."""
-
-
-SeamError = PatchError  # its old name
 
 
 class ParityError(FalconSpecError, RuntimeError):

@@ -61,15 +61,10 @@ def check_device(device: str | dict[str, Any]) -> None:
 
 
 def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Load the config and the tokenizer of a target, but no weights."""
+    """Load the config and the tokenizer of a target, but no weights; the config of an adapter is that of its base."""
     check_there(name, "target")
     with readable(name):
-        return config_of(name), _tokenizer(name)
-
-
-def config_of(name: str) -> PreTrainedConfig:
-    """Load the config of a model; for an adapter that of its base model."""
-    return AutoConfig.from_pretrained(base_of_adapter(name) or name)
+        return AutoConfig.from_pretrained(base_of_adapter(name) or name), _tokenizer(name)
 
 
 def _tokenizer(name: str) -> PreTrainedTokenizerBase:

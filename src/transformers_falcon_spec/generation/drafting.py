@@ -113,11 +113,6 @@ class Draft:
             return self.max_depth
         return int(DraftTree(self.parents, self.parents).depths.max())
 
-    @property
-    def is_guest(self) -> Tensor | None:
-        """The old name of `is_lookahead`."""
-        return self.is_lookahead
-
 
 @dataclass(frozen=True)
 class Committed:
