@@ -41,6 +41,24 @@ def test_a_drafted_token_that_overflows_changes_no_other_score(
     assert pair.stats.notes.count(READ_ANEW) == 1
 
 
+@pytest.mark.parametrize("step", ["dynamic", "static"])
+def test_a_target_that_overflows_by_itself_is_read_anew_once(step: str) -> None:
+    target = in_double(make_target())
+    prompt = make_prompt()
+    with torch.no_grad():
+        target.get_input_embeddings().weight[runs.plain(target, prompt).sequences[0, prompt.shape[1] + 4]] = float(
+            "nan"
+        )
+    drafter = InformedDrafter(RandomDrafter(tune=False), runs.plain(target, prompt).sequences)
+    drafter.generation_config.step = step
+
+    pair = runs.both(target, drafter, prompt)
+
+    pair.assert_equal(is_kept=False)
+    assert pair.stats.num_accepted > 0
+    assert pair.stats.notes.count(READ_ANEW) == 1
+
+
 @pytest.mark.parametrize(("kind", "step"), [("falcon", "dynamic"), ("falcon", "static"), ("pool", "dynamic")])
 def test_a_drafter_without_memory_leaves_the_rest_to_the_target(
     kind: str, step: str, monkeypatch: pytest.MonkeyPatch

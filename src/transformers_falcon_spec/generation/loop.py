@@ -67,6 +67,7 @@ class SpeculativeDecoding:
         self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
+        self._may_be_spoiled = True
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
@@ -196,7 +197,9 @@ class SpeculativeDecoding:
         """Drop a draft that was read, and read the roots alone."""
         self.stats.note(READ_ANEW)
         self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
-        return (roots := self._draft_of_roots()), self.read(roots)
+        output = self.read(roots := self._draft_of_roots())
+        self._may_be_spoiled = not output.logits[..., 0].isnan().any()  # else no draft is needed for it
+        return roots, output
 
     @property
     def _is_open(self) -> list[bool]:
@@ -215,10 +218,11 @@ class SpeculativeDecoding:
         is_open = self._is_open
         rows = [row for row, is_read in enumerate(is_open) if is_read]
         if self.target.acceptance is not None:
-            steps = self.target.acceptance.accept(draft)
+            steps = self.target.acceptance.accept(draft, self._may_be_spoiled)
             emitted = batch.emit({row: steps[row].path for row in rows}, steps)
             return AcceptedStep([emitted.get(*each) for each in enumerate(paths)], [step.counts for step in steps])
-        check_read(logits, is_open)
+        if self._may_be_spoiled:
+            check_read(logits, is_open)
         verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
         trees = trees_of(draft, verifier, is_open, batch.probs_device)
         scores = batch.node_scores(trees, logits)
