@@ -88,7 +88,7 @@ test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transforme
 test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
 	@OMP_NUM_THREADS=1 $(VENV_GRAMMAR)/bin/python -m pytest -m grammar tests/generation $(ARGS)
 
-test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by torchao.
+test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by torchao and bitsandbytes.
 	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation tests/training $(ARGS)
 
 test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.

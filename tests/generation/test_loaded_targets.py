@@ -7,13 +7,15 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig, pipeline
+from transformers import AutoModelForCausalLM, pipeline
 
-from tests import runs
+from tests import quantized, runs
 from tests.chat import make_tokenizer
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import collect_speculation
+from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.probe import probe
 
 pytestmark = pytest.mark.families
 
@@ -180,35 +182,53 @@ def test_a_target_with_weights_of_eight_bits(kind: str, mode: dict[str, Any]) ->
 
 @pytest.mark.quantized
 @pytest.mark.parametrize("mode", [{}, runs.SAMPLING], ids=["greedy", "sampling"])
-def test_a_target_that_is_quantised_while_it_loads(mode: dict[str, Any], tmp_path: Path) -> None:
-    from torchao.quantization import Int8WeightOnlyConfig  # noqa: PLC0415  only this lane has it
+@pytest.mark.parametrize("kind", ["torchao", "nf4", "fp4", "nf4, scales quantised too"])
+def test_a_target_that_is_quantised_while_it_loads(kind: str, mode: dict[str, Any]) -> None:
+    target, full = quantized.loaded(kind), make_target(**quantized.BLOCKS)
+    gold, drafter = runs.plain(target, **mode).sequences, make_drafter(make_target(), block_size=2)
+    drafter.generation_config.pack_weights = True
 
-    full = make_target()
-    full.save_pretrained(tmp_path)
-    config = TorchAoConfig(Int8WeightOnlyConfig())
-    target = without_end(AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config).eval())
-    gold = runs.plain(target, **mode).sequences
-
-    pair = runs.both(target, InformedDrafter(make_drafter(full, block_size=2), gold), **mode)
+    pair = runs.both(target, InformedDrafter(drafter, gold), **mode)
 
     pair.assert_equal()
+    assert probe(target).form == "tree"
     assert pair.stats.acceptance_length > 1
-    assert type(target.model.layers[0].mlp.up_proj.weight).__name__ == "Int8Tensor"
+    assert not any("int8" in note for note in pair.stats.notes)
+    weight = target.model.layers[0].mlp.up_proj.weight
+    assert type(weight).__name__ == ("Int8Tensor" if kind == "torchao" else "Params4bit")
+    assert not target(runs.make_prompt()).logits.equal(full(runs.make_prompt()).logits)
 
 
-def without_end(target: Any) -> Any:
-    """A target whose text has no end, as that of the tiny ones."""
-    target.generation_config.eos_token_id, target.generation_config.pad_token_id = None, 0
-    return target
+@pytest.mark.quantized
+def test_steps_of_a_quantised_target_have_no_fixed_shapes() -> None:
+    target, drafter = quantized.loaded("nf4"), make_drafter(make_target(), block_size=2)
+    drafter.generation_config.step = "static"
+
+    with pytest.raises(GenerationError, match="but the target's weights are quantised"):
+        runs.drafted(target, drafter)
+
+
+@pytest.mark.quantized
+@pytest.mark.parametrize("seed", range(4))
+def test_int8_layers_that_round_what_they_read_are_told_of(seed: int) -> None:
+    target = quantized.loaded("int8", seed=seed)
+    plain = runs.plain(target, output_logits=True)
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), plain.sequences), output_logits=True)
+
+    assert any("can differ from plain decoding's" in note for note in pair.stats.notes)
+    assert probe(target).form == "tree"
+    assert pair.stats.num_accepted > 0
+    texts = (pair.plain.sequences[0, 12:], pair.drafted.sequences[0, 12:])
+    num_same = int(texts[0].eq(texts[1]).long().cumprod(0).sum())
+    steps = zip(plain.logits[: num_same + 1], pair.drafted.logits[: num_same + 1], strict=True)
+    assert max((one - other).abs().max() for one, other in steps) < 0.1 * probe(target).control_error
 
 
 @pytest.mark.gpu
-def test_a_target_quantised_by_bitsandbytes(tmp_path: Path) -> None:
+def test_a_target_quantised_by_bitsandbytes() -> None:
     pytest.importorskip("bitsandbytes")
-    make_target().save_pretrained(tmp_path)
-    config = BitsAndBytesConfig(load_in_8bit=True)
-    target = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, device_map="cuda")
-    prompt = runs.make_prompt().cuda()
+    target, prompt = quantized.loaded("nf4", device="cuda"), runs.make_prompt().cuda()
     gold = runs.plain(target, prompt).sequences
 
     pair = runs.both(target, InformedDrafter(RandomDrafter(feature_layers=(1, -1)), gold), prompt)

@@ -60,9 +60,12 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
         model = _assembled(target, layers, options)
     except (StrictDataclassError, ValueError, RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
+        way_out = "Choose another `num_hidden_layers`"
+        if getattr(target, "is_quantized", False):
+            way_out = "Its weights are quantised: make the draft model of the target as it is without"
         raise DrafterMismatchError(
             f"Layers {layers} of the target must make a `{type(target).__name__}` of their own, "
-            f"but they do not: {reason}. Choose another `num_hidden_layers`, or name more fields of "
+            f"but they do not: {reason}. {way_out}, or name more fields of "
             f"`{type(theirs).__name__}`: a draft model that differs in more than its depth starts afresh."
         ) from error
     return model.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
@@ -114,8 +117,12 @@ def _copy_weights(target: PreTrainedModel, model: PreTrainedModel, layers: list[
 
 
 def _own_weights(part: nn.Module) -> dict[str, Tensor]:
-    """The weights of a part of the target by their usual names, without what LoRA added: training brings that in."""
-    return {key.replace("base_layer.", ""): value for key, value in part.state_dict().items() if "lora_" not in key}
+    """The weights of a part of the target by their usual names, not quantised. LoRA stays out, as training adds it."""
+    return {
+        key.replace("base_layer.", ""): value.dequantize() if hasattr(value, "__tensor_flatten__") else value
+        for key, value in part.state_dict().items()
+        if "lora_" not in key
+    }
 
 
 def _narrowed(weight: Tensor, shape: torch.Size | None, num_layers: int, layers: list[int]) -> Tensor:
