@@ -207,7 +207,6 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ),
         ({"search": "best"}, "`search` must be one of .* but it is 'best'"),
         ({"draft_length": "long"}, "`draft_length` must be one of .* but it is 'long'"),
-        ({"call": "additive"}, "`DiffusionConfig` has no option `call`"),
         ({"auto_class": "AutoModelForVision"}, "`auto_class` must be one of"),
         ({"logits_shift": 2}, r"`logits_shift` must be one of \(0, 1\), but it is 2"),
         ({"beam_width": 0}, "`beam_width` must be at least 1, but it is 0"),
@@ -246,7 +245,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     ("fields", "message"),
     [
         ({}, "`draft_config` must be the configuration of a diffusion model, but there is none"),
-        ({"call": "boolean"}, "`call` must be left out or 'additive'"),  # in files of older versions
         ({"draft_config": {"model_type": "unheard"}}, "its `model_type` is 'unheard'. Register its classes, or wrap"),
         (
             {"draft_config": {"model_type": "llama", "vocab_size": 9}, "mask_token_id": 9},

@@ -240,25 +240,9 @@ def test_code_beside_a_language_model_does_not_run_unless_it_is_trusted(
     assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("gemma2", r"`Gemma2DecoderLayer` has also `post_feedforward_layernorm`, `pre_feedforward_layernorm`"),
-        ("olmo2", r"`Olmo2DecoderLayer` has no `input_layernorm`"),
-        ("cohere", r"`CohereDecoderLayer` has no `post_attention_layernorm`"),
-        ("granite", r"`GraniteDecoderLayer` has the parts of a Llama layer, but nobody checked"),
-        ("gpt2", "it keeps its layers elsewhere than in `layers`"),
-        ("mamba", "it keeps a state of all that it read"),
-    ],
-)
-def test_models_of_other_families_are_refused_by_name_with_the_reason(target: Any, family: str, reason: str) -> None:
-    model = make_target(family)
-    name = model.config.model_type
-
-    with pytest.raises(
-        OptionError, match=rf"wraps models of \['gemma', 'gpt_neox'.*but this one is a `{name}`: .*{reason}"
-    ):
-        LayerParallelDrafter.wrap(model, target)
+def test_models_of_other_families_are_refused_by_name(target: Any) -> None:
+    with pytest.raises(OptionError, match=r"wraps models of \['gemma', 'gpt_neox'.*but this one is a `gemma2`\."):
+        LayerParallelDrafter.wrap(make_target("gemma2"), target)
 
 
 def test_positions_that_change_with_the_length_of_the_text_are_refused(target: Any) -> None:

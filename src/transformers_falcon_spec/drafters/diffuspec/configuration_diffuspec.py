@@ -12,7 +12,6 @@ from ..config_fields import own_fields
 from ..whole_model_config import WholeModelConfig
 
 PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
-MASKED = "additive"  # `call` in files of older versions, which knew other forms of calling a model
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "attention": ("full", "prefix_causal", "block_causal"),
@@ -112,15 +111,6 @@ class DiffusionConfig(WholeModelConfig):
     beam_width: int = 3
     model_weight: float | int = 0.5
     target_fingerprint: dict[str, Any] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse forms of calling a model that older versions knew."""
-        if kwargs.pop("call", MASKED) != MASKED:
-            raise OptionError(
-                f"`call` must be left out or {MASKED!r}: models that take no masks, or booleans, are no longer "
-                "called. Take another model."
-            )
-        super().__post_init__(**kwargs)
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
         """Set the longest draft: the block that the model was trained on, else the paper's length."""

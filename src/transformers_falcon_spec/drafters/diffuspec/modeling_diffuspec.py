@@ -126,8 +126,6 @@ class DiffusionDrafter(WholeModelDrafter):
         drafter.proxy = fitted_proxy(preset, proxy_texts, config.vocab_size)
         return drafter
 
-    from_model = wrap
-
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load the proxy, if one was saved."""
         self.proxy = load_saved_proxy(name_or_path, **hub)

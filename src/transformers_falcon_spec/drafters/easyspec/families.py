@@ -7,14 +7,12 @@ added to the input; then its input can be replaced by an older one.
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
 from ...generation.model_parts import decoder_of, layer_kinds
 
-_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}  # of a Llama layer
 _MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the length of the text
 
 
@@ -42,8 +40,8 @@ def check_family(config: PreTrainedConfig) -> None:
     """Refuse a model of another family, or whose positions change with the length of the text: [`OptionError`]."""
     if config.model_type not in FAMILIES:
         raise OptionError(
-            f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, but this one is a `{config.model_type}`: "
-            f"{_why_not(config)}. Stock assisted generation takes it as it is."
+            f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, whose layers it knows how to put together, "
+            f"but this one is a `{config.model_type}`. Stock assisted generation takes it as it is."
         )
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in _MOVING_ROPES:
@@ -51,30 +49,6 @@ def check_family(config: PreTrainedConfig) -> None:
             "The rotary positions of a draft model must not change with the length of the text, but its `rope_type` "
             f"is {rope!r}: what it has read would have to be read again. Take a model with another one."
         )
-
-
-def _why_not(config: PreTrainedConfig) -> str:
-    """The reason why its layers cannot be run apart."""
-    if config.is_encoder_decoder:
-        return "it is an encoder and a decoder"
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except ValueError:
-        return "it is no causal language model of Transformers"
-    return "it keeps a state of all that it read" if model._is_stateful else _what_differs(decoder_of(model))
-
-
-def _what_differs(decoder: nn.Module) -> str:
-    """The difference between its layers and those of a Llama."""
-    layers = getattr(decoder, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        return "it keeps its layers elsewhere than in `layers`"
-    kind, found = type(layers[-1]).__name__, {name for name, _ in layers[-1].named_children()}
-    missing, more = (", ".join(f"`{name}`" for name in sorted(names)) for names in (_PARTS - found, found - _PARTS))
-    if missing or more:
-        return f"its `{kind}` has no {missing}" if missing else f"its `{kind}` has also {more}"
-    return f"its `{kind}` has the parts of a Llama layer, but nobody checked that they are put together like one"
 
 
 @dataclass(frozen=True)
