@@ -6,6 +6,7 @@ VENV_GRAMMAR ?= .venv-grammar
 VENV_QUANTIZED ?= .venv-quantized
 VENV_BROWSER ?= .venv-browser
 VENV_RAY ?= .venv-ray
+VENV_HARNESS ?= .venv-harness
 WORKERS ?= 2
 ARGS ?=
 
@@ -25,10 +26,11 @@ READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
 READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
 READY_BROWSER := $(VENV_BROWSER)/.ready
 READY_RAY := $(VENV_RAY)/.ready
+READY_HARNESS := $(VENV_HARNESS)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-grammar \
-	test-quantized test-browser test-ray test-static test-gpu test-slow lint check fix bench bench-gpu docs
+	test-quantized test-browser test-ray test-harness test-static test-gpu test-slow lint check fix bench bench-gpu docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -96,6 +98,9 @@ test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
 
 test-ray: $(READY_RAY) ## Run the test that serves with Ray.
 	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
+
+test-harness: $(READY_HARNESS) ## Run the tests with EleutherAI's evaluation harness.
+	@OMP_NUM_THREADS=1 $(VENV_HARNESS)/bin/python -m pytest -m harness tests/examples tests/test_examples.py $(ARGS)
 
 test-static: $(READY) ## Run the tests of texts and drafters in fixed shapes, as on a GPU, but uncaptured.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --static tests/generation tests/drafters tests/trials tests/test_lossless.py $(ARGS)
@@ -187,3 +192,6 @@ $(READY_BROWSER): pyproject.toml constraints.txt
 
 $(READY_RAY): pyproject.toml constraints.txt
 	$(call install,$(VENV_RAY),constraints.txt,ray)
+
+$(READY_HARNESS): pyproject.toml constraints.txt
+	$(call install,$(VENV_HARNESS),constraints.txt,harness)

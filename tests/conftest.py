@@ -20,7 +20,17 @@ MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "trainin
 FOLDERS = {"benchmarks": "benchmarks", "evaluation": "benchmarks", "commands": "commands", "convert": "commands"}
 FOLDERS |= {"examples": "docs", "hub": "commands", "serve": "commands", "trials": "families"}
 LANES = {"unit", "families", "training", "commands", "benchmarks", "docs"}
-ON_REQUEST = ("slow", "gpu", "hub", "grammar", "quantized", "browser", "ray", "site")  # marks that `-m` must name
+ON_REQUEST = (
+    "slow",
+    "gpu",
+    "hub",
+    "grammar",
+    "quantized",
+    "browser",
+    "ray",
+    "harness",
+    "site",
+)  # marks that `-m` must name
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by huggingface_hub when it is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

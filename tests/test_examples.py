@@ -14,13 +14,18 @@ pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(ROOT.glob("examples/[0-9]*.py"))
-HEAVY = {"08_serve_ray.py": pytest.mark.ray, "09_side_by_side.py": pytest.mark.browser}  # need extras beyond `dev`
+HEAVY = {
+    "08_serve_ray.py": pytest.mark.ray,
+    "09_side_by_side.py": pytest.mark.browser,
+    "11_lm_eval.py": pytest.mark.harness,
+}  # need extras beyond `dev`
 SAID = {
     "05_easyspec.py": "groups [[0], [1], [2, 3], [4]]: the same text",
     "06_diffuspec.py": "the same text as the target alone",
     "08_serve_ray.py": "'completion_tokens': 16,",
     "09_side_by_side.py": "as fast, the same text",
     "10_score_texts.py": "the same texts",
+    "11_lm_eval.py": "the same texts and scores",
 }
 
 
