@@ -10,19 +10,14 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.generation.output import NO_DRAFTS, READ_ANEW
 
 
-@pytest.mark.parametrize(
-    ("family", "num_rows", "options"),
-    [("llama", 1, {}), ("gemma3", 3, {}), ("llama", 1, {"do_sample": True}), ("lfm2", 1, {})],
-)
-@pytest.mark.parametrize("step", ["dynamic", "static"])
-def test_a_drafted_token_that_overflows_changes_no_other_score(
-    family: str, num_rows: int, options: Any, step: str
-) -> None:
-    if (family, step) == ("lfm2", "static"):
-        pytest.skip("its trees cannot be read, so it has no fixed shapes")
+def _overflowing(
+    family: str = "llama", num_rows: int = 1, share: int = 4, **options: Any
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A target, a prompt and what the target writes after it; every `share`th token that is not in there overflows."""
     target = in_double(make_target(family))
     head = target.get_output_embeddings()
     head.weight = nn.Parameter(head.weight.detach().clone())  # not tied, so that nothing else overflows
@@ -30,7 +25,27 @@ def test_a_drafted_token_that_overflows_changes_no_other_score(
     written = runs.drafted(target, RandomDrafter(), prompt, **options).sequences  # probed before anything overflows
     unused = sorted(set(range(target.config.vocab_size)) - set(written.flatten().tolist()))
     with torch.no_grad():
-        target.get_input_embeddings().weight[unused[::4]] = float("inf")
+        target.get_input_embeddings().weight[unused[::share]] = float("inf")
+    return target, prompt, written
+
+
+@pytest.mark.parametrize(
+    ("family", "num_rows", "options"),
+    [
+        ("llama", 1, {}),
+        ("gemma3", 3, {}),
+        ("llama", 1, {"do_sample": True}),
+        ("llama", 1, {"do_sample": True, "repetition_penalty": 3.0}),
+        ("lfm2", 1, {}),
+    ],
+)
+@pytest.mark.parametrize("step", ["dynamic", "static"])
+def test_a_drafted_token_that_overflows_changes_no_other_score(
+    family: str, num_rows: int, options: Any, step: str
+) -> None:
+    if (family, step) == ("lfm2", "static"):
+        pytest.skip("its trees cannot be read, so it has no fixed shapes")
+    target, prompt, written = _overflowing(family, num_rows, **options)
     drafter = InformedDrafter(RandomDrafter(tune=False), written)
     drafter.generation_config.step = step
 
@@ -56,6 +71,33 @@ def test_a_target_that_overflows_by_itself_is_read_anew_once(step: str) -> None:
 
     pair.assert_equal(is_kept=False)
     assert pair.stats.num_accepted > 0
+    assert pair.stats.notes.count(READ_ANEW) == 1
+
+
+@pytest.mark.parametrize("step", ["dynamic", "static"])
+def test_a_row_that_overflows_by_itself_hides_no_draft_that_overflows_in_another(step: str) -> None:
+    target, prompt, written = _overflowing(num_rows=2)
+    first, second = written[:, prompt.shape[1] + 4 :].tolist()
+    with torch.no_grad():
+        target.get_input_embeddings().weight[next(token for token in first if token not in second)] = float("nan")
+    drafter = InformedDrafter(RandomDrafter(tune=False), runs.plain(target, prompt).sequences)
+    drafter.generation_config.step = step
+
+    pair = runs.both(target, drafter, prompt)
+
+    pair.assert_equal()
+    assert pair.stats.notes.count(READ_ANEW) == 1
+
+
+def test_lookahead_starts_another_window_where_one_overflowed() -> None:
+    target, prompt, _ = _overflowing(share=1)
+    drafter = LookaheadDrafter.from_target(target, window_size=3, ngram_len=3)
+    drafter.generation_config.tune = False
+
+    pair = runs.both(target, drafter, prompt)
+
+    pair.assert_equal(is_kept=False)
+    assert pair.stats.num_drafted > 0
     assert pair.stats.notes.count(READ_ANEW) == 1
 
 

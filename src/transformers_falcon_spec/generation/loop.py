@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class SpeculativeDecoding:
         self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
-        self._may_be_spoiled = True
+        self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
@@ -198,7 +199,8 @@ class SpeculativeDecoding:
         self.stats.note(READ_ANEW)
         self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
         output = self.read(roots := self._draft_of_roots())
-        self._may_be_spoiled = not output.logits[..., 0].isnan().any()  # else no draft is needed for it
+        has_nan = output.logits[:, 0, 0].isnan().tolist()
+        self._overflowing = list(compress(self.batch.numbers, has_nan))
         return roots, output
 
     @property
@@ -217,12 +219,12 @@ class SpeculativeDecoding:
         # settled before any row grows: a row that had ended when the trees were read was not read for
         is_open = self._is_open
         rows = [row for row, is_read in enumerate(is_open) if is_read]
+        may_be_spoiled = [is_open[row] and batch.numbers[row] not in self._overflowing for row in range(len(is_open))]
         if self.target.acceptance is not None:
-            steps = self.target.acceptance.accept(draft, self._may_be_spoiled)
+            steps = self.target.acceptance.accept(draft, may_be_spoiled)
             emitted = batch.emit({row: steps[row].path for row in rows}, steps)
             return AcceptedStep([emitted.get(*each) for each in enumerate(paths)], [step.counts for step in steps])
-        if self._may_be_spoiled:
-            check_read(logits, is_open)
+        check_read(logits, may_be_spoiled)
         verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
         trees = trees_of(draft, verifier, is_open, batch.probs_device)
         scores = batch.node_scores(trees, logits)

@@ -109,9 +109,9 @@ class SpoiledReadError(Exception):
     """A node that overflowed spoiled what the target says after others: its weight is 0 there, but 0 x NaN is NaN."""
 
 
-def check_read(logits: Tensor, is_open: Sequence[bool]) -> None:
-    """Raise a [`SpoiledReadError`] if open rows hold NaN after some node of a draft; roots alone are what they are."""
-    if logits.shape[1] > 1 and any(compress(logits[..., 0].isnan().any(-1).tolist(), is_open)):
+def check_read(logits: Tensor, may_be_spoiled: Sequence[bool]) -> None:
+    """Raise a [`SpoiledReadError`] if such rows hold NaN after some node of a draft; roots alone are what they are."""
+    if logits.shape[1] > 1 and any(compress(logits[..., 0].isnan().any(-1).tolist(), may_be_spoiled)):
         raise SpoiledReadError
 
 

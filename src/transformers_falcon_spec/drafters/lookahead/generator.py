@@ -62,7 +62,10 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
             for number, row in enumerate(self._rows):
                 if row.tips:  # the newest draft held the window
                     assert choices is not None  # the loop gives what a generator wants
-                    row.learn_choices([choices[number][tip] for tip in row.tips])
+                    if max(row.tips) < len(choices[number]):
+                        row.learn_choices([choices[number][tip] for tip in row.tips])
+                    else:  # the draft overflowed, and the root was read without it
+                        row.drop_window()
                 unread = committed.sequence_ids[number, row.num_read : committed.lengths[number]]
                 row.learn_text(unread.tolist())
         self._pending = []
@@ -80,13 +83,13 @@ class _Row:
         self._window: JacobiWindow | None = None
 
     def learn_text(self, token_ids: list[int]) -> None:
-        """Take in new tokens; the first ones start the window, in another order."""
+        """Take in new tokens; the first ones, and the newest ones before them, start the window, in another order."""
         self.num_read += len(token_ids)
+        text = self._newest + token_ids
         if self._window is None:
             num_tokens = num_first_tokens(self.config.window_size, self.config.ngram_len)
-            indices = draw_indices(len(token_ids), num_tokens, self.rng).tolist()
-            self._window = JacobiWindow(self.config.ngram_len, [token_ids[index] for index in indices])
-        text = self._newest + token_ids
+            indices = draw_indices(len(text), num_tokens, self.rng).tolist()
+            self._window = JacobiWindow(self.config.ngram_len, [text[index] for index in indices])
         self.pool.add_text(text, self.config.ngram_len)
         self._newest = text[1 - self.config.ngram_len :]
 
@@ -96,6 +99,10 @@ class _Row:
         for ngram in self._window.advance(self._newest[-1], choices):
             self.pool.add(ngram)
         self.tips = []
+
+    def drop_window(self) -> None:
+        """Let the next text start another window."""
+        self.tips, self._window = [], None
 
     def nodes(self, max_depth: int, budget: DraftBudget) -> list[Node]:
         """The root, guesses, then lookahead nodes, within the limits.

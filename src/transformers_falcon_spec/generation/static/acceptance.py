@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -93,11 +94,11 @@ class DeviceAcceptance:
             state.noise_of(depth, self._vocab_size)[row].copy_(new)
         states += more
 
-    def accept(self, draft: Draft, may_be_spoiled: bool = True) -> list[RowStep]:
+    def accept(self, draft: Draft, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
         """Accept a draft that was just read, and keep its path in the cache.
 
         Raises:
-            [`SpoiledReadError`]: NaN was read after some node, where a node may have spoiled others.
+            [`SpoiledReadError`]: NaN was read after some node of a row that drafted nodes `may_be_spoiled`.
         """
         state, batch, num_nodes = self._state, self._batch, draft.token_ids.shape[1]
         buffers = state.tree(num_nodes)
@@ -114,7 +115,7 @@ class DeviceAcceptance:
         work_key = ("accept", buffers.token_ids.shape[1], key, batch.do_sample, self._scoring)
         changed = (state.roots, *self._scoring.state)
         state.work(work_key, changed, state.is_open).run(lambda: self._run(buffers, paths, depth))
-        return self._read(paths, depth, may_be_spoiled)
+        return self._read(paths, depth, may_be_spoiled if num_nodes > 1 else ())
 
     def _run(self, buffers: TreeBuffers, paths: PathBuffers, depth: int) -> None:
         """Choose, walk and keep; the work that is captured."""
@@ -156,11 +157,11 @@ class DeviceAcceptance:
         parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids, torch.cat(shares, dim=-1))
         paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
 
-    def _read(self, paths: PathBuffers, depth: int, may_be_spoiled: bool) -> list[RowStep]:
+    def _read(self, paths: PathBuffers, depth: int, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
         """Each row's part of the report: the one thing that the host waits for."""
         steps, length = [], depth + 1
         report = paths.report.tolist()
-        if may_be_spoiled and any(has_nan and num_nodes > 1 for _, _, has_nan, num_nodes, *_ in report):
+        if any(compress((has_nan for _, _, has_nan, *_ in report), may_be_spoiled)):
             raise SpoiledReadError
         for row, (num_kept, is_valid, _, num_nodes, max_depth, *rest) in enumerate(report):
             if self._batch.do_sample and not is_valid:
