@@ -12,6 +12,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES
 from tests.generation.model_kwargs import LENGTH, prompts
+from tests.generation.test_ended_rows import ending
 from tests.tiny import in_double, peaked
 from transformers_falcon_spec.errors import GenerationError
 
@@ -59,6 +60,13 @@ class ShiftedByText(Shifted):
         found = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
         shift = found.get("shift")
         return found if shift is None else {**found, "shift": torch.cat([shift, shift[:, -1:]], dim=-1)}
+
+
+class ShiftedByRow(Shifted):
+    """Takes a list with one number for each row."""
+
+    def fitted(self, shift: Any, embeds: Tensor) -> Any:
+        return torch.tensor(shift, dtype=embeds.dtype)[:, None, None]
 
 
 class ShiftedByItsTail(Shifted):
@@ -123,6 +131,7 @@ FOLLOWED: dict[str, tuple[type[Shifted], Callable[[int, int], Any]]] = {
     "one entry a row": (Shifted, lambda rows, length: numbers(rows, 1, 1)),
     "by token": (ShiftedByToken, numbers),
     "by text": (ShiftedByText, numbers),
+    "a list": (ShiftedByRow, lambda rows, length: [0.3 + row for row in range(rows)]),
 }
 REFUSED: dict[str, tuple[type[Shifted], Any, str]] = {
     "a vector": (Shifted, numbers(64), r"`shift` must be one value, or have .* every step reads one of shape \(64,\)"),
@@ -165,6 +174,14 @@ def test_what_belongs_to_tokens_stays_with_them_in_a_padded_batch(kind: str) -> 
 
     pair.assert_equal()
     assert pair.stats.acceptance_length > 1.3
+
+
+@pytest.mark.parametrize("kind", FOLLOWED)
+def test_what_belongs_to_rows_stays_with_them_where_others_end(kind: str) -> None:
+    model_class, value = FOLLOWED[kind]
+    shift, ends = value(4, LENGTH), ending(prompt_len=LENGTH)
+
+    runs.informed(make_model(model_class), RandomDrafter(), prompts(4), shift=shift, **ends).assert_equal()
 
 
 @pytest.mark.parametrize("kind", REFUSED)

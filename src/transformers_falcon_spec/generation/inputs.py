@@ -53,7 +53,9 @@ class StepInputs:
     def can_select(self, num_rows: int) -> bool:
         """Whether it is known which part of every input is whose, so that rows can be selected."""
         by_row = all(value.dim() == _MATRIX and len(value) in (1, num_rows) for value in self.by_token.values())
-        return by_row and all(tensor.numel() == 1 for tensor in tensors_in(self.constant))
+        lists = [value for value in self.constant.values() if isinstance(value, list | tuple)]
+        is_shared = all(tensor.numel() == 1 for tensor in tensors_in(self.constant))
+        return by_row and is_shared and all(len(value) != num_rows for value in lists)
 
     def of_rows(self, rows: Tensor) -> "StepInputs":
         """The inputs of these rows alone."""
