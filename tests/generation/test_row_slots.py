@@ -1,5 +1,8 @@
 """Slots that several rows share: kept, realigned, selected and put back as lists say."""
 
+import weakref
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,3 +150,29 @@ def test_selected_rows_hold_what_they_held_and_all_come_back(data: st.DataObject
     assert [[each for each in row if each >= 0] for row in slots.positions.tolist()] == texts
     for row, text in enumerate(texts):
         assert slots.cache.layers[0].keys[row, 0, text, 0].tolist() == text
+
+
+@pytest.mark.parametrize("change", ["select", "realign", "put back"])
+def test_no_layer_is_there_twice_while_another_one_is_copied(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = prepared(DynamicCache())
+    for index in range(4):
+        cache.update(torch.zeros(3, 1, 8, 2), torch.zeros(3, 1, 8, 2), index)
+    positions = torch.arange(8).repeat(3, 1)
+    positions[:, 0] = -1  # padding, which is dropped
+    slots = RowSlots(cache, positions)
+    if change == "put back":
+        slots.select([0, 2], keeps_others=True)
+    old: list[weakref.ref[torch.Tensor]] = []
+    most_copied: list[int] = []
+
+    def noticed(layer: DynamicLayer, name: str, value: object) -> None:
+        if name in ("keys", "values"):
+            old.append(weakref.ref(getattr(layer, name)))
+        object.__setattr__(layer, name, value)
+        most_copied.append(sum(each() is not None for each in old))
+
+    monkeypatch.setattr(DynamicLayer, "__setattr__", noticed)
+    {"select": lambda: slots.select([0, 2]), "realign": slots._realign, "put back": slots.with_all_rows}[change]()
+
+    assert len(old) >= 8
+    assert max(most_copied) <= 2  # of 8

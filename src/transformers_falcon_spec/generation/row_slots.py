@@ -1,6 +1,6 @@
 """The slots of a cache that several rows share: accepted paths are kept, rows realigned, and some selected."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -146,30 +146,29 @@ class RowSlots:
 
     def select(self, rows: Sequence[int], keeps_others: bool = False) -> None:
         """Hold these rows alone, in the slots that they need; `keeps_others` for [`RowSlots.with_all_rows`]."""
-        if keeps_others:
-            self._aside.append(self._part([row for row in range(len(self.positions)) if row not in rows]))
-        self._numbers, self.positions, states = self._part(rows)
-        for (layer, name, _), chosen in zip(self._states(), states, strict=True):
-            setattr(layer, name, chosen)
+        others = [row for row in range(len(self.positions)) if row not in rows]
+        aside = _Aside([self._numbers[row] for row in others], self.positions[others], [])
+        for layer, name, states in self._states():
+            if keeps_others:
+                aside.states.append(states[others])
+            setattr(layer, name, states[list(rows)])
+        self._aside += [aside] if keeps_others else []
+        self._numbers, self.positions = [self._numbers[row] for row in rows], self.positions[list(rows)]
         self.num_tokens, self._num_gaps = ([each[row] for row in rows] for each in (self.num_tokens, self._num_gaps))
         if len(self) > self._num_needed:
             self._realign()
-
-    def _part(self, rows: Sequence[int]) -> _Aside:
-        chosen = list(rows)
-        states = [states[chosen] for *_, states in self._states()]
-        return _Aside([self._numbers[row] for row in rows], self.positions[chosen], states)
 
     def with_all_rows(self) -> "RowSlots":
         """The slots of all rows, those that were kept aside in their places again."""
         if not self._aside:
             return self
-        parts = [self._part(range(len(self.positions))), *self._aside]
-        numbers = [number for part in parts for number in part.numbers]
+        numbers = [*self._numbers, *(number for part in self._aside for number in part.numbers)]
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        for (layer, name, _), *states in zip(self._states(), *(part.states for part in parts), strict=True):
-            setattr(layer, name, _below_each_other(states, 0.0)[order])
-        positions = _below_each_other([part.positions[..., None] for part in parts], HOLE)[order, :, 0]
+        for index, (layer, name, states) in enumerate(self._states()):
+            parts = [states, *(part.states[index] for part in self._aside)]
+            setattr(layer, name, _below_each_other(parts, 0.0)[order])
+        held = [self.positions, *(part.positions for part in self._aside)]
+        positions = _below_each_other([part[..., None] for part in held], HOLE)[order, :, 0]
         slots = RowSlots(self.cache, positions)
         slots.is_shifted = slots.is_ragged = True
         return slots
@@ -190,12 +189,13 @@ class RowSlots:
         for layer in filter(is_sliding, self.cache.layers):
             layer.cumulative_length = num_slots
 
-    def _states(self) -> list[tuple[Any, str, Tensor]]:
-        """All states of all layers, with where they are kept."""
-        found = ((layer, name, getattr(layer, name, None)) for layer in self.cache.layers for name in _STATES)
-        return [
-            (layer, name, states) for layer, name, states in found if isinstance(states, Tensor) and states.numel()
-        ]
+    def _states(self) -> Iterator[tuple[Any, str, Tensor]]:
+        """All states of all layers, with where they are kept; one by one, so that those replaced are freed."""
+        for layer in self.cache.layers:
+            for name in _STATES:
+                states = getattr(layer, name, None)
+                if isinstance(states, Tensor) and states.numel():
+                    yield layer, name, states
 
 
 def _below_each_other(parts: Sequence[Tensor], filler: float) -> Tensor:
