@@ -25,6 +25,7 @@ def speed() -> dict[str, Any]:
 def test_a_machine_has_a_row_for_each_way_of_decoding_and_a_gpu_stands_below(
     tmp_path: Path, speed: dict[str, Any]
 ) -> None:
+    speed["provenance"]["device"] = "CPU, 2 cores"
     (tmp_path / "speed.json").write_text(json.dumps(speed), encoding="utf-8")
     speed["provenance"] |= {"device": "GPU X", "dtype": {"target": "bfloat16"}}
     speed["rows"][0] |= {"speedup": 2.5, "speedup_interval": [2.25, 2.75], "acceptance_length_pooled": 3.5}

@@ -53,9 +53,9 @@ def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
     accept = acceptance.DeviceAcceptance.accept
 
-    def counted(self: Any, draft: Any) -> Any:
+    def counted(self: Any, draft: Any, *rest: Any) -> Any:
         steps.append(draft.token_ids.shape[1])
-        return accept(self, draft)
+        return accept(self, draft, *rest)
 
     monkeypatch.setattr(acceptance.DeviceAcceptance, "accept", counted)
     return steps
