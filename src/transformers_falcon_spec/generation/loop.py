@@ -239,8 +239,10 @@ class SpeculativeDecoding:
                 self.processes.broadcast(batch.decision(paths))
         else:
             paths = batch.follow(self.processes.broadcast(Decision()), scores)
-        all_parents = draft.parents.expand_as(draft.token_ids).tolist()
-        num_nodes = [1 + len(parents) - parents.count(-1) for parents in all_parents]  # lookahead nodes included
+        all_parents: list[Sequence[int]] = [tree.parents for tree in trees]
+        if draft.is_lookahead is not None:  # such nodes count, too
+            all_parents = draft.parents.expand_as(draft.token_ids).tolist()
+        num_nodes = [1 + len(parents) - parents.count(-1) for parents in all_parents]
         return AcceptedStep(paths, list(map(counts_of, scores, paths, num_nodes)))
 
     def _next_nodes(
