@@ -52,12 +52,12 @@ def widen(cache: Cache) -> dict[int, int]:
         if hasattr(layer, "conv_states"):
             raise GenerationError(
                 f"`{type(layer).__name__}` keeps a state of all it read, which rows cannot take back by different "
-                "amounts. Call `generate` once for each prompt."
+                "amounts. Call `generate` once for each sequence."
             )
         if index in windows and layer.get_seq_length() >= windows[index]:
             raise GenerationError(
                 "The `past_key_values` have dropped what left their sliding window, so that several rows cannot go on "
-                "with them. Pass the whole text without them, or call `generate` once for each prompt."
+                "with them. Pass the whole text without them, or call `generate` once for each sequence."
             )
     for index in windows:
         layers[index].sliding_window = ENDLESS

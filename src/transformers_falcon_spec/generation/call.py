@@ -86,7 +86,7 @@ def _check_lockstep(
         raise OptionError(
             f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be verified token by token, "
             f"but `verifier={verifier.name!r}` verifies each row by itself. Set `drafter.generation_config.verifier` "
-            'to "token_matching", or call `generate` once for each prompt.'
+            'to "token_matching", or call `generate` once for each sequence.'
         )
     is_shown_scores = (
         config.output_scores and config.return_dict_in_generate and of_batches(LogitsProcessorList(), criteria)
@@ -94,5 +94,5 @@ def _check_lockstep(
     if is_shown_scores and any(hasattr(criterion, "eos_token_id") for criterion in criteria):
         raise GenerationError(
             f"In a batch `{shown[-1]}` would be shown the scores of rows that have ended, which are not computed with "
-            "a drafter. Leave out `output_scores`, or call `generate` once for each prompt."
+            "a drafter. Leave out `output_scores`, or call `generate` once for each sequence."
         )

@@ -192,7 +192,7 @@ def _check_rows(name: str, value: Tensor, num_rows: int) -> None:
     if num_rows > 1 and (value.dim() != _MATRIX or len(value) not in (1, num_rows)):
         raise GenerationError(
             f"`{name}` must be of shape [rows, tokens] in a batch, whose rows go on at their own pace, but it is "
-            f"{tuple(value.shape)}. Call `generate` once for each prompt."
+            f"{tuple(value.shape)}. Call `generate` once for each sequence."
         )
 
 

@@ -61,13 +61,13 @@ def check_batch(
     if end > limit:
         raise GenerationError(
             f"The rows of a batch may hold at most the {limit} tokens that this target's index keeps (`index_topk`), "
-            f"but they may grow to {end}. Call `generate` once for each prompt, or end the texts before."
+            f"but they may grow to {end}. Call `generate` once for each sequence, or end the texts before."
         )
     longest, switches = text_len if mask is None else int(mask.sum(-1).max()), switch_lengths(model_config)
     if any(longest <= switch < end for switch in switches):
         raise GenerationError(
             f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
-            "call `generate` once for each prompt, or end the text before."
+            "call `generate` once for each sequence, or end the text before."
         )
 
 
