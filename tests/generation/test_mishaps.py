@@ -11,7 +11,8 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
-from transformers_falcon_spec.generation.output import NO_DRAFTS, READ_ANEW
+from transformers_falcon_spec.generation.drafting import NO_DRAFTS
+from transformers_falcon_spec.generation.output import READ_ANEW
 
 
 def _overflowing(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..core.tree import DraftTree
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from .options import SpeculationConfig
+
+NO_DRAFTS = "No memory was left for drafting, so the target wrote the rest alone."
 
 
 @runtime_checkable
@@ -123,6 +126,12 @@ class Committed:
     num_new: tuple[int, ...]  # [rows] newest of them; at first all but t[0] and a user's cached prefix
     features: Tensor | None  # [rows, max(num_new), feature_dim]: f[p] of each new t[p+1]; None without layers to read
     node_choices: Tensor | None = None  # [rows, nodes] best raw logit after each node read last; None unless wanted
+
+
+def columns_of(features: Tensor, columns: Sequence[Tensor]) -> Tensor:
+    """The features `[rows, most, feature_dim]` that stand in these columns of each row, zeros behind shorter rows."""
+    kept = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
+    return kept[0][None] if len(kept) == 1 else pad_sequence(kept, batch_first=True)
 
 
 @dataclass(frozen=True)

@@ -9,27 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from .distributed import Decision, processes_of
-from .drafting import Committed, Draft, DraftBudget, Drafter, NoDrafts
+from .drafting import NO_DRAFTS, Committed, Draft, DraftBudget, Drafter, NoDrafts, columns_of
 from .ended_rows import EndedRows
 from .model_parts import sliding_windows
-from .output import (
-    NO_DRAFTS,
-    READ_ANEW,
-    LayerStates,
-    SpeculativeOutput,
-    generated,
-    is_observed,
-    notes_of,
-    reported,
-    show,
-)
+from .output import READ_ANEW, LayerStates, SpeculativeOutput, generated, is_observed, notes_of, reported, show
 from .packed_linear import PackedReads
 from .probe import probe
 from .sequence_batch import SequenceBatch
@@ -279,20 +268,17 @@ class SpeculativeDecoding:
             self.stats.add_seconds(phase, seconds)
         paths = [path for path in step.paths if path.path]
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
-        draft_seconds, read_seconds = (
-            getattr(self.stats, f"{phase}_seconds") - spent for phase, spent in measuring.items()
-        )
+        draft_seconds = self.stats.draft_seconds - measuring["draft"]
+        read_seconds = self.stats.read_seconds - measuring["read"]
         self.tuner.learn(draft, paths, draft_seconds, read_seconds, self.target.read_price)
         self.stats.num_passes += draft.num_passes
         show(draft, step.paths)
 
     def _commit(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
-        ids, lengths = self.batch.token_ids, self.batch.num_token_ids
-        if features is not None:
-            kept = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
-            features = kept[0][None] if len(kept) == 1 else pad_sequence(kept, batch_first=True)
-        self.generator.commit(Committed(ids, lengths, tuple(map(len, columns)), features, choices))
+        ids, lengths, num_new = self.batch.token_ids, self.batch.num_token_ids, tuple(map(len, columns))
+        kept = None if features is None else columns_of(features, columns)
+        self.generator.commit(Committed(ids, lengths, num_new, kept, choices))
 
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:

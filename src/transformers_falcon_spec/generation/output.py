@@ -24,7 +24,6 @@ Observer = Callable[[Draft, Sequence[AcceptedPath]], None]  # given the draft of
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
-NO_DRAFTS = "No memory was left for drafting, so the target wrote the rest alone."
 READ_ANEW = "A drafted token overflowed in the target, so the newest token of the text was read again without drafts."
 
 
