@@ -219,8 +219,8 @@ class NaiveFalcon:
             whole = (len(path) - 1) // size * size
             if path[:whole] not in blocks:
                 blocks[path[:whole]] = self.read(path[:whole], tokens, blocks)
-            before = self.root if len(path) == 1 else tokens[path[-2]]
-            scores = self._scores(blocks[path[:whole]][len(path) - 1 - whole], before)
+            text = [self.root, *(tokens[above] for above in path[:-1])]
+            scores = self._scores(blocks[path[:whole]][len(path) - 1 - whole], text[whole:])
             tokens[node] = int(scores.argsort(descending=True)[ranks[node]])
         return tokens
 
@@ -236,16 +236,20 @@ class NaiveFalcon:
             whole = path[: len(path) - offset]
             if whole not in blocks:
                 blocks[whole] = self.read(whole, tokens, blocks)
-            return torch.softmax(self._scores(blocks[whole][offset], path[-1] if path else self.root), dim=-1).tolist()
+            seen = [self.root, *path][len(whole) :]
+            return torch.softmax(self._scores(blocks[whole][offset], seen), dim=-1).tolist()
 
         return grown_paths(probs, depth, top_k, num_nodes, self.block_size)
 
-    def _scores(self, feature: Tensor, before: int) -> Tensor:
-        """Logits of the token after `before`."""
+    def _scores(self, feature: Tensor, seen: Sequence[int]) -> Tensor:
+        """Logits of the token after `seen`, those of its block and the one before that."""
         scores = self.target.head(feature)
         if self.drafter.config.transition_rank is None:
             return scores
-        return scores + self.drafter.transition(torch.tensor(before), feature)
+        before, embeds = torch.tensor(seen[-1]), None
+        if self.drafter.config.transition_size is not None:
+            embeds = self.target.embed(torch.tensor(seen[-self.drafter.config.transition_tokens :]))
+        return scores + self.drafter.transition(before, feature, embeds)
 
     def _is_ready(self) -> bool:
         """Note where blocks of the rows read now end; whether there are as many rows as a block has."""

@@ -28,6 +28,7 @@ FALCONS = {
         "num_hidden_layers": 2,
     },
     "falcon with a transition": {"transition_rank": 8, "block_size": 3, "recurrence": "token"},
+    "falcon whose transition sees two tokens": {"transition_rank": 8, "transition_size": 6, "transition_tokens": 2},
 }
 MEDUSAS = {
     "medusa": {"num_heads": 7, "draft_tree": TREE},
@@ -83,7 +84,10 @@ def _logits(target: Any, drafter: Any) -> torch.Tensor:
     if not isinstance(drafter, EagleDrafter):
         outputs = drafter(embeds, features, phases=torch.tensor([1]))
         logits = target.lm_head(outputs)
-        return logits if drafter.config.transition_rank is None else logits + drafter.transition(ids, outputs)
+        if drafter.config.transition_rank is None:
+            return logits
+        seen = None if drafter.config.transition_size is None else torch.stack([embeds.roll(1, 1), embeds], dim=-2)
+        return logits + drafter.transition(ids, outputs, seen)
     is_counted = (torch.arange(20) < 20 - torch.arange(NUM_STEPS)[:, None])[None]  # chains end where the text does
     found = drafter(embeds, features, NUM_STEPS, is_counted)
     return target.lm_head(found.states[is_counted]) if drafter.config.version == 1 else found.logits

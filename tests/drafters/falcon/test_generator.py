@@ -84,6 +84,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "of tokens": {"recurrence": "token"},
     "with shortcut": {"shortcut": True},
     "with a transition": {"transition_rank": 5},
+    "with a transition from two tokens": {
+        "transition_rank": 5,
+        "transition_size": 6,
+        "transition_tokens": 2,
+        "recurrence": "token",
+    },
     "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
 }
 

@@ -26,6 +26,12 @@ FALCONS: dict[str, dict[str, Any]] = {
     "of tokens": {"recurrence": "token"},
     "two LSTMs and a shortcut": {"num_recurrent_layers": 2, "shortcut": True},
     "with a transition": {"transition_rank": 5},
+    "with a transition from two tokens": {
+        "transition_rank": 5,
+        "transition_size": 6,
+        "transition_tokens": 2,
+        "recurrence": "token",
+    },
     "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
     "calibrated": {"confidence_temperatures": {"greedy": [0.5, 0.7, 0.9, 1.1, 1.3, 1.5], "sampled": [0.2] * 6}},
 }

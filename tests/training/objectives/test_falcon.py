@@ -94,8 +94,11 @@ def test_every_guess_has_its_block_offset(tmp_path: Path, block_size: int) -> No
 
 
 @torch.no_grad()
-def test_guesses_are_conditioned_on_the_texts_own_previous_token(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, {"block_size": 2, "transition_rank": 3}, use_glancing=False)
+@pytest.mark.parametrize("num_seen", [0, 1, 2, 3])
+def test_guesses_are_conditioned_on_the_tokens_before_them_in_their_block(tmp_path: Path, num_seen: int) -> None:
+    network = {"transition_size": 5, "transition_tokens": num_seen} if num_seen else {}
+    options = {"block_size": 2, "transition_rank": 3, **network}
+    trainer = make_trainer(tmp_path, options, use_glancing=False)
     drafter = trainer.model.eval()
     drafter.transition.after.weight.normal_()
     pairs = trainer.features(example_batch())
@@ -104,9 +107,11 @@ def test_guesses_are_conditioned_on_the_texts_own_previous_token(tmp_path: Path)
 
     phases = torch.randint(2, (len(pairs.is_token),), generator=torch.Generator().manual_seed(0))
     predicted = drafter(pairs.token_embeds, pairs.features, phases, pairs.is_token)
-    expected = [
-        trainer.features.head(predicted[row, column])
-        + drafter.transition(pairs.input_ids[row, column + 2], predicted[row, column])
-        for row, column in pairs.is_counted.nonzero().tolist()
-    ]
+    expected = []
+    for row, column in pairs.is_counted.nonzero().tolist():
+        offset = int((column - phases[row]) % 2)  # so many tokens of the block stand before the guessed one
+        seen = pairs.input_ids[row, column + 2 - offset : column + 3]
+        embeds = pairs.token_embeds[row, column + 1 - offset : column + 2][-num_seen:] if num_seen else None
+        scores = drafter.transition(seen[-1], predicted[row, column], embeds)
+        expected.append(trainer.features.head(predicted[row, column]) + scores)
     torch.testing.assert_close(logits, torch.stack(expected))

@@ -6,6 +6,14 @@ from ...errors import OptionError
 from ..tree_drafting.configuration import PairConfig
 
 RECURRENCES = ("sequence", "token")
+LEAST_ONE = (
+    "block_size",
+    "num_hidden_layers",
+    "num_recurrent_layers",
+    "transition_rank",
+    "transition_size",
+    "transition_tokens",
+)
 
 
 @strict
@@ -29,6 +37,9 @@ class FalconSpecConfig(PairConfig):
             position of the block, is added to each row's queries and output.
         transition_rank (`int`, *optional*): Rank of a table of scores by which each token changes the logits of the
             next. Without it the tokens of a block are predicted independently.
+        transition_size (`int`, *optional*): Width of a network that adds to those scores what the last tokens of the
+            block say together.
+        transition_tokens (`int`, *optional*, defaults to 1): Tokens that this network reads.
         num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
         recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
 
@@ -49,12 +60,14 @@ class FalconSpecConfig(PairConfig):
     shortcut: bool = False
     newest_row: bool = False
     transition_rank: int | None = None
+    transition_size: int | None = None
+    transition_tokens: int = 1
     num_recurrent_layers: int = 2
     recurrent_dropout: float = 0.1
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
-        for name in ("block_size", "num_hidden_layers", "num_recurrent_layers", "transition_rank"):
+        for name in LEAST_ONE:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
         if self.recurrence not in RECURRENCES:
@@ -64,5 +77,15 @@ class FalconSpecConfig(PairConfig):
         if self.newest_row and not self.block_position_embedding:
             raise OptionError(
                 "`newest_row` needs `block_position_embedding`: rows must know their position in the block."
+            )
+        if self.transition_size is not None and self.transition_rank is None:
+            raise OptionError(
+                f"`transition_size` needs a transition, but it is {self.transition_size} and `transition_rank` is "
+                "None. Give a rank, or leave `transition_size` out."
+            )
+        if self.transition_tokens > 1 and self.transition_size is None:
+            raise OptionError(
+                f"`transition_tokens` needs a network, but it is {self.transition_tokens} and `transition_size` is "
+                "None. Give a size, or leave `transition_tokens` out."
             )
         super().check()

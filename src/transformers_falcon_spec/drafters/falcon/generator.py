@@ -152,9 +152,12 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return outputs.reshape(num_rows, blocks, size, -1)
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """The logits of each node's block, and what the transition says of its token."""
+        """The logits of each node's block, and what the transition says of the newest tokens of the block."""
         lists, seen = (part.gather(1, blocks[..., None].expand(-1, -1, part.shape[-1])) for part in (logits, features))
-        return lists + self.run("transition", token_ids, self.to_drafter(seen)).to(lists)
+        config, inputs = self.drafter.config, [token_ids[..., -1], self.to_drafter(seen)]
+        if config.transition_size is not None:
+            inputs.append(self.embed(token_ids[..., -config.transition_tokens :]))
+        return lists + self.run("transition", *inputs).to(lists)
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Input rows: embedding and feature, in the drafter's type and device."""

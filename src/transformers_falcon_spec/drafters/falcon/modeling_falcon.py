@@ -16,6 +16,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
+    LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
@@ -83,19 +84,44 @@ class BlockAttention(LlamaAttention):
 
 
 class Transition(nn.Module):
-    """A low-rank table of scores by which a token changes those of the next, weighed by the feature expected there."""
+    """Scores by which tokens of a block change the logits of the next one: a low-rank table, and a small network.
+
+    The table is for the last token, weighed by the feature expected at the next. The network reads that feature and
+    the embeddings of the last tokens.
+    """
 
     def __init__(self, config: FalconSpecConfig) -> None:
         super().__init__()
-        rank = config.transition_rank
+        rank, size, self.num_tokens = config.transition_rank, config.transition_size, config.transition_tokens
         assert rank is not None  # the caller asked
         self.before = nn.Embedding(config.vocab_size, rank)
         self.gate = nn.Linear(config.hidden_size, rank, bias=False)
         self.after = nn.Linear(rank, config.vocab_size, bias=False)
+        if size is not None:
+            assert config.embedding_size is not None  # the configuration fills it in
+            self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.input_norm = LlamaRMSNorm(config.embedding_size, eps=config.rms_norm_eps)
+            self.up = nn.Linear(config.hidden_size + self.num_tokens * config.embedding_size, size, bias=False)
+            self.down = nn.Linear(size, rank, bias=False)
 
-    def forward(self, token_ids: Int[Tensor, "..."], features: Float[Tensor, "... hidden"]) -> Tensor:
-        """Scores `[..., vocab]` to add to the logits of `features` after the tokens `token_ids`."""
-        return self.after(self.before(token_ids) * (1 + self.gate(features)))
+    def forward(
+        self,
+        token_ids: Int[Tensor, "..."],
+        features: Float[Tensor, "... hidden"],
+        token_embeds: Float[Tensor, "... tokens embed"] | None = None,
+    ) -> Tensor:
+        """Scores `[..., vocab]` to add to the logits of `features` after the tokens `token_ids`.
+
+        `token_embeds` are those of the last tokens, the newest last, zeros or none for those that a block lacks; only
+        the network reads them.
+        """
+        scores = self.before(token_ids) * (1 + self.gate(features))
+        if token_embeds is not None:
+            missing = self.num_tokens - token_embeds.shape[-2]
+            embeds = functional.pad(self.input_norm(token_embeds), (0, 0, missing, 0)).flatten(-2)
+            inner = self.up(torch.cat([self.norm(features), embeds], dim=-1))
+            scores = scores + self.down(functional.silu(inner))
+        return self.after(scores)
 
 
 class FalconSpecDrafter(DrafterModel):

@@ -174,8 +174,9 @@ class GrownTreeGenerator(StaticTreeGenerator):
             if self.predicts_independently:
                 lists = blocks[..., None].expand(-1, -1, width)
                 return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
-            parents = growth.token_ids.gather(1, nodes)
-            after = self.logits_after(parents, logits[:, :, offset], features[:, :, offset], blocks)
+            path = growth.path_up(nodes, offset + 1)
+            seen = growth.token_ids.gather(1, path.flatten(1)).reshape(path.shape)
+            after = self.logits_after(seen, logits[:, :, offset], features[:, :, offset], blocks)
             found = self.log_node_probs(after[:, :, None], budget, depth + offset).topk(width, dim=-1)
             return self.target_ids(found.indices[:, :, 0]), found.values[:, :, 0]
 

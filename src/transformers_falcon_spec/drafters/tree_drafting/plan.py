@@ -26,6 +26,7 @@ class DraftPass:
     parents: Tensor  # [parents] nodes whose children this pass drafts
     depths: tuple[int, ...]  # [parents] where those children stand
     lists: Tensor  # [2, parents] for each of them the block and the row that its children come from
+    paths: Tensor  # [parents, offset + 1] nodes of its block that end at each parent, if all stand at one offset
     siblings: Tensor  # [2, drafted] the index of each node's parent among `parents`, and its own among its siblings
     num_siblings: int  # most children of a parent
     fed_nodes: Tensor  # [blocks, k] nodes whose tokens each block holds; empty in the first pass
@@ -45,10 +46,10 @@ class DraftPass:
 def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tuple[DraftPass, ...]:
     """The passes that draft a one-row `tree` with blocks of `block_size`; trees are distinguished by identity."""
     passes = _planned(tree, block_size)
-    return tuple(replace(each, by_block_offset=_parts(each)).to(device) for each in passes)
+    return tuple(replace(each, by_block_offset=_parts(each, tree)).to(device) for each in passes)
 
 
-def _parts(whole: DraftPass) -> tuple[DraftPass, ...]:
+def _parts(whole: DraftPass, tree: DraftTree) -> tuple[DraftPass, ...]:
     parts = []
     for offset in whole.sources[1].unique().tolist():
         chosen, parents = whole.sources[1] == offset, whole.lists[1] == offset
@@ -63,6 +64,7 @@ def _parts(whole: DraftPass) -> tuple[DraftPass, ...]:
                 parents=whole.parents[parents],
                 depths=tuple(depth for depth, is_in in zip(whole.depths, parents.tolist(), strict=True) if is_in),
                 lists=whole.lists[:, parents],
+                paths=torch.tensor([tree.path_to(node)[-offset - 1 :] for node in whole.parents[parents].tolist()]),
                 siblings=torch.stack([new_indices[siblings[0]], siblings[1]]),
                 num_siblings=int(siblings[1].max()) + 1,
             )
@@ -95,6 +97,7 @@ def _planned(tree: DraftTree, block_size: int) -> list[DraftPass]:
                 parents=torch.tensor(parents),
                 depths=tuple(depths[parent] + 1 for parent in parents),
                 lists=torch.tensor([[row[child] for child in first_child] for row in sources[:2]]),
+                paths=torch.zeros(len(parents), 0, dtype=torch.long),
                 siblings=torch.tensor([[parents.index(parent) for parent in parent_of], sibling_indices]),
                 num_siblings=max(sibling_indices) + 1,
                 fed_nodes=torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),

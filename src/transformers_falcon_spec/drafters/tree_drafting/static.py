@@ -46,7 +46,11 @@ class StaticTreeGenerator(PairGenerator):
         """
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `features` of their `blocks` at one offset."""
+        """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `features` of their `blocks` at one offset.
+
+        Of each node `token_ids` `[rows, nodes, offset + 1]` has the tokens of its block up to itself, after the one
+        that the block follows.
+        """
         raise NotImplementedError
 
     def draft_logits(self, features: Tensor) -> Tensor:
@@ -180,8 +184,8 @@ class StaticTreeGenerator(PairGenerator):
         blocks, offsets = part.lists
         if self.predicts_independently:
             return logits[:, blocks, offsets]
-        parents = token_ids[:, part.parents]
-        return self.logits_after(parents, logits[:, :, offset], features[:, :, offset], blocks.expand_as(parents))
+        by_row = blocks.expand(len(token_ids), -1)
+        return self.logits_after(token_ids[:, part.paths], logits[:, :, offset], features[:, :, offset], by_row)
 
     def _best(self, part: DraftPass, offset: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
         """The drafted tokens `[rows, drafted]`: the best of each list."""

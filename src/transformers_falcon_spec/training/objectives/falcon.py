@@ -39,28 +39,37 @@ class FalconObjective(Objective):
             inputs = self.with_noise(pairs, generator)
             if self.args.use_glancing and self.block_size > 1:
                 with torch.no_grad():
-                    guesses = self._logits(predict(model, inputs, phases), inputs, inputs.is_counted).argmax(-1)
-                num_wrong = int((guesses != target_logits.argmax(-1)).sum())
+                    guesses = self._logits(predict(model, inputs, phases), inputs, inputs.is_counted, offsets)
+                num_wrong = int((guesses.argmax(-1) != target_logits.argmax(-1)).sum())
                 budget = glancing_budget(num_wrong, self.args.glancing_ratio, progress)
                 mask = reveal_mask(inputs.is_counted, offsets, self.block_size, budget, generator)
                 inputs = reveal(inputs, pairs.features, mask, self.block_size)
         predicted, counted = predict(model, inputs, phases), inputs.is_counted
-        logits, target_logits = self._logits(predicted, pairs, counted), target_logits[counted[pairs.is_counted]]
-        outcome = token_outcome(logits, target_logits, offsets[counted])
+        logits = self._logits(predicted, pairs, counted, offsets)
+        outcome = token_outcome(logits, target_logits[counted[pairs.is_counted]], offsets[counted])
         return with_regression(outcome, predicted[counted], pairs.labels[counted], self.args)
 
     def phases(self, num_conversations: int, generator: torch.Generator) -> Int[Tensor, " texts"]:
         """The random offset at which the first block of each conversation starts, for drafts may start anywhere."""
         return torch.randint(self.block_size, (num_conversations,), generator=generator)
 
-    def _logits(self, predicted: Tensor, pairs: PairBatch, counted: Tensor) -> Tensor:
-        """The drafter's logits of the counted rows, each conditioned on the text's own previous token."""
+    def _logits(self, predicted: Tensor, pairs: PairBatch, counted: Tensor, offsets: Tensor) -> Tensor:
+        """The drafter's logits of the counted rows, each conditioned on the text's own tokens in its block."""
         features = predicted[counted]
         logits = self.features.head(features)
         if self.config.transition_rank is None:
             return logits
         previous = shift_left(pairs.input_ids, pairs.positions, self.block_size)[:, :-1][counted]
-        return logits + self.drafter.transition(previous, features.to(self.drafter.dtype)).to(logits)
+        embeds = None if self.config.transition_size is None else self._embeds_before(pairs, counted, offsets)
+        return logits + self.drafter.transition(previous, features.to(self.drafter.dtype), embeds).to(logits)
+
+    def _embeds_before(self, pairs: PairBatch, counted: Tensor, offsets: Tensor) -> Tensor:
+        """Embeddings `[counted, tokens, embed]` of the tokens before each guess; zeros outside its block."""
+        found = []
+        for back in reversed(range(min(self.config.transition_tokens, self.block_size))):
+            embeds = shift_left(pairs.token_embeds, pairs.positions[:, :-1], self.block_size - 1 - back)
+            found.append((embeds * (offsets >= back)[..., None])[counted])
+        return torch.stack(found, dim=1).to(self.drafter.dtype)
 
 
 def predict(model: nn.Module, pairs: PairBatch, phases: Tensor) -> Tensor:
