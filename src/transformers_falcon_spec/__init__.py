@@ -11,6 +11,7 @@ from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .core.verification import AcceptedPath, match_tokens
 from .drafters.base import DrafterModel, TextDrafter
+from .drafters.dflash import DFlashConfig, DFlashDrafter
 from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from .drafters.drafter_pool import DrafterPool
 from .drafters.eagle import EagleConfig, EagleDrafter
@@ -57,6 +58,8 @@ __all__ = [
     "BenchmarkError",
     "CheckpointError",
     "ConversationError",
+    "DFlashConfig",
+    "DFlashDrafter",
     "DiffusionConfig",
     "DiffusionDrafter",
     "DistributedError",

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.inflation import Shape
 from benchmarks.race import POOLED, REPORT, entries_of, inflated, standings
-from tests.drafters.test_dflash import peaked_dflash
+from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec.commands.methods import MethodEntry
 from transformers_falcon_spec.errors import OptionError

@@ -16,7 +16,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from transformers.generation.streamers import BaseStreamer
 
 from tests.chat import make_tokenizer
-from tests.drafters.test_dflash import peaked_dflash
+from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import GenerationStats, attach, disable, enable
 from transformers_falcon_spec.errors import PatchError

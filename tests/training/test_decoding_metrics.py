@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_rows, make_tokenizer
-from tests.drafters.test_dflash import peaked_dflash
+from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, EagleDrafter, FalconSpecDrafter, MedusaDrafter, SpeculationConfig

@@ -11,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from transformers import MuseGlimmerAssistantConfig
+
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
 
@@ -24,6 +26,7 @@ class Format(Enum):
     EAGLE3_SPECULATORS = "Eagle-3 (speculators)"
     MEDUSA = "Medusa-1"
     MEDUSA_V2 = "Medusa v2 heads"
+    DFLASH = "DFlash (Transformers)"
 
 
 # Formats that are recognised but cannot be converted: the reason, and what marks each: the value of a field of the
@@ -92,6 +95,7 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     rules = (
         (Format.EAGLE3_SPECULATORS, config.get("speculators_model_type") == "eagle3"),
         (Format.FALCON, "k_mask" in config),
+        (Format.DFLASH, config.get("model_type") == MuseGlimmerAssistantConfig.model_type),
         (_medusa(config, keys), "medusa_num_heads" in config or "medusa_num_layers" in config),
         (Format.EAGLE3, "draft_vocab_size" in config or any(key.startswith("midlayer.") for key in keys)),
         (Format.EAGLE, is_eagle),

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from ..errors import OptionError
 from .base import DrafterModel
+from .dflash import DFlashDrafter
 from .diffuspec import DiffusionDrafter
 from .eagle import EagleDrafter
 from .easyspec import LayerParallelDrafter
@@ -136,5 +137,6 @@ register_drafter(
     {"Medusa-1": ".convert.medusa:convert_medusa", "Medusa v2 heads": ".convert.medusa:convert_medusa_v2"},
 )
 register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.diffusion:DiffusionObjective")
+register_drafter("dflash", DFlashDrafter, "DFlash", converters={"DFlash (Transformers)": ".convert.dflash:convert_dflash"})
 register_drafter("easyspec", LayerParallelDrafter, "EasySpec")
 register_drafter("lookahead", LookaheadDrafter, "Lookahead")

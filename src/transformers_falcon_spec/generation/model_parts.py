@@ -78,10 +78,20 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
     return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=model.device)}
 
 
-def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
+def apply_embeddings(model: PreTrainedModel, token_ids: Tensor, is_normed: bool = True) -> Tensor:
+    """The embeddings of tokens, with or without the norm that some models have in them (Muse Glimmer)."""
+    embeddings: Any = model.get_input_embeddings()
+    if is_normed or not hasattr(embeddings, "embed_norm"):
+        return embeddings(token_ids)
+    return nn.Embedding.forward(embeddings, token_ids)
+
+
+def apply_head(model: PreTrainedModel, features: Tensor, is_scaled: bool = True) -> Tensor:
     """The logits of the head, with scaling and caps by the model's configuration; the probe checks them."""
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
+    if not is_scaled:
+        return head(features.to(model.dtype)).float()
     narrowing = None if hasattr(config, "logits_scaling") else getattr(config, "dim_model_base", None)
     states = features if narrowing is None else features / (config.hidden_size / narrowing)
     logits = head(states.to(model.dtype)).float()  # a drafter may compute in another type than the target

@@ -10,7 +10,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 from benchmarks.inflation import Shape, inflate, inflate_drafter
 from tests import runs
 from tests.benchmarks.inflation.test_models import NEW_IDS, WIDER
-from tests.drafters.test_dflash import peaked_dflash
+from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
 from transformers_falcon_spec.drafters.dflash import context_layers
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import runs
-from tests.drafters.test_dflash import peaked_dflash
+from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_prompt, make_target
 from tests.training.objectives.test_medusa import make_trainer
 from tests.training.runs import example_batch, same

@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 
-from ..errors import DrafterMismatchError, OptionError
-from ..generation.model_parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
-from .config_fields import check_fields
+from ...errors import DrafterMismatchError, OptionError
+from ...generation.model_parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
+from ..config_fields import check_fields
 
 DEFAULT_FEATURES = 5  # layers of the target that are read
 LEAST_BLOCK = 2  # the root and one token to draft
@@ -48,6 +48,13 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
             "DFlash needs a target that takes positions, since `generate` hands them on, but "
             f"`{type(target).__name__}` takes no `position_ids`. Train a drafter of another `method` for it."
         )
+    config = config_for(MuseGlimmerAssistantConfig, target, options)
+    return MuseGlimmerAssistantModel(config).eval().to(device=target.device)
+
+
+def config_for(config_class: Any, target: PreTrainedModel, options: dict[str, Any]) -> Any:
+    """A configuration of this class for `target`; `options` are fields of it, others an [`OptionError`]."""
+    check_fields(config_class, options)
     text = target.config.get_text_config(decoder=True)
     widths = {"embeddings": embedding_width(target), "layers": text.hidden_size, "head": head_width(target)}
     if len(set(widths.values())) > 1:
@@ -56,9 +63,9 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
             f"has {widths}. Train a drafter of another `method` for it."
         )
     num_layers = options.get("num_hidden_layers", MuseGlimmerAssistantConfig.num_hidden_layers)
-    config = MuseGlimmerAssistantConfig(**{**_sizes(target), "layer_types": [ATTENTION] * num_layers, **options})
+    config = config_class(**{**_sizes(target), "layer_types": [ATTENTION] * num_layers, **options})
     _check(config, text)
-    return MuseGlimmerAssistantModel(config).eval().to(device=target.device)
+    return config
 
 
 def context_layers(drafter: PreTrainedModel) -> tuple[int, ...]:

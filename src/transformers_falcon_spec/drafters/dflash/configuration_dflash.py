@@ -1,0 +1,88 @@
+"""The configuration of a DFlash drafter: that of Transformers' own, and what this package's loop needs besides."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
+
+from ...core.tree import DraftTree
+from ...errors import OptionError
+from ..compatibility.fingerprint import OLD_NAMES
+from ..config_fields import own_fields, target_fields, trained_target_fields
+from ..tree_drafting.temperatures import check_temperatures
+from .stock import LEAST_BLOCK, config_for
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@strict
+class DFlashConfig(MuseGlimmerAssistantConfig):
+    """Configuration of [`DFlashDrafter`]; all fields of `MuseGlimmerAssistantConfig` are fields of it, too.
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 32000):
+            Size of the target's vocabulary; embeddings and head are the target's.
+        draft_tree (`dict`, *optional*):
+            `{"parents": [...], "ranks": [...]}`, the static tree; None is a chain of a whole block.
+        confidence_temperatures (`dict`, *optional*):
+            How far trees that grow trust the drafter's probabilities, see [`PairConfig`].
+        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_fingerprint (`dict`, *optional*): What that target was, so that others are noticed; None checks sizes.
+
+    Raises:
+        [`OptionError`]: a block without masks, a mask outside the vocabulary, no layer to read, or layers of a type
+            that is not known.
+
+    Example:
+
+    ```python
+    >>> DFlashConfig(vocab_size=100, hidden_size=64, mask_token_id=3, block_size=4).block_size
+    4
+
+    ```
+    """
+
+    model_type = "dflash_spec"
+    attribute_map = OLD_NAMES
+
+    vocab_size: int = 32000
+    mask_token_id: int = 0
+    draft_tree: dict[str, Any] | None = None
+    confidence_temperatures: dict[str, Any] | None = None
+    target_name_or_path: str | None = None
+    target_fingerprint: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Refuse options out of range."""
+        super().__post_init__(**kwargs)
+        if self.block_size < LEAST_BLOCK:
+            raise OptionError(
+                f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {self.block_size}."
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise OptionError(
+                f"`mask_token_id` must lie in 0..{self.vocab_size - 1}, the target's vocabulary, but it is "
+                f"{self.mask_token_id}. Take the target that the drafter was trained for."
+            )
+        if not self.target_layer_ids or min(self.target_layer_ids) < 0:
+            raise OptionError(
+                "`target_layer_ids` must name layers of the target, counted from 0, but they are "
+                f"{self.target_layer_ids}."
+            )
+        if not set(self.layer_types or ()) <= set(LAYER_TYPES):
+            raise OptionError(f"`layer_types` must be of {LAYER_TYPES}, but they are {self.layer_types}.")
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+        check_temperatures(self.confidence_temperatures, self.block_size - 1)
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
+        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
+        config: DFlashConfig = config_for(cls, target, {**trained_target_fields(target), **options})
+        return config
+
+    @classmethod
+    def of_stock(cls, fields: dict[str, Any], target: PreTrainedModel) -> "DFlashConfig":
+        """The configuration with which Transformers' own drafter of these fields drafts for `target`."""
+        kept = {name: fields[name] for name in own_fields(MuseGlimmerAssistantConfig) if name in fields}
+        return cls(**{**kept, **target_fields(target)})
