@@ -22,6 +22,8 @@ FEW = (
     "eagle-3, grown",
     "eagle-1, static",
     "medusa",
+    "dflash, grown",
+    "dflash with a window, static",
     "a small language model, static",
     "layers with windows, grown",
 )

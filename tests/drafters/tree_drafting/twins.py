@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.drafters.dflash.makers import make_dflash_drafter
 from tests.drafters.eagle.kinds import KINDS as EAGLES
 from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
 from tests.drafters.easyspec.kinds import make_drafter as make_layer_parallel
@@ -44,6 +45,10 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "layers of GPT-NeoX": {"kind": "gpt_neox"},
     "fewer tokens": {"draft_vocab_size": 90},
 }
+DFLASHES: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "dflash with a window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
+}
 GROWN = {"dynamic_tree": True, "tree_depth": 5, "num_tree_nodes": 12}
 
 
@@ -70,6 +75,11 @@ def layer_parallel(target: Any, kind: str, is_grown: bool) -> Any:
     return make_layer_parallel(target, **LANGUAGE_MODELS[kind], **options)
 
 
+def dflash(target: Any, kind: str, is_grown: bool) -> Any:
+    options = {"tree_depth": None, "dynamic_tree": True, "num_tree_nodes": 12} if is_grown else {"draft_tree": _tree(3)}
+    return make_dflash_drafter(target, options, **DFLASHES[kind])
+
+
 def _tree(depth: int) -> dict[str, list[int]]:
     parents, ranks = random_tree(depth, 9 + 2 * depth, seed=depth)
     return {"parents": parents, "ranks": ranks}
@@ -82,6 +92,8 @@ def every_drafter() -> dict[str, Callable[[Any], Any]]:
         shape = "grown" if is_grown else "static"
         for kind in EAGLES:
             made[f"{kind}, {shape}"] = lambda target, kind=kind, is_grown=is_grown: eagle(target, kind, is_grown)
+        for kind in DFLASHES:
+            made[f"{kind}, {shape}"] = lambda target, kind=kind, is_grown=is_grown: dflash(target, kind, is_grown)
         for kind in LANGUAGE_MODELS:
             made[f"{kind}, {shape}"] = lambda target, kind=kind, is_grown=is_grown: layer_parallel(
                 target, kind, is_grown

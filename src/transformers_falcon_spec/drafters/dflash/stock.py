@@ -12,7 +12,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, 
 
 from ...errors import DrafterMismatchError, OptionError
 from ...generation.model_parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
-from ..config_fields import check_fields
+from ..config_fields import check_fields, context_of
 
 DEFAULT_FEATURES = 5  # layers of the target that are read
 LEAST_BLOCK = 2  # the root and one token to draft
@@ -49,6 +49,8 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
             f"`{type(target).__name__}` takes no `position_ids`. Train a drafter of another `method` for it."
         )
     config = config_for(MuseGlimmerAssistantConfig, target, options)
+    if set(config.layer_types or ()) != {ATTENTION}:
+        raise OptionError(f"`layer_types` must be `{ATTENTION}` in every layer, but they are {config.layer_types}.")
     return MuseGlimmerAssistantModel(config).eval().to(device=target.device)
 
 
@@ -87,7 +89,7 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
         "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
-        "max_position_embeddings": text.max_position_embeddings,
+        "max_position_embeddings": context_of(target.config) or MuseGlimmerAssistantConfig.max_position_embeddings,
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         "target_layer_ids": sorted(spread),
         "mask_token_id": text.vocab_size - 1 if pad is None else pad,
@@ -101,8 +103,6 @@ def _check(config: MuseGlimmerAssistantConfig, text: Any) -> None:
         raise OptionError(
             f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {config.block_size}."
         )
-    if set(config.layer_types or ()) != {ATTENTION}:
-        raise OptionError(f"`layer_types` must be `{ATTENTION}` in every layer, but they are {config.layer_types}.")
     if config.hidden_size != text.hidden_size:
         raise OptionError(f"`hidden_size` must be the target's, {text.hidden_size}, but it is {config.hidden_size}.")
     if not 0 <= config.mask_token_id < text.vocab_size:
