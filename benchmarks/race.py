@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, logging
+from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, logging
 
 from benchmarks.budgets import SETS
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
@@ -21,7 +21,8 @@ from benchmarks.report import Report, Result, source_line, speed_by_set, table
 from benchmarks.running import Runs, beside, by_method, run_and_save
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
-from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, MethodEntry
+from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, TREES, MethodEntry
+from transformers_falcon_spec.drafters.checkpoint import kind_of
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, stock_dflash, with_drafter
@@ -31,6 +32,7 @@ from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
 HERE = Path(__file__).parent
 EMBEDDED = "models/falcon-reference"
 UNTRAINED = ("models/lookahead", PROMPT_LOOKUP)
+STOCK_DFLASH = MuseGlimmerAssistantConfig.model_type
 POOLED = "all sets"
 TIMED_TOKENS = 12  # of the target alone in each type
 
@@ -67,13 +69,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def entries_of(trained: Path) -> list[MethodEntry]:
-    """Who takes part: the embedded drafter, every folder with a configuration, and what needs no training."""
+    """Who takes part: the embedded drafter, every folder with a configuration, and what needs no training.
+
+    DFlash drafters of Transformers take part in the stock loop, and as `NAME-tree` in this package's.
+    """
     folders = sorted(str(config.parent) for config in trained.glob("*/config.json"))
     if not folders:
         raise OptionError(
             f"`--trained` must hold folders of drafters, but `{trained}` holds none with a `config.json`."
         )
-    return [MethodEntry.parse(source) for source in (EMBEDDED, *folders, *UNTRAINED)]
+    twice = [f"{Path(folder).name}-tree={TREES}:{folder}" for folder in folders if kind_of(folder) == STOCK_DFLASH]
+    return [MethodEntry.parse(source) for source in (EMBEDDED, *folders, *twice, *UNTRAINED)]
 
 
 def inflated(entry: MethodEntry, target: PreTrainedModel, shape: Shape, dtype: torch.dtype) -> Method:

@@ -34,6 +34,14 @@ def make_diffusion(target: Any) -> Any:
     return DiffusionDrafter.from_target(target, num_hidden_layers=1).to(target.dtype).eval()
 
 
+def make_dflash(target: Any) -> Any:
+    """A fresh DFlash drafter for `target`, in its type."""
+    from transformers_falcon_spec import DFlashDrafter  # noqa: PLC0415  see the head of this file
+
+    sizes = {"num_hidden_layers": 1, "block_size": 4, "target_layer_ids": [0]}
+    return DFlashDrafter.from_target(target, **sizes).to(target.dtype).eval()
+
+
 NEWEST = {"block_size": 3, "recurrence": "token", "shortcut": True, "newest_row": True, "transition_rank": 8}
 KINDS: dict[str, Callable[[Any], Any]] = {
     "falcon": lambda target: make_drafter(target, block_size=2),
@@ -42,6 +50,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "eagle-3": lambda target: make_eagle(target, version=3, feature_layers=(1, -1)),
     "medusa": lambda target: make_medusa(target, num_heads=2, has_lm_heads=False),
     "diffusion": make_diffusion,
+    "dflash": make_dflash,
     "medusa, heads of its own": lambda target: make_medusa(target, num_heads=2),
 }
 

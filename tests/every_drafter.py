@@ -55,6 +55,13 @@ def _diffusion(target: Any, **options: Any) -> Any:
     return DiffusionDrafter.from_target(target, **sizes, **options)
 
 
+def _dflash(target: Any, **options: Any) -> Any:
+    from transformers_falcon_spec import DFlashDrafter  # noqa: PLC0415
+
+    sizes = {"num_hidden_layers": 1, "attention_dropout": DROPOUT, "block_size": 4, "target_layer_ids": [0]}
+    return DFlashDrafter.from_target(target, **sizes, **options)
+
+
 def _pool(target: Any) -> Any:
     from transformers_falcon_spec import DrafterPool  # noqa: PLC0415
 
@@ -68,6 +75,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "eagle-3": lambda target: _eagle(target, version=3, feature_layers=(1, -1)),
     "medusa": _medusa,
     "medusa, heads of its own": lambda target: _medusa(target, has_lm_heads=True),
+    "dflash": _dflash,
     "lookahead": _lookahead,
     "layers in parallel": _layer_parallel,
     "diffusion": _diffusion,

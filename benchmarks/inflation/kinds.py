@@ -11,6 +11,7 @@ import torch
 from transformers import MuseGlimmerAssistantConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from transformers_falcon_spec import DFlashConfig
 from transformers_falcon_spec.errors import OptionError
 
 from .shapes import Layout
@@ -141,5 +142,6 @@ KINDS = {
     "falcon_spec": Kind(_reader_changes, _hold_in_bias),
     "eagle_spec": Kind(_eagle_changes, _hold_in_eagle, _copy_draft_vocabulary),
     MuseGlimmerAssistantConfig.model_type: Kind(hold=_hold_in_last_norm, copy=_set_head_epsilons),
+    DFlashConfig.model_type: Kind(hold=_hold_in_last_norm, copy=_set_head_epsilons),
     "medusa_spec": Kind(),  # its heads add nothing to the channel of the feature that they read
 }

@@ -51,7 +51,8 @@ def test_the_fastest_rival_is_found_on_all_prompts_together_and_on_each_set() ->
     )
 
 
-def test_drafters_of_every_kind_take_part_at_the_large_cost(tmp_path: Path) -> None:
+def test_drafters_of_every_kind_take_part_at_the_large_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     target = make_target(num_hidden_layers=4)
     make_drafter(target).save_pretrained(tmp_path / "falcon")
     peaked_dflash(target).save_pretrained(tmp_path / "dflash")
@@ -59,13 +60,15 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(tmp_path: Path) -> N
     shape = Shape.of(target.config).widened(hidden_size=256, num_hidden_layers=5, vocab_size=400)
 
     entries = {entry.name: entry for entry in entries_of(tmp_path)}
-    found = {name: inflated(entries[name], target, shape, torch.float32) for name in ("falcon", "dflash", "small")}
+    found = {name: inflated(entries[name], target, shape, torch.float32) for name in ("falcon", "dflash", "dflash-tree", "small")}
 
-    assert [*entries] == ["falcon-reference", "dflash", "falcon", "small", "lookahead", "prompt-lookup"]
+    names = ["dflash", "falcon", "small"]
+    assert [*entries] == ["falcon-reference", *names, "dflash-tree", "lookahead", "prompt-lookup"]
     kinds = {name: (method.kind, method.assistant.config.hidden_size) for name, method in found.items()}
     assert kinds == {
         "falcon": ("drafter", 256),
         "dflash": ("stock block diffusion", 256),
+        "dflash-tree": ("drafter", 256),
         "small": ("stock assistant", 256),
     }
     lookup = inflated(MethodEntry.parse("prompt-lookup"), target, shape, torch.float32)

@@ -153,7 +153,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
     assert re.search(message, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("source", ["{}", "a={}", "layer-parallel:2:{}"])
+@pytest.mark.parametrize("source", ["{}", "a={}", "layer-parallel:2:{}", "trees:{}"])
 def test_a_method_that_is_not_there_is_told_before_anything_is_loaded(
     source: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ CONVERTED: dict[str, tuple[Any, Format]] = {
     "eagle3 speculators": (foreign.eagle3_speculators(), Format.EAGLE3_SPECULATORS),
     "medusa": (foreign.medusa(), Format.MEDUSA),
     "medusa v2": (foreign.medusa(has_lm_heads=False), Format.MEDUSA_V2),
+    "dflash": (({"model_type": "muse_glimmer_assistant"}, {}), Format.DFLASH),
 }
 BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "P-EAGLE": ({"draft_vocab_size": 9, "parallel_drafting": True}, "`parallel_drafting` is True"),
@@ -32,7 +33,6 @@ BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "SpecBlock": ({"architectures": ["LlamaForCausalLMSpecBlock"], "draft_vocab_size": 9}, "rank heads"),
     "Domino": ({"gru_hidden_dim": 8}, "`gru_hidden_dim` is 8"),
     "speculators' form of Eagle-1": ({"speculators_model_type": "eagle"}, "`speculators_model_type` is 'eagle'"),
-    "Transformers' own DFlash": ({"model_type": "muse_glimmer_assistant"}, "as `assistant_model`"),
     "a quantised checkpoint": ({"quantization_config": {"bits": 4}}, "Take the original"),
 }
 BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {

@@ -29,7 +29,7 @@ DRAWN = ("falcon", "falcon, a state at each token", "eagle-1", "eagle-3", "medus
 MADE: dict[str, Callable[[Any], Any]] = {
     **KINDS,
     "small model": lambda target: make_draft_model(target, num_hidden_layers=1),
-    "dflash": lambda target: make_dflash(target, num_hidden_layers=1, block_size=3, target_layer_ids=[0]),
+    "dflash, stock": lambda target: make_dflash(target, num_hidden_layers=1, block_size=3, target_layer_ids=[0]),
 }
 del MADE["with an adapter"], MADE["pool"]  # made of drafters, and in the mode that these wrappers start in
 

@@ -11,6 +11,7 @@ from transformers.dynamic_module_utils import get_imports, get_relative_import_f
 from tests.hub.clients import run_client
 from transformers_falcon_spec import (
     CheckpointError,
+    DFlashDrafter,
     DiffusionDrafter,
     EagleDrafter,
     FalconSpecDrafter,
@@ -24,7 +25,8 @@ from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.hub.bundle import auto_map, flattened, write_custom_generate
 
 KINDS = [
-    *(DiffusionDrafter, EagleDrafter, FalconSpecDrafter, LayerParallelDrafter, LookaheadDrafter, MedusaDrafter),
+    *(DFlashDrafter, DiffusionDrafter, EagleDrafter, FalconSpecDrafter),
+    *(LayerParallelDrafter, LookaheadDrafter, MedusaDrafter),
 ]
 NEEDED = {"huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions"}
 

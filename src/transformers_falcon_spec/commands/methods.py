@@ -19,6 +19,7 @@ from ..evaluation.methods import (
 from .loading import LAYER_PARALLEL, load_drafter, load_stock
 
 PROMPT_LOOKUP = "prompt-lookup"
+TREES = "trees"  # prefix of the folder of a DFlash drafter of Transformers that is to draft in this package's loop
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class MethodEntry:
     """One entry of `--methods`: `SOURCE`, `NAME=SOURCE`, or `NAME@TARGET=SOURCE` for one target only.
 
     `SOURCE` is the folder or Hub name of a drafter or of a causal language model, `prompt-lookup`, `prompt-lookup:N`
-    for N tokens, or `layer-parallel:N:FOLDER` for a language model that drafts with groups of N layers.
+    for N tokens, `layer-parallel:N:FOLDER` for a language model that drafts with groups of N layers, or
+    `trees:FOLDER` for a DFlash drafter of Transformers in this package's loop.
 
     Example:
 
@@ -61,22 +63,25 @@ class MethodEntry:
         uses the static tree in the file `draft_tree` and is decoded as `step` says, a DFlash drafter of Transformers,
         or a language model for stock assisted generation.
         """
-        lookup, _, num_tokens = self.source.partition(":")
-        if lookup == PROMPT_LOOKUP:
-            return prompt_lookup(self.name, _num_tokens(num_tokens, self.source))
-        assistant: Any = None if lookup == LAYER_PARALLEL else load_stock(self.source, target.dtype)
+        prefix, _, rest = self.source.partition(":")
+        if prefix == PROMPT_LOOKUP:
+            return prompt_lookup(self.name, _num_tokens(rest, self.source))
+        source = rest if prefix == TREES else self.source
+        is_own = prefix in {LAYER_PARALLEL, TREES}
+        assistant: Any = None if is_own else load_stock(source, target.dtype)
         if assistant is not None:
             make = stock_assistant if assistant.can_generate() else stock_dflash
             return make(self.name, assistant.to(target.device))
-        drafter = load_drafter(self.source, target, draft_tree=draft_tree, step=step)
+        drafter = load_drafter(source, target, draft_tree=draft_tree, step=step)
         drafter.check_target(target)
         return with_drafter(self.name, drafter)
 
     def check_there(self) -> None:
         """Refuse the name of a model that is not there, before anything is loaded."""
-        lookup, _, rest = self.source.partition(":")
-        if lookup != PROMPT_LOOKUP:
-            check_there(rest.partition(":")[2] if lookup == LAYER_PARALLEL else self.source, "method")
+        prefix, _, rest = self.source.partition(":")
+        if prefix != PROMPT_LOOKUP:
+            folders = {LAYER_PARALLEL: rest.partition(":")[2], TREES: rest}
+            check_there(folders.get(prefix, self.source), "method")
 
 
 def parse_targets(entries: list[str]) -> dict[str, str]:

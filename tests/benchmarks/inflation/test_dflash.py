@@ -1,4 +1,4 @@
-"""An inflated DFlash drafter of Transformers drafts what the small one does, through stock `generate`."""
+"""An inflated DFlash drafter drafts what the small one does, through stock `generate` and in this package's loop."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ from tests import runs
 from tests.benchmarks.inflation.test_models import NEW_IDS, WIDER
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
+from transformers_falcon_spec import DFlashDrafter, SpeculationConfig
 from transformers_falcon_spec.drafters.dflash import context_layers
 
 SHAPES = {"wider": WIDER, "new ids": NEW_IDS}
@@ -75,3 +76,21 @@ def test_stock_generate_keeps_as_much_of_its_drafts(monkeypatch: pytest.MonkeyPa
 
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][2] > 1
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_its_trees_in_this_packages_loop_are_those_of_the_small_one(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _norms_in_double(monkeypatch)
+    target, stock, large_target, _ = _pair(shape)
+    drafter = DFlashDrafter.from_stock(stock, target)
+    drafter.generation_config = SpeculationConfig(tune=False)
+    large = inflate_drafter(drafter, target, shape)
+
+    small, wide = (runs.drafted(*pair) for pair in ((target, drafter), (large_target, large)))
+
+    assert wide.sequences.tolist() == small.sequences.tolist()
+    for name in ("num_steps", "num_drafted", "num_accepted"):
+        assert getattr(wide.speculation, name) == getattr(small.speculation, name)
+    assert small.speculation.num_drafted > 0

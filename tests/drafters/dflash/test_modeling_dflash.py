@@ -1,0 +1,87 @@
+"""A DFlash drafter: what it shares with the stock one, and the options and targets that it refuses."""
+
+from typing import Any
+
+import pytest
+
+from tests import runs
+from tests.drafters.dflash.makers import make_dflash_drafter
+from tests.drafters.dflash.test_stock import peaked_dflash
+from tests.tiny import make_target
+from transformers_falcon_spec import (
+    DFlashConfig,
+    DFlashDrafter,
+    DrafterMismatchError,
+    DraftTree,
+    DraftTreeError,
+    OptionError,
+)
+
+DEEP = {"num_hidden_layers": 4}
+
+
+def test_it_shares_the_weights_of_the_stock_drafter_that_it_is_made_of() -> None:
+    target = make_target(**DEEP)
+    stock = peaked_dflash(target, target_layer_ids=[0, 1])
+
+    drafter = DFlashDrafter.from_stock(stock, target)
+
+    places = [[weight.data_ptr() for weight in model.parameters()] for model in (drafter, stock)]
+    assert places[0] == places[1]
+    assert drafter.rotary_emb.inv_freq.equal(stock.rotary_emb.inv_freq)
+    assert not drafter.training
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 1}, "`block_size` must be at least 2, the root included, but it is 1"),
+        ({"mask_token_id": 97}, r"`mask_token_id` must lie in 0..96, the target's vocabulary, but it is 97"),
+        ({"mask_token_id": -1}, "`mask_token_id` must lie in 0..96"),
+        ({"target_layer_ids": []}, r"`target_layer_ids` must name layers of the target, counted from 0, but they are \[\]"),
+        ({"target_layer_ids": [-2]}, "`target_layer_ids` must name layers"),
+        ({"layer_types": ["chunked_attention"]}, "`layer_types` must be of"),
+        ({"confidence_temperatures": {"greedy": [1.0], "sampled": [1.0]}}, "for each position of whole blocks of 3"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        DFlashConfig(**{"vocab_size": 97, "block_size": 4, **options})
+
+
+def test_a_draft_tree_that_is_none_is_refused() -> None:
+    with pytest.raises(DraftTreeError, match="parent"):
+        DFlashConfig(draft_tree={"parents": [0, 5], "ranks": [-1, 0]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 90}, "a vocabulary of size 97, but the target .* gives 90"),
+        ({"hidden_size": 32, "head_dim": 8}, "features of size 128, but the target .* gives 64"),
+        ({"num_hidden_layers": 2}, r"layers \[0, 1\], so they must lie in 0..0, but the last one is above that"),
+    ],
+    ids=["vocabulary", "widths", "layers"],
+)
+def test_a_target_that_it_was_not_made_for_is_refused(changes: dict[str, Any], message: str) -> None:
+    drafter = make_dflash_drafter(make_target(**DEEP))
+
+    with pytest.raises(DrafterMismatchError, match=message):
+        runs.drafted(make_target(**{**DEEP, **changes}), drafter)
+
+
+@pytest.mark.parametrize(
+    "options", [{"draft_tree": DraftTree.chain(4).to_json()}, {"tree_depth": 4}], ids=["static", "grown"]
+)
+def test_trees_deeper_than_a_block_are_refused(options: dict[str, Any]) -> None:
+    target = make_target(**DEEP)
+
+    with pytest.raises(OptionError, match="A block has 3 masks, .* must end at depth 3, but .* reaches depth 4"):
+        runs.drafted(target, make_dflash_drafter(target, options))
+
+
+def test_the_default_is_a_grown_tree_and_a_chain_where_it_must_be_static() -> None:
+    drafter = make_dflash_drafter(make_target(**DEEP))
+
+    assert (drafter.is_tree_dynamic, drafter.max_depth, drafter.num_nodes) == (True, 3, 16)
+    assert drafter.draft_tree.parents.tolist() == [[-1, 0, 1, 2]]
