@@ -60,7 +60,10 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(tmp_path: Path, monk
     shape = Shape.of(target.config).widened(hidden_size=256, num_hidden_layers=5, vocab_size=400)
 
     entries = {entry.name: entry for entry in entries_of(tmp_path)}
-    found = {name: inflated(entries[name], target, shape, torch.float32) for name in ("falcon", "dflash", "dflash-tree", "small")}
+    found = {
+        name: inflated(entries[name], target, shape, torch.float32)
+        for name in ("falcon", "dflash", "dflash-tree", "small")
+    }
 
     names = ["dflash", "falcon", "small"]
     assert [*entries] == ["falcon-reference", *names, "dflash-tree", "lookahead", "prompt-lookup"]

@@ -62,7 +62,7 @@ def test_without_a_target_the_vocabulary_is_asked_for(tmp_path: Path) -> None:
     ("target", "error", "message"),
     [
         ({"hidden_size": 32}, DrafterMismatchError, "features of size 64, but the target"),
-        ({"num_hidden_layers": 3}, DrafterMismatchError, r"reads the target's layers \[0, 2\], so they must lie in 0..1"),
+        ({"num_hidden_layers": 3}, DrafterMismatchError, r"layers \[0, 2\] of the target, so they must lie in 0..1"),
         ({"vocab_size": 50}, OptionError, "`mask_token_id` must lie in 0..49, the target's vocabulary, but it is 96"),
     ],
     ids=["widths", "layers", "mask"],

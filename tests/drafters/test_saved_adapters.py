@@ -89,10 +89,9 @@ def outputs(drafter: Any, kind: str) -> Tensor:
         position_ids = torch.arange(5).expand(2, -1)
         return drafter(token_ids=position_ids, positions=position_ids, allowed=seen, kept=seen[:, -1])
     inputs = (torch.randn(2, 5, width, generator=generator), torch.randn(2, 5, size, generator=generator))
-    if kind == "dflash":
-        return drafter(*inputs).last_hidden_state
-    if kind.startswith("eagle"):
-        return drafter(*inputs).states
+    if kind.startswith(("eagle", "dflash")):
+        found = drafter(*inputs)
+        return found.last_hidden_state if kind == "dflash" else found.states
     return drafter(*inputs, torch.zeros(2, dtype=torch.long))
 
 

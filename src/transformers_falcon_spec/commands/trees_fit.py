@@ -35,7 +35,7 @@ NUM_SHOWN = 6  # sibling ranks in the table
 class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
     """The tree to fit, and the file or drafter that gets it."""
 
-    drafter: str = option("Folder or Hub name of a Falcon, Eagle or Medusa drafter.")
+    drafter: str = option("Folder or Hub name of a Falcon, Eagle, Medusa or DFlash drafter.")
     nodes: int = option("Nodes of the tree, root included.")
     prompts: list[str] = option(
         "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "

@@ -79,8 +79,8 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
         raise CheckpointError(
             f"The `model_type` of `{name_or_path}` must be one of {sorted(model_types)}, but it is {kind!r}. A "
             f"checkpoint of other software must be converted first: `falcon-spec convert {name_or_path} DEST`, or "
-            "`load_drafter(NAME, target)`. Draft models and DFlash drafters are for stock `generate`; `falcon-spec "
-            "bench` takes draft models, and `LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with "
+            "`load_drafter(NAME, target)`. Draft models are for stock `generate`; `falcon-spec "
+            "bench` takes them, and `LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with "
             "them."
         )
     return str(kind)

@@ -137,6 +137,11 @@ register_drafter(
     {"Medusa-1": ".convert.medusa:convert_medusa", "Medusa v2 heads": ".convert.medusa:convert_medusa_v2"},
 )
 register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.diffusion:DiffusionObjective")
-register_drafter("dflash", DFlashDrafter, "DFlash", converters={"DFlash (Transformers)": ".convert.dflash:convert_dflash"})
+register_drafter(
+    "dflash",
+    DFlashDrafter,
+    "DFlash",
+    converters={"DFlash (Transformers)": ".convert.dflash:convert_dflash"},
+)
 register_drafter("easyspec", LayerParallelDrafter, "EasySpec")
 register_drafter("lookahead", LookaheadDrafter, "Lookahead")

@@ -40,12 +40,12 @@ class TargetView(Protocol):
     vocab_size: int
     feature_dim: int  # width of one pair's feature: sum over `feature_layers`
 
-    def embed(self, token_ids: Tensor, is_normed: bool = True) -> Tensor:
-        """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`; some targets normalise them, if it is wanted."""
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
         ...
 
     def head(self, features: Tensor, is_scaled: bool = True) -> Tensor:
-        """Logits `[..., vocab]` in float32, scaled and capped as the target does if wanted, of `[..., hidden]`."""
+        """Logits `[..., vocab]` in float32 of `[..., hidden]`, scaled and capped as the target does or left raw."""
         ...
 
 

@@ -78,14 +78,6 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
     return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=model.device)}
 
 
-def apply_embeddings(model: PreTrainedModel, token_ids: Tensor, is_normed: bool = True) -> Tensor:
-    """The embeddings of tokens, with or without the norm that some models have in them (Muse Glimmer)."""
-    embeddings: Any = model.get_input_embeddings()
-    if is_normed or not hasattr(embeddings, "embed_norm"):
-        return embeddings(token_ids)
-    return nn.Embedding.forward(embeddings, token_ids)
-
-
 def apply_head(model: PreTrainedModel, features: Tensor, is_scaled: bool = True) -> Tensor:
     """The logits of the head, with scaling and caps by the model's configuration; the probe checks them."""
     config = model.config.get_text_config(decoder=True)

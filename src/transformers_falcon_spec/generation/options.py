@@ -62,10 +62,10 @@ class SpeculationConfig(GenerationConfig):
             longer decides how long a step takes; a call that cannot be served so is a [`GenerationError`] that says
             why. `"dynamic"` decodes in tensors that grow. `"auto"` is static on CUDA where the call allows it.
         compile (`bool`, *optional*, defaults to `False`):
-            Pass the forwards of the target, and of Falcon, Eagle and Medusa drafters, through `torch.compile` inside
-            the static step, once for each number of rows and nodes, however long the text. It takes about half a
-            minute each, and may decide near ties of 16-bit targets otherwise. Calls with `disable_compile=True` leave
-            it out.
+            Pass the forwards of the target, and of Falcon, Eagle, Medusa and DFlash drafters, through `torch.compile`
+            inside the static step, once for each number of rows and nodes, however long the text. It takes about half
+            a minute each, and may decide near ties of 16-bit targets otherwise. Calls with `disable_compile=True`
+            leave it out.
 
     Raises:
         [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or no longer.

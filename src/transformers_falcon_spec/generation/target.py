@@ -87,13 +87,13 @@ class Target:
         self._not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
         self.row_adapters = RowAdapters(model)
 
-    def embed(self, token_ids: Tensor, is_normed: bool = True) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
         with self._for_drafter(len(token_ids)):
-            return model_parts.apply_embeddings(self.model, token_ids, is_normed)
+            return self.model.get_input_embeddings()(token_ids)
 
     def head(self, features: Tensor, is_scaled: bool = True) -> Tensor:
-        """Logits `[..., vocab]` in float32 of head inputs `[..., hidden]`, scaled and capped as the target does."""
+        """Logits `[..., vocab]` in float32 of head inputs, scaled and capped as the target does or left raw."""
         with self._for_drafter(len(features)):
             # some adapters view rows, tokens and width, side by side
             states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features

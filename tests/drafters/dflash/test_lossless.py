@@ -68,7 +68,10 @@ def test_greedy_rows_are_those_of_a_plain_batch(is_dynamic: bool, step: str) -> 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_sampled_rows_are_those_of_single_runs(step: str) -> None:
-    target, prompts = make_target(vocab_size=6).double(), _few_tokens(torch.cat([make_prompt(8, seed) for seed in range(3)]))
+    target, prompts = (
+        make_target(vocab_size=6).double(),
+        _few_tokens(torch.cat([make_prompt(8, seed) for seed in range(3)])),
+    )
 
     assert_sampled_rows_are_single_runs(target, make_dflash_drafter(target, {"step": step}), prompts, temperature=0.7)
 

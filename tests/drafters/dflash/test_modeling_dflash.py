@@ -38,7 +38,10 @@ def test_it_shares_the_weights_of_the_stock_drafter_that_it_is_made_of() -> None
         ({"block_size": 1}, "`block_size` must be at least 2, the root included, but it is 1"),
         ({"mask_token_id": 97}, r"`mask_token_id` must lie in 0..96, the target's vocabulary, but it is 97"),
         ({"mask_token_id": -1}, "`mask_token_id` must lie in 0..96"),
-        ({"target_layer_ids": []}, r"`target_layer_ids` must name layers of the target, counted from 0, but they are \[\]"),
+        (
+            {"target_layer_ids": []},
+            r"`target_layer_ids` must name layers of the target, counted from 0, but they are \[\]",
+        ),
         ({"target_layer_ids": [-2]}, "`target_layer_ids` must name layers"),
         ({"layer_types": ["chunked_attention"]}, "`layer_types` must be of"),
         ({"confidence_temperatures": {"greedy": [1.0], "sampled": [1.0]}}, "for each position of whole blocks of 3"),
@@ -59,7 +62,7 @@ def test_a_draft_tree_that_is_none_is_refused() -> None:
     [
         ({"vocab_size": 90}, "a vocabulary of size 97, but the target .* gives 90"),
         ({"hidden_size": 32, "head_dim": 8}, "features of size 128, but the target .* gives 64"),
-        ({"num_hidden_layers": 2}, r"layers \[0, 1\], so they must lie in 0..0, but the last one is above that"),
+        ({"num_hidden_layers": 2}, r"layers \[0, 1\] of the target, so they must lie in 0..0, but one is above that"),
     ],
     ids=["vocabulary", "widths", "layers"],
 )
@@ -76,7 +79,7 @@ def test_a_target_that_it_was_not_made_for_is_refused(changes: dict[str, Any], m
 def test_trees_deeper_than_a_block_are_refused(options: dict[str, Any]) -> None:
     target = make_target(**DEEP)
 
-    with pytest.raises(OptionError, match="A block has 3 masks, .* must end at depth 3, but .* reaches depth 4"):
+    with pytest.raises(OptionError, match=r"A block has 3 masks, .* must end at depth 3, but .* reaches depth 4"):
         runs.drafted(target, make_dflash_drafter(target, options))
 
 

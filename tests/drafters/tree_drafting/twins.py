@@ -76,7 +76,9 @@ def layer_parallel(target: Any, kind: str, is_grown: bool) -> Any:
 
 
 def dflash(target: Any, kind: str, is_grown: bool) -> Any:
-    options = {"tree_depth": None, "dynamic_tree": True, "num_tree_nodes": 12} if is_grown else {"draft_tree": _tree(3)}
+    options = (
+        {"tree_depth": None, "dynamic_tree": True, "num_tree_nodes": 12} if is_grown else {"draft_tree": _tree(3)}
+    )
     return make_dflash_drafter(target, options, **DFLASHES[kind])
 
 

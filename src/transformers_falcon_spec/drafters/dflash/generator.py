@@ -4,12 +4,12 @@ Position p of the text holds the target's features of token p; the block begins 
 has not read yet. Between steps the cache keeps keys and values of features alone.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import Cache
 
 from ...generation.cache import HOLE
 from ...generation.drafting import Draft, DraftBudget, TargetView
@@ -62,7 +62,7 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
         is_held = is_block | (is_text & (held < block[:, :1]))
         return self._fill_in(features, context, block, held.where(is_held, HOLE), fixed.cache)[:, None]
 
-    def _fill_in(self, features: Tensor, context: Tensor, block: Tensor, held: Tensor, cache: object) -> Tensor:
+    def _fill_in(self, features: Tensor, context: Tensor, block: Tensor, held: Tensor, cache: Cache) -> Tensor:
         """What the drafter gives at the masks of a block at positions `block` `[rows, tokens]`.
 
         `context` `[rows, features]` are the positions of the features, `held` `[rows, slots]` those of all slots that
@@ -70,11 +70,13 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
         """
         masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
         noise = torch.cat([self.roots, masks], dim=-1)
-        embeds = self.to_drafter(self.target.embed(noise, is_normed=False))
         seen = (held != HOLE)[:, None].expand(-1, block.shape[1], -1)
         is_near = (held[:, None] - block[..., None]).abs() <= self.drafter.config.sliding_window
         positions = torch.cat([context, block], dim=-1)
-        return self.run("fill_in", embeds, self.to_drafter(features), seen, seen & is_near, positions, cache)
+        states: Tensor = self.run(
+            "fill_in", self.embed(noise), self.to_drafter(features), seen, seen & is_near, positions, cache
+        )
+        return states
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of the target's head alone, without the scaling of some targets, as in training."""
@@ -84,7 +86,3 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
     def num_draft_slots(self) -> int:
         """The tokens of a block."""
         return self.block_size + 1
-
-    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
-        """A block is all that is drafted, and `check_target` refuses deeper trees."""
-        raise AssertionError

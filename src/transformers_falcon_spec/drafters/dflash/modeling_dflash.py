@@ -3,8 +3,6 @@
 Weights, and with them drafts, are those of the stock model. Source: arXiv 2602.06036.
 """
 
-from typing import Any
-
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, MuseGlimmerAssistantModel, PreTrainedModel
@@ -111,8 +109,8 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
         most = model.config.get_text_config(decoder=True).num_hidden_layers - 2
         if max(self.feature_layers) - 1 > most:
             raise DrafterMismatchError(
-                f"This drafter reads the target's layers {self.config.target_layer_ids}, so they must lie in 0..{most}, "
-                f"but the last one is above that in {named(model)}. Load the target it was trained for."
+                f"This drafter reads layers {self.config.target_layer_ids} of the target, so they must lie in "
+                f"0..{most}, but one is above that in {named(model)}. Load the target it was trained for."
             )
         super().check_target(model)
 
