@@ -5,6 +5,7 @@ A method is a drafter of this package, stock generation with a small model or a 
   NAME=FOLDER                      the same under a name of its own
   NAME@TARGET=FOLDER               for the target of that name only
   prompt-lookup, prompt-lookup:N   Transformers' prompt lookup of 10 or N tokens
+  trees:FOLDER                     a DFlash drafter of Transformers in the loop of this package
 Runs of the target alone and of all methods are interleaved. Stock methods and the target alone run without code of
 this package. If a method raises an error, the others finish and the exit status is 1; the same command continues where
 it stopped and tries again. A method whose memory process is killed by a signal (a crash, no memory left) is skipped.
