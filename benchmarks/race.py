@@ -13,27 +13,24 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, logging
+from transformers import PreTrainedModel, logging
 
 from benchmarks.budgets import SETS
+from benchmarks.entrants import entries_of, loaded, training_of
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
-from benchmarks.report import Report, Result, source_line, speed_by_set, table
-from benchmarks.running import Runs, beside, by_method, run_and_save
+from benchmarks.price_tables import trained_table
+from benchmarks.report import Report, Result, source_line, speed_by_set
+from benchmarks.running import run_and_save
+from benchmarks.standings import standings, standings_table
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
-from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, TREES, MethodEntry
-from transformers_falcon_spec.drafters.checkpoint import kind_of
-from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, stock_dflash, with_drafter
+from transformers_falcon_spec.evaluation.methods import Method, stock_assistant, stock_dflash, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
+from transformers_falcon_spec.evaluation.records import Records
+from transformers_falcon_spec.provenance import processor_flags
 
 HERE = Path(__file__).parent
-EMBEDDED = "models/falcon-reference"
-UNTRAINED = ("models/lookahead", PROMPT_LOOKUP)
-STOCK_DFLASH = MuseGlimmerAssistantConfig.model_type
-POOLED = "all sets"
 TIMED_TOKENS = 12  # of the target alone in each type
 
 
@@ -59,38 +56,43 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     small, tokenizer = load_target(args.target, "float32", "cpu")
     shape = SHAPES[args.shape]
-    args.dtype = args.dtype or faster_dtype(small, shape)
-    methods = [inflated(entry, small, shape, DTYPES[args.dtype]) for entry in entries_of(args.trained)]
+    entries = entries_of(args.trained)
+    fitting = [loaded(entry, small) for entry in entries]  # before anything runs
+    args.dtype = args.dtype or chosen_dtype(small, shape, args)
+    methods = [
+        inflated(method, entry.source, small, shape, DTYPES[args.dtype])
+        for method, entry in zip(fitting, entries, strict=True)
+    ]
     ours = [method.name for method in methods if isinstance(method.assistant, FalconSpecDrafter)]
     target = inflate(small, shape, dtype=DTYPES[args.dtype])
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, methods, prompts, args.decodings, args.max_new_tokens)
-    run_and_save(benchmark, args.output, args, lambda runs: {"standings": standings(runs, ours)})
+    trained = [row for row in map(training_of, entries) if row is not None]
+    run_and_save(benchmark, args.output, args, lambda runs: {"trained": trained, "standings": standings(runs, ours)})
 
 
-def entries_of(trained: Path) -> list[MethodEntry]:
-    """Who takes part: the embedded drafter, every folder with a configuration, and what needs no training.
-
-    DFlash drafters of Transformers take part in the stock loop, and as `NAME-tree` in this package's.
-    """
-    folders = sorted(str(config.parent) for config in trained.glob("*/config.json"))
-    if not folders:
-        raise OptionError(
-            f"`--trained` must hold folders of drafters, but `{trained}` holds none with a `config.json`."
-        )
-    twice = [f"{Path(folder).name}-tree={TREES}:{folder}" for folder in folders if kind_of(folder) == STOCK_DFLASH]
-    return [MethodEntry.parse(source) for source in (EMBEDDED, *folders, *twice, *UNTRAINED)]
-
-
-def inflated(entry: MethodEntry, target: PreTrainedModel, shape: Shape, dtype: torch.dtype) -> Method:
-    """The method for the inflated `target`, which is given small."""
-    method = entry.load(target)
+def inflated(method: Method, source: str, target: PreTrainedModel, shape: Shape, dtype: torch.dtype) -> Method:
+    """A method for the small `target` made one for the inflated one; `source` is where its drafter is from."""
     if method.assistant is None:
         return method
     large: Any = inflate_drafter(method.assistant, target, shape, dtype=dtype)
-    large.name_or_path = entry.source
+    large.name_or_path = source
     makers: dict[str, Any] = {"stock assistant": stock_assistant, "stock block diffusion": stock_dflash}
-    return makers.get(method.kind, with_drafter)(entry.name, large)
+    return makers.get(method.kind, with_drafter)(method.name, large)
+
+
+def chosen_dtype(small: PreTrainedModel, shape: Shape, args: argparse.Namespace) -> str:
+    """The faster type of the two that this processor has fast kernels for; a run that goes on keeps its choice.
+
+    Without instructions for bfloat16, reads of several tokens in it are many times dearer than one, so it does not take part.
+    """
+    if not {"avx512_bf16", "amx_bf16"} & set(processor_flags()):
+        return "float32"
+    records = Records(args.output.with_name(f"{args.output.stem}_dtype.jsonl"), {"shape": args.shape})
+    measured = records.measured(
+        {"dtype": None}, lambda _: {"dtype": faster_dtype(small, shape)}, lambda _: "dtype", "dtype"
+    )
+    return str(measured[0]["dtype"])
 
 
 def faster_dtype(small: PreTrainedModel, shape: Shape) -> str:
@@ -105,43 +107,19 @@ def faster_dtype(small: PreTrainedModel, shape: Shape) -> str:
     return min(seconds, key=lambda name: seconds[name])
 
 
-def standings(records: Runs, ours: Sequence[str]) -> list[dict[str, Any]]:
-    """Each drafter of ours beside the fastest other one, for each decoding, on all prompts together and on each set.
-
-    Drafters of ours after the first, the embedded one, also stand beside that.
-    """
-    rows = []
-    for decoding, runs in by_method(records).items():
-        for name in (POOLED, *dict.fromkeys(run["set"] for run in records)):
-            chosen = {method: [run for run in each if name in (POOLED, run["set"])] for method, each in runs.items()}
-            rates = {method: pooled_tokens_per_second(each) for method, each in chosen.items()}
-            rival = max(
-                (method for method in rates if method not in (BASELINE, *ours)), key=lambda method: rates[method]
-            )
-            for method in ours:
-                for other in (rival, ours[0]) if method != ours[0] else (rival,):
-                    ratio = beside(chosen[method], chosen[other])
-                    rows.append({"decoding": decoding, "set": name, "method": method, "other": other, **ratio})
-    return rows
-
-
 def tables(result: Result, path: str) -> list[str]:
-    """Speed of all, and who leads."""
+    """Who was trained how, the speed of all, and who leads."""
     origin = result["provenance"]
-    columns = {
-        "decoding": "{decoding}",
-        "prompts": "{set:set}",
-        "Falcon": "{method}",
-        "beside": "{other}",
-        "times as fast": "{ratio:.2f} ({interval:~.2f})",
-    }
     return [
-        "### The race",
+        "### The race, measured",
+        "Trained on the same answers of the target, at these rates:",
+        trained_table(result["trained"]),
         f"All inflated to `{origin['shape']}`, {origin['dtype']}, {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "
         "alone (95 % interval), and tokens a step.",
         *speed_by_set(result),
-        "Falcon drafters beside the fastest method of another kind, and beside the embedded one.",
-        table(columns, result["standings"]),
+        "Falcon drafters beside the best rival, which is one method over all sets together, and beside the embedded one; the last column names "
+        "the rivals that are faster there by the point, and how many times.",
+        standings_table(result["standings"]),
         source_line(result, path),
     ]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, summarize
-from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.provenance import current_commit, provenance
 
 Runs = list[dict[str, Any]]
 Turns = list[dict[str, float]]  # seconds of every method
@@ -45,6 +46,18 @@ def same_run(origin: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in origin.items() if name not in ("date", "command", "output")}
 
 
+def check_commit(runs: Path) -> None:
+    """Refuse to go on with runs of another commit, which no table would show together: [`OptionError`]."""
+    lines = runs.read_text(encoding="utf-8").splitlines() if runs.is_file() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    others = {row["commit"] for row in rows if "commit" in row} - {current_commit()}
+    if others:
+        raise OptionError(
+            f"`{runs.name}` must hold runs of one commit, but it has some of {sorted(others)}, and this is "
+            f"{current_commit()}. Go on in a checkout of that commit, or delete the file."
+        )
+
+
 def run_and_save(
     benchmark: Benchmark,
     output: Path,
@@ -52,6 +65,7 @@ def run_and_save(
     more: Callable[[Runs], dict[str, Any]] = lambda _records: {},
 ) -> None:
     """Measure what is not yet in the `.jsonl` beside `output`, and write `output`, with `more` that follows from the runs."""
+    check_commit(output.with_suffix(".jsonl"))
     outcome = benchmark.run(output.with_suffix(".jsonl"))
     records = outcome.complete()
     rows = summarize(records)

@@ -148,5 +148,22 @@ def test_a_machine_with_a_gpu_is_named_by_what_computed(
     assert ("GPU" in device) or torch.backends.cpu.get_cpu_capability() in device  # trees cost more without AVX-512
 
 
+def test_a_processor_is_named_with_the_instructions_that_decide_its_fast_types(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"model name": "Some CPU", "flags": "fpu amx_bf16 avx2 avx512_vnni"}
+    monkeypatch.setattr(module, "_cpu_field", lambda name: told[name])
+
+    assert module.processor_flags() == ["avx2", "amx_bf16"]
+    assert "(Some CPU, " in provenance()["device"]
+    assert provenance()["device"].endswith(", avx2, amx_bf16)")
+
+
+def test_a_processor_that_lists_no_instructions_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Path", lambda _: Path("/no/such/file"))
+
+    assert module.processor_flags() == []
+
+
 def test_the_project_is_the_checkout() -> None:
     assert project_folder() == ROOT

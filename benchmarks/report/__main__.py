@@ -12,6 +12,7 @@ from transformers_falcon_spec.evaluation.report import write_between_markers
 
 from . import Report
 from .commands import REPORTS
+from .origins import check_one_commit
 from .overview import overview
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +28,18 @@ def declared() -> Iterator[Report]:
 
 
 def pages(results: Path = RESULTS) -> dict[str, list[str]]:
-    """The tables of every page, and the few numbers of the README."""
-    found = {"README.md": overview(results)}
+    """The tables of every page, none where nothing was measured yet, and the few numbers of the README.
+
+    Raises:
+        [`OptionError`]: results that do not belong into one table.
+    """
+    found = {"README.md": overview(results), **{report.page: [] for report in declared()}}
     for report in sorted(declared(), key=lambda report: report.order):
         for file in report.files:
             if (path := results / file).is_file():
                 result = json.loads(path.read_text(encoding="utf-8"))
-                rendered = report.render(result, file)
-                found.setdefault(report.page, []).append(rendered)
+                check_one_commit(result, file)
+                found[report.page].append(report.render(result, file))
     return found
 
 

@@ -8,6 +8,7 @@ from transformers_falcon_spec.evaluation.methods import BASELINE
 from transformers_falcon_spec.evaluation.results import is_complete
 
 from . import by, distinct, named, table
+from .origins import check_one_drafter
 
 SPEED = ("speed.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
 PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each
@@ -25,7 +26,9 @@ def overview(folder: Path) -> list[str]:
 
 def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     files = {name: folder / name for name in names if (folder / name).is_file()}
-    return {name: json.loads(file.read_text("utf-8")) for name, file in files.items()}
+    results = {name: json.loads(file.read_text("utf-8")) for name, file in files.items()}
+    check_one_drafter(results)
+    return results
 
 
 def _speed(results: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 _NUM_HASHED = 1024  # values of each weight that are hashed
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 _ABSOLUTE = re.compile(r"(?<![\w./~-])(?:[A-Za-z]:[\\/]|/(?!/))[^\s'\"`,;:()\[\]{}<>|=]*")
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _exists = os.path.exists  # unlike `Path.exists` it takes texts that cannot be paths
 _HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # folders of the Hub's cache, which hold the repository's name
 
@@ -32,7 +33,7 @@ def provenance(**settings: Any) -> dict[str, Any]:
     return {
         **portable(settings),
         "command": " ".join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
-        "commit": _commit(),
+        "commit": current_commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "device": _machine(str(settings.get("device", "cpu"))),
@@ -83,22 +84,31 @@ def project_folder() -> Path | None:
 def _machine(device: str) -> str:
     """The name of the hardware; a machine with a GPU may compute on its CPU."""
     if device == "cpu" or not torch.cuda.is_available():
-        has_bfloat16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        kinds = [_processor(), torch.backends.cpu.get_cpu_capability()]
-        kinds += ["bfloat16"] if has_bfloat16 else []
+        kinds = [_processor(), torch.backends.cpu.get_cpu_capability(), *processor_flags()]
         return f"CPU, {os.cpu_count()} cores ({', '.join(filter(None, kinds))})"
     return torch.cuda.get_device_name(None if device == "auto" else device)
 
 
+def processor_flags() -> list[str]:
+    """Those instructions of the processor that decide how fast each type is; none where Linux does not list them.
+
+    What PyTorch uses of them may be less: the record of a machine names that as well.
+    """
+    present = _cpu_field("flags").split()
+    return [flag for flag in _FLAGS if flag in present]
+
+
 def _processor() -> str:
-    """The name of the processor, which Linux keeps in a file."""
+    """The name of the processor."""
+    return _cpu_field("model name") or platform.processor()
+
+
+def _cpu_field(name: str) -> str:
+    """What Linux says of the processor under this name; nothing elsewhere."""
     path = Path("/proc/cpuinfo")
-    named = (
-        re.search(r"^model name\s*:\s*(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        if path.exists()
-        else None
-    )
-    return platform.processor() if named is None else named[1]
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+    return "" if found is None else found[1]
 
 
 def weights_fingerprint(model: nn.Module) -> str:
@@ -145,7 +155,7 @@ def file_sha256(path: Path) -> str:
         return sha_fileobj(file).hex()
 
 
-def _commit() -> str:
+def current_commit() -> str:
     """The commit of the checkout, with `-modified` if sources differ from it; `unknown` outside a checkout."""
     try:
         is_modified = _git("status", "--porcelain", "--untracked-files=no", "--", "..")

@@ -1,59 +1,36 @@
-"""The race: who takes part and how, who is held against whom, and the tables."""
+"""The race: who takes part and how, what does not fit, and the tables."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from benchmarks import race
+from benchmarks.entrants import entries_of, loaded, training_of
 from benchmarks.inflation import Shape
-from benchmarks.race import POOLED, REPORT, entries_of, inflated, standings
+from benchmarks.race import REPORT, chosen_dtype, inflated
+from benchmarks.standings import standings
+from tests.benchmarks.test_standings import SECONDS, runs
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec.commands.methods import MethodEntry
-from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
 from transformers_falcon_spec.provenance import provenance
 
-SECONDS = {  # of a prompt of 10 tokens of each set
-    "target": {"gsm8k": 10.0, "mt_bench": 10.0},
-    "falcon": {"gsm8k": 5.0, "mt_bench": 4.0},
-    "falcon5": {"gsm8k": 2.0, "mt_bench": 4.0},
-    "eagle": {"gsm8k": 4.0, "mt_bench": 8.0},
-    "lookup": {"gsm8k": 9.0, "mt_bench": 2.0},
-}
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    """A target of four layers."""
+    return make_target(num_hidden_layers=4)
 
 
-def _runs() -> list[dict[str, Any]]:
-    shared = {"decoding": "greedy", "num_tokens": 10, "prompt": "0"}
-    return [
-        {**shared, "method": method, "set": name, "seconds": seconds}
-        for method, sets in SECONDS.items()
-        for name, seconds in sets.items()
-    ]
-
-
-def test_the_fastest_rival_is_found_on_all_prompts_together_and_on_each_set() -> None:
-    rows = standings(_runs(), ["falcon", "falcon5"])
-
-    found = {(row["set"], row["method"], row["other"]): row["ratio"] for row in rows}
-    assert found == pytest.approx(
-        {
-            (POOLED, "falcon", "lookup"): 11 / 9,
-            (POOLED, "falcon5", "lookup"): 11 / 6,
-            (POOLED, "falcon5", "falcon"): 9 / 6,
-            ("gsm8k", "falcon", "eagle"): 4 / 5,
-            ("gsm8k", "falcon5", "eagle"): 2.0,
-            ("gsm8k", "falcon5", "falcon"): 2.5,
-            ("mt_bench", "falcon", "lookup"): 0.5,
-            ("mt_bench", "falcon5", "lookup"): 0.5,
-            ("mt_bench", "falcon5", "falcon"): 1.0,
-        }
-    )
-
-
-def test_drafters_of_every_kind_take_part_at_the_large_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafters_of_every_kind_take_part_at_the_large_cost(
+    target: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
-    target = make_target(num_hidden_layers=4)
     make_drafter(target).save_pretrained(tmp_path / "falcon")
     peaked_dflash(target).save_pretrained(tmp_path / "dflash")
     make_target(num_hidden_layers=1).save_pretrained(tmp_path / "small")
@@ -61,7 +38,7 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(tmp_path: Path, monk
 
     entries = {entry.name: entry for entry in entries_of(tmp_path)}
     found = {
-        name: inflated(entries[name], target, shape, torch.float32)
+        name: inflated(loaded(entries[name], target), entries[name].source, target, shape, torch.float32)
         for name in ("falcon", "dflash", "dflash-tree", "small")
     }
 
@@ -74,8 +51,8 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(tmp_path: Path, monk
         "dflash-tree": ("drafter", 256),
         "small": ("stock assistant", 256),
     }
-    lookup = inflated(MethodEntry.parse("prompt-lookup"), target, shape, torch.float32)
-    assert lookup.kind == "stock prompt lookup"
+    lookup = loaded(MethodEntry.parse("prompt-lookup"), target)
+    assert inflated(lookup, "prompt-lookup", target, shape, torch.float32) is lookup
 
 
 def test_a_folder_without_drafters_is_refused(tmp_path: Path) -> None:
@@ -83,7 +60,78 @@ def test_a_folder_without_drafters_is_refused(tmp_path: Path) -> None:
         entries_of(tmp_path)
 
 
-def test_the_tables_show_speed_and_standings() -> None:
+def test_a_folder_with_the_name_of_another_entrant_is_refused(target: PreTrainedModel, tmp_path: Path) -> None:
+    make_drafter(target).save_pretrained(tmp_path / "lookahead")
+
+    with pytest.raises(OptionError, match=r"must have other names .* but \['lookahead'\] is both"):
+        entries_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "dflash", "small", "broken"])
+def test_a_folder_that_does_not_fit_the_target_is_named_before_anything_runs(
+    kind: str, target: PreTrainedModel, tmp_path: Path
+) -> None:
+    other = make_target(num_hidden_layers=4, vocab_size=300, hidden_size=48, num_attention_heads=2)
+    makers: dict[str, Any] = {"falcon": make_drafter, "dflash": peaked_dflash, "small": lambda model: model}
+    if kind == "broken":
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "config.json").write_text('{"model_type": "falcon_spec"', encoding="utf-8")
+    else:
+        makers[kind](other).save_pretrained(tmp_path / kind)
+
+    with pytest.raises(DrafterMismatchError, match=rf"must fit the target, but `.*{kind}` does not: "):
+        loaded(MethodEntry.parse(str(tmp_path / kind)), target)
+
+
+def test_a_dflash_drafter_of_a_deeper_target_is_refused(target: PreTrainedModel, tmp_path: Path) -> None:
+    peaked_dflash(target).save_pretrained(tmp_path / "dflash")
+
+    with pytest.raises(DrafterMismatchError, match="It reads layers"):
+        loaded(MethodEntry.parse(str(tmp_path / "dflash")), make_target(num_hidden_layers=1))
+
+
+def test_what_a_drafter_was_trained_for_is_read_from_its_folder(tmp_path: Path) -> None:
+    record = {
+        "command": "cli.py train --method eagle --learning_rate 4e-3 --drafter start --output_dir eagle",
+        "recipe": {"name": "default", "training": {"learning_rate": 1.0}},
+        "curve": [{"step": 1, "eval_accuracy_at_1": 0.5}, {"step": 10, "epoch": 2.5}],
+        "num_examples": 40,
+        "seed": 7,
+    }
+    (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
+
+    found = training_of(MethodEntry("eagle", None, str(tmp_path)))
+
+    assert found == {
+        "method": "eagle",
+        "num_steps": 10,
+        "num_readings": 100,
+        "num_examples": 40,
+        "learning_rate": 4e-3,
+        "start": "start",
+        "seed": 7,
+        "accuracy": 0.5,
+        "command": record["command"],
+    }
+    assert training_of(MethodEntry.parse("prompt-lookup")) is None
+
+
+def test_bfloat16_takes_part_only_where_the_processor_has_instructions_for_it(
+    target: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args: Any = type("Args", (), {"output": tmp_path / "race.json", "shape": "0.3b"})
+    shape = Shape.of(target.config)
+    monkeypatch.setattr(race, "processor_flags", lambda: ["avx2"])
+    monkeypatch.setattr(race, "faster_dtype", lambda *_: "bfloat16")
+
+    assert chosen_dtype(target, shape, args) == "float32"
+    monkeypatch.setattr(race, "processor_flags", lambda: ["avx2", "avx512_bf16"])
+    assert chosen_dtype(target, shape, args) == "bfloat16"
+    monkeypatch.setattr(race, "faster_dtype", lambda *_: "float32")
+    assert chosen_dtype(target, shape, args) == "bfloat16"  # a run that goes on
+
+
+def test_the_tables_show_training_speed_and_standings() -> None:
     rows = [
         {
             "decoding": "greedy",
@@ -98,10 +146,16 @@ def test_the_tables_show_speed_and_standings() -> None:
         for name, seconds in sets.items()
     ]
     origin = provenance(seed=0, shape="0.3b", dtype="bfloat16", limit=25, max_new_tokens=64)
-    result = {"provenance": origin, "rows": rows, "standings": standings(_runs(), ["falcon", "falcon5"])}
+    trained = {"method": "falcon", "num_steps": 10, "num_readings": 100, "num_examples": 40, "learning_rate": 4e-3}
+    result = {
+        "provenance": origin,
+        "rows": rows,
+        "trained": [{**trained, "start": None, "accuracy": 0.75}],
+        "standings": standings(runs(), ["falcon", "falcon5"]),
+    }
 
     text = REPORT.render(result, "race.json")
 
+    assert "| falcon | 10 | 100 | 40 | 0.004 | 0.750 | - |" in text
     assert "| falcon5 | 5.00x (1.00 to 4.00), 3.25 tokens | 2.50x (1.00 to 4.00), 3.25 tokens |" in text
-    assert "| greedy | all sets | falcon5 | falcon | 1.50 (" in text
-    assert "| greedy | MT-Bench | falcon | lookup | 0.50 (0.50 to 0.50) |" in text
+    assert "| greedy | MT-Bench | falcon | lookup | 0.50 (0.50 to 0.50) | lookup 2.00 |" in text

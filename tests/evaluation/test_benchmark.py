@@ -14,6 +14,7 @@ from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.drafters.compatibility.fingerprint import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, ConversationError, OptionError
+from transformers_falcon_spec.evaluation import benchmark as benchmark_module
 from transformers_falcon_spec.evaluation.benchmark import Benchmark, Failure, noting
 from transformers_falcon_spec.evaluation.decoding import decoding_options, repetition_rate
 from transformers_falcon_spec.evaluation.methods import (
@@ -139,6 +140,16 @@ def test_results_say_how_the_target_was_asked(benchmark: Benchmark, tmp_path: Pa
 
     conditions = {"revision": commit, "template": template_digest(benchmark.tokenizer), "thinking": "on"}
     assert [entry["conditions"] for entry in benchmark.describe(outcome)] == [conditions] * 3
+
+
+def test_results_name_the_commits_of_their_runs(
+    benchmark: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, commit in enumerate(("ab", "cd"), start=1):
+        monkeypatch.setattr(benchmark_module, "current_commit", lambda commit=commit: commit)
+        outcome = replace(benchmark, prompts=PROMPTS[:number]).run(tmp_path / "runs.jsonl")
+
+    assert [entry["commits"] for entry in benchmark.describe(outcome)] == [["ab", "cd"]] * 3
 
 
 def test_runs_with_another_template_or_revision_are_not_mixed_in(benchmark: Benchmark, tmp_path: Path) -> None:

@@ -276,6 +276,7 @@ def test_the_first_forward_of_a_stock_run_and_its_drafts_are_the_prefill_and_not
     before, after = slice(first + 1), slice(first + 1, None)
     assert stats.prefill_seconds == clock.seconds("target", before) + clock.seconds("assistant", before)
     assert stats.draft_seconds == clock.seconds("assistant", after)
+    assert stats.num_passes == clock.who[after].count("assistant")
     assert stats.verify_seconds == clock.seconds("target", after) > 0
     assert stats.total_seconds == clock.now
     assert (first > 0) == (stats.draft_seconds > 0) == (method.assistant is not None)

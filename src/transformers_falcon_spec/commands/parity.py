@@ -27,6 +27,7 @@ from ..evaluation.pages import interval, percent, quoted, render
 from ..evaluation.parity import LOW_PRECISION, ParityCheck, Result, report_of
 from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
+from ..provenance import weights_fingerprint
 from .loading import load_drafter
 from .options import DTYPE_HELP, STEP_HELP, TREE_HELP, PairOptions, ResultOptions, Step, TextOptions, option
 
@@ -65,7 +66,8 @@ def run(command: ParityCommand) -> None:
         return asdict(check.run(text[1], options[text[0]], text[0]))
 
     results = records.measured(texts, compared, itemgetter("decoding", "set_name", "prompt_id"), "parity")
-    report = report_of(results, list(options), command.origin(check.target))
+    origin = command.origin(check.target, drafter_weights=weights_fingerprint(check.drafter))
+    report = report_of(results, list(options), origin)
     page = Path(command.html or command.records_file.with_suffix(".html"))
     command.write(report)
     page.write_text(render("parity.html", report), encoding="utf-8")

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..drafters.compatibility.fingerprint import template_digest
 from ..errors import BenchmarkError, OptionError
 from ..generation.timed import timed_generate, watched_stats
-from ..provenance import portable, weights_fingerprint
+from ..provenance import current_commit, portable, weights_fingerprint
 from .decoding import decoding_options, repetition_rate
 from .methods import BASELINE, Method, target_alone
 from .prompts import Prompt, check_lengths
@@ -112,6 +112,7 @@ class Benchmark:
             logger.info("%s holds %d of these runs; %d are left.", path, len(done), len(cells) - len(done))
         todo = {key: cell for key, cell in cells.items() if key not in done}
         failures: list[Failure] = []
+        commit = current_commit()
         for name in dict.fromkeys(method for method, _, _ in todo.values()):
             with noting(failures, self.target_name, name, "warming up"):
                 self._warm_up(self._methods[name])
@@ -122,7 +123,7 @@ class Benchmark:
             counts = {"num_done": len(planned & done), "num_planned": len(planned)}
             with noting(failures, self.target_name, name, "writing", **counts):
                 measured = self._measure(self._methods[name], decoding, prompt)
-                origin = {"identity": self._identities[name], "conditions": self._conditions}
+                origin = {"identity": self._identities[name], "conditions": self._conditions, "commit": commit}
                 records.append({"key": key, **origin, "target": self.target_name, "method": name, **measured})
                 done.add(key)
         return Outcome([row for row in records.entries if row["key"] in cells], failures)
@@ -131,11 +132,16 @@ class Benchmark:
         """The entry of each method in the results file, with the conditions of its runs, None where there are none."""
         failed = {failure.method: failure.to_json() for failure in outcome.failures}
         conditions = {row["method"]: row["conditions"] for row in outcome.records}
+        commits: dict[str, list[str]] = {}
+        for row in outcome.records:
+            known = commits.setdefault(row["method"], [])
+            known += [commit for commit in (row.get("commit"),) if commit not in (None, *known)]
         return [
             {
                 "target": self.target_name,
                 **method.describe(),
                 "conditions": conditions.get(name),
+                "commits": commits.get(name, []),
                 "failure": failed.get(name),
             }
             for name, method in self._methods.items()

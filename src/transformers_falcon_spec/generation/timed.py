@@ -116,6 +116,7 @@ def watched_stats(
     first_draft_seconds = math.fsum(seconds for start, seconds in timed if start < reads.starts[0])
     stats.prefill_seconds = reads.seconds[0] + first_draft_seconds
     stats.draft_seconds = math.fsum(drafts.seconds) - first_draft_seconds
+    stats.num_passes = sum(start >= reads.starts[0] for start in drafts.starts)
     stats.verify_seconds = math.fsum(reads.seconds[1:])
     stats.total_seconds = run.seconds
     return stats

@@ -1,0 +1,104 @@
+"""Who takes part in comparisons of drafters: the embedded one, every folder trained for the same target, and what needs no training."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
+
+from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, TREES, MethodEntry
+from transformers_falcon_spec.drafters.checkpoint import kind_of, readable
+from transformers_falcon_spec.errors import DrafterMismatchError, FalconSpecError, OptionError
+from transformers_falcon_spec.evaluation.methods import Method
+
+EMBEDDED = "models/falcon-reference"
+UNTRAINED = ("models/lookahead", PROMPT_LOOKUP)
+
+
+def entries_of(trained: Path) -> list[MethodEntry]:
+    """The embedded drafter, every folder in `trained` with a configuration, and what needs no training.
+
+    DFlash drafters of Transformers take part in the stock loop, and as `NAME-tree` in this package's.
+
+    Raises:
+        [`OptionError`]: there is no such folder, or one has the name of another that takes part.
+    """
+    folders = sorted(str(config.parent) for config in trained.glob("*/config.json"))
+    if not folders:
+        raise OptionError(
+            f"`--trained` must hold folders of drafters, but `{trained}` holds none with a `config.json`."
+        )
+    twice = [f"{Path(folder).name}-tree={TREES}:{folder}" for folder in folders if _is_stock_dflash(folder)]
+    entries = [MethodEntry.parse(source) for source in (EMBEDDED, *folders, *twice, *UNTRAINED)]
+    names = [entry.name for entry in entries]
+    shared = sorted({name for name in names if names.count(name) > 1})
+    if shared:
+        raise OptionError(
+            f"Folders in `--trained` must have other names than what takes part anyway, but {shared} is both. Rename it."
+        )
+    return entries
+
+
+def _is_stock_dflash(folder: str) -> bool:
+    with readable(folder):
+        return kind_of(folder) == MuseGlimmerAssistantConfig.model_type
+
+
+def loaded(entry: MethodEntry, target: PreTrainedModel) -> Method:
+    """The method for `target`; models of Transformers are checked, too, which stock generation does not do.
+
+    Raises:
+        [`DrafterMismatchError`]: the folder cannot be loaded, or it was made for another target.
+    """
+    try:
+        method = entry.load(target)
+        if method.is_stock and method.assistant is not None:
+            _check_stock(method.assistant, target)
+    except FalconSpecError as error:
+        raise DrafterMismatchError(
+            f"Every drafter that takes part must fit the target, but `{entry.source}` does not: {error}"
+        ) from error
+    return method
+
+
+def _check_stock(model: Any, target: PreTrainedModel) -> None:
+    """Refuse a language model with other tokens, and a DFlash drafter of another width or for a deeper target."""
+    config, text = model.config, target.config.get_text_config(decoder=True)
+    if model.can_generate():
+        if config.vocab_size != text.vocab_size:
+            raise DrafterMismatchError(f"It has {config.vocab_size} tokens, and the target {text.vocab_size}.")
+        return
+    if config.hidden_size != text.hidden_size:
+        raise DrafterMismatchError(f"It is {config.hidden_size} channels wide, and the target {text.hidden_size}.")
+    if max(config.target_layer_ids) >= text.num_hidden_layers:
+        raise DrafterMismatchError(
+            f"It reads layers {config.target_layer_ids}, and the target has {text.num_hidden_layers}."
+        )
+
+
+def training_of(entry: MethodEntry) -> dict[str, Any] | None:
+    """What a drafter was trained for, as `training.json` in its folder says; None where it was not trained, or says nothing.
+
+    `num_readings` counts the conversations of this run, repeats included; a run that went on from another names that in `start`.
+    """
+    file = Path(entry.source) / "training.json"
+    if not file.is_file():
+        return None
+    record = json.loads(file.read_text(encoding="utf-8"))
+    words = record["command"].split()
+    options = {name: value for name, value in pairwise(words) if name.startswith("--")}
+    recipe = record.get("recipe") or {}
+    by_recipe = recipe.get("training", {}) if isinstance(recipe, dict) else {}
+    last = next((point for point in reversed(record["curve"]) if "eval_accuracy_at_1" in point), {})
+    return {
+        "method": entry.name,
+        "num_steps": record["curve"][-1]["step"],
+        "num_readings": round(record["curve"][-1]["epoch"] * record["num_examples"]),
+        "num_examples": record["num_examples"],
+        "learning_rate": float(options.get("--learning_rate") or by_recipe["learning_rate"]),
+        "start": options.get("--drafter"),
+        "seed": record["seed"],
+        "accuracy": last.get("eval_accuracy_at_1"),
+        "command": record["command"],
+    }

@@ -1,0 +1,258 @@
+"""Tokens a second that drafters would reach on a GPU that is not at hand: measured acceptance, at measured prices.
+
+Command: python -m benchmarks.gpu_prices --trained ../shared/models/trained; with --methods falcon-paper eagle1 medusa lookahead
+--output benchmarks/results/paper.json it makes the paper's comparison, of drafters that were trained alike. The small pair decodes in
+float32; only counts are used, so other work may run beside it. Hours (`benchmarks/README.md`); every run is kept at once, and the same command goes on.
+
+1. How many passes a drafter takes for a tree of each size is chosen on held-out prompts, by tokens a second at the first price.
+2. So drafted, all methods answer the test prompts, and `benchmarks/prices.py` says what the counts would cost.
+
+Writes `benchmarks/results/gpu_prices.json`, which `python -m benchmarks.report` renders into docs/rivals.md.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, logging
+
+from benchmarks.budgets import SETS, measured_acceptance
+from benchmarks.entrants import entries_of, loaded, training_of
+from benchmarks.price_tables import tables
+from benchmarks.prices import Price, nodes_read, pass_bytes
+from benchmarks.report import Report
+from benchmarks.running import Runs, run_and_save
+from benchmarks.standings import standings
+from transformers_falcon_spec import DFlashDrafter, DraftTree, FalconSpecDrafter, MedusaDrafter, SpeculationConfig
+from transformers_falcon_spec.commands.loading import load_target
+from transformers_falcon_spec.commands.methods import MethodEntry
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
+from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_acceptance_length, pooled_tokens_per_second
+
+HERE = Path(__file__).parent
+HELD_OUT = str(HERE / "prompts" / "held_out.jsonl")
+PRICES = ["gpu-7b", "gpu-7b-slow-passes", "gpu-7b-compiled"]
+BLOCK_PASSES, TOKEN_PASSES = (1, 2, 3), (4, 6, 8)  # to choose from: drafters of blocks, and of one token a pass
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A drafter with trees of one size, or as it comes where it has no sizes; `num_bytes` are those of a pass, by price."""
+
+    who: str
+    method: Method
+    num_nodes: int | None = None
+    num_passes: int | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Choose passes, let all write, and compute."""
+    args = parsed(argv)
+    logging.set_verbosity_error()
+    torch.set_num_threads(args.threads)
+    small, tokenizer = load_target(args.target, "float32", "cpu")
+    prices = [Price.named(name) for name in args.prices]
+    entries = chosen_entries(entries_of(args.trained), args.methods)
+    methods = {entry.name: in_our_loop(entry, loaded(entry, small), small) for entry in entries}
+    variants = [each for entry in entries for each in variants_of(entry, methods[entry.name], args.nodes)]
+    held_out = args.output.with_name(f"{args.output.stem}_held_out.jsonl")
+    num_bytes = {
+        price.name: {name: pass_bytes(each, small, price.shape, price.dtype) for name, each in methods.items()}
+        for price in prices
+    }
+
+    def benchmark(chosen: list[Variant], prompts: Sequence[str], limit: int, decodings: list[str]) -> Benchmark:
+        rest: Any = (read_prompts(prompts, limit), decodings, args.max_new_tokens)
+        return Benchmark(small, tokenizer, [each.method for each in chosen], *rest)
+
+    trials = benchmark(variants, [args.held_out], args.held_out_limit, args.decodings[:2]).run(held_out).complete()
+    variants = best_passes(variants, trials, prices[0], num_bytes[prices[0].name])
+    run = benchmark(variants, args.prompts, args.limit, args.decodings)
+    ours = [name for name, method in methods.items() if isinstance(method.assistant, FalconSpecDrafter)]
+    trained = [row for row in map(training_of, entries) if row is not None]
+    run_and_save(
+        run,
+        args.output,
+        args,
+        lambda runs: {
+            "trained": trained,
+            "variants": [described(each, runs) for each in variants],
+            "prices": [computed(variants, runs, price, num_bytes[price.name], ours) for price in prices],
+        },
+    )
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trained", type=Path, required=True, help="folder of drafters for the target")
+    parser.add_argument("--methods", nargs="+", help="only these, by their names")
+    parser.add_argument("--target", default="models/reference-target")
+    parser.add_argument("--prices", nargs="+", default=PRICES, help="names in prices.json; runs are kept")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[16, 64, 128, 256])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", nargs="+", default=SETS)
+    parser.add_argument("--limit", type=int, default=25, help="prompts of each file")
+    parser.add_argument("--held_out", default=HELD_OUT, help="prompts on which passes are chosen")
+    parser.add_argument("--held_out_limit", type=int, default=8)
+    parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7", "temperature-1"])
+    parser.add_argument("--max_new_tokens", type=int, default=64)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "gpu_prices.json")
+    return parser.parse_args(argv)
+
+
+def chosen_entries(entries: list[MethodEntry], names: Sequence[str] | None) -> list[MethodEntry]:
+    """Those of these names, in this order; all where none are given."""
+    found = {entry.name: entry for entry in entries}
+    missing = [name for name in names or () if name not in found]
+    if missing:
+        raise OptionError(f"`--methods` must name some of {[*found]}, but {missing} is none of them.")
+    return [found[name] for name in names or found]
+
+
+def in_our_loop(entry: MethodEntry, method: Method, target: PreTrainedModel) -> Method:
+    """The method; a language model drafts trees in this package's loop instead of a chain in the stock one."""
+    if method.kind != "stock assistant":
+        return method
+    return replace(entry, source=f"layer-parallel:1:{entry.source}").load(target)
+
+
+def variants_of(entry: MethodEntry, method: Method, sizes: Iterable[int]) -> list[Variant]:
+    """A drafter with every size of tree and number of passes to choose from; others as they come."""
+    drafter: Any = method.assistant
+    if isinstance(drafter, MedusaDrafter):
+        rates = measured_acceptance(Path(entry.source), drafter.block_size, 1)
+        trees = {size: DraftTree.best_first(rates, size).to_json() for size in sizes}
+        options = {(size, 1): SpeculationConfig(tune=False, draft_tree=tree) for size, tree in trees.items()}
+    elif method.is_stock or not drafter.can_grow_trees:
+        untuned = method if method.is_stock else with_drafter(entry.name, with_options(drafter, fixed()))
+        return [Variant(entry.name, untuned)]
+    else:
+        options = {
+            (size, each): grown(size, each * drafter.block_size) for size in sizes for each in passes_of(drafter)
+        }
+    return [
+        Variant(
+            entry.name,
+            with_drafter(f"{entry.name}, {size} nodes, {each} passes", with_options(drafter, chosen)),
+            size,
+            each,
+        )
+        for (size, each), chosen in options.items()
+    ]
+
+
+def passes_of(drafter: Any) -> tuple[int, ...]:
+    """The numbers of passes to choose from; DFlash drafts one block."""
+    if isinstance(drafter, DFlashDrafter):
+        return (1,)
+    return TOKEN_PASSES if drafter.block_size == 1 else BLOCK_PASSES
+
+
+def fixed() -> SpeculationConfig:
+    """Options of a drafter that drafts what it always drafts."""
+    return SpeculationConfig(tune=False)
+
+
+def grown(num_nodes: int, depth: int) -> SpeculationConfig:
+    """Options for best-first trees of one size."""
+    top_k = max(num_nodes // 4, 4)
+    return SpeculationConfig(
+        tune=False, dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth, tree_top_k=top_k
+    )
+
+
+def best_passes(variants: list[Variant], runs: Runs, price: Price, num_bytes: dict[str, int]) -> list[Variant]:
+    """Of the variants of one drafter and size that with the most tokens a second at a price, all decodings together."""
+    speeds = {
+        each.method.name: pooled_tokens_per_second(priced(each, runs, price, num_bytes))
+        for each in variants
+        if each.num_nodes is not None
+    }
+    best: dict[tuple[str, int | None], Variant] = {}
+    for each in variants:
+        key = (each.who, each.num_nodes)
+        if key not in best or speeds[each.method.name] > speeds[best[key].method.name]:
+            best[key] = each
+    return [*best.values()]
+
+
+def priced(variant: Variant, runs: Runs, price: Price, num_bytes: dict[str, int]) -> Runs:
+    """The runs of a variant with their seconds at a price, in the name of the drafter."""
+    own = [run for run in runs if run["method"] == variant.method.name]
+    return [{**price.of_run(run, num_bytes[variant.who]), "method": variant.who} for run in own]
+
+
+def described(variant: Variant, runs: Runs) -> dict[str, Any]:
+    """A variant, and what was measured of it: acceptance length of each decoding on each set and on all, nodes read, passes taken."""
+    row: dict[str, Any] = {"who": variant.who, "method": variant.method.name, "num_nodes": variant.num_nodes}
+    own = [run for run in runs if run["method"] == variant.method.name]
+    steps = max(sum(run["speculation"]["num_steps"] for run in own), 1)
+    row |= {
+        "nodes_read": nodes_read(own),
+        "passes_a_step": sum(run["speculation"]["num_passes"] for run in own) / steps,
+    }
+    for decoding in dict.fromkeys(run["decoding"] for run in own):
+        chosen = [run for run in own if run["decoding"] == decoding]
+        sets = {
+            name: [run for run in chosen if run["set"] == name] for name in dict.fromkeys(r["set"] for r in chosen)
+        }
+        row[decoding] = {
+            "pooled": pooled_acceptance_length(chosen),
+            "interval": bootstrap(chosen, pooled_acceptance_length, 0),
+            **{name: pooled_acceptance_length(each) for name, each in sets.items()},
+        }
+    return row
+
+
+def computed(
+    variants: list[Variant], runs: Runs, price: Price, num_bytes: dict[str, int], ours: list[str]
+) -> dict[str, Any]:
+    """At one price: the best size of each drafter for each decoding, all sets together, and who leads among those."""
+    rows, best = [], []
+    for decoding in dict.fromkeys(run["decoding"] for run in runs):
+        found: dict[str, tuple[float, Variant, Runs]] = {}
+        for each in variants:
+            own = [run for run in runs if run["decoding"] == decoding]
+            if not price.can_read(nodes_read([run for run in own if run["method"] == each.method.name])):
+                continue
+            chosen = priced(each, own, price, num_bytes)
+            rate = pooled_tokens_per_second(chosen)
+            rows.append({"decoding": decoding, "variant": each.method.name, **rates_by_set(chosen, price)})
+            if each.who not in found or rate > found[each.who][0]:
+                found[each.who] = (rate, each, chosen)
+        best += [run for _, _, chosen in found.values() for run in chosen]
+    return {
+        "name": price.name,
+        "title": price.title,
+        "plain": 1 / price.read_seconds(1),
+        "pass_bytes": num_bytes,
+        "pass_share": {who: price.pass_seconds(each) / price.read_seconds(1) for who, each in num_bytes.items()},
+        "rows": rows,
+        "standings": standings(best, ours) if set(num_bytes) - set(ours) else [],
+    }
+
+
+def rates_by_set(runs: Runs, price: Price) -> dict[str, Any]:
+    """Tokens a second on all prompts with the interval over prompts, and times as fast as the target alone."""
+    rate = pooled_tokens_per_second(runs)
+    sets = dict.fromkeys(run["set"] for run in runs)
+    return {
+        "tokens_per_second": rate,
+        "interval": bootstrap(runs, pooled_tokens_per_second, 0),
+        "times_plain": rate * price.read_seconds(1),
+        **{name: pooled_tokens_per_second([run for run in runs if run["set"] == name]) for name in sets},
+    }
+
+
+REPORT = Report("docs/rivals.md", ["gpu_prices.json", "paper.json"], tables, order=1)
+
+
+if __name__ == "__main__":
+    main()

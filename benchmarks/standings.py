@@ -1,0 +1,57 @@
+"""Who leads: drafters of ours beside the best rival, which is one method over all prompt sets together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.report import table
+from benchmarks.running import Runs, beside, by_method
+from transformers_falcon_spec.evaluation.methods import BASELINE
+from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
+
+POOLED = "all sets"
+COLUMNS = {
+    "decoding": "{decoding}",
+    "prompts": "{set:set}",
+    "drafter": "{method}",
+    "beside": "{other}",
+    "times as fast (95 % interval)": "{ratio:.2f} ({interval:~.2f})",
+    "rivals ahead": "{ahead}",
+}
+
+
+def standings(records: Runs, ours: Sequence[str]) -> list[dict[str, Any]]:
+    """Each drafter of ours beside the best rival, for each decoding, on all prompts together and on each set.
+
+    The best rival is that of all prompts together, on each set as well; `ahead` names the rivals that are faster there by the
+    point, with how many times as fast they are. Drafters of ours after the first also stand beside that one.
+
+    Args:
+        records (`list[dict]`): Runs with `decoding`, `method`, `set`, `prompt`, `num_tokens` and `seconds`.
+        ours (`Sequence[str]`): Names of the drafters that are held against all others.
+    """
+    rows = []
+    for decoding, runs in by_method(records).items():
+        rivals = {method: each for method, each in runs.items() if method not in (BASELINE, *ours)}
+        best = max(rivals, key=lambda method: pooled_tokens_per_second(rivals[method]))
+        for name in (POOLED, *dict.fromkeys(run["set"] for run in records)):
+            chosen = {method: [run for run in each if name in (POOLED, run["set"])] for method, each in runs.items()}
+            for method in (method for method in ours if method in chosen):
+                row = {"decoding": decoding, "set": name, "method": method}
+                ahead = ahead_of(chosen[method], {rival: chosen[rival] for rival in rivals})
+                rows.append({**row, "other": best, **beside(chosen[method], chosen[best]), "ahead": ahead})
+                if method != ours[0] and ours[0] in chosen:
+                    rows.append({**row, "other": ours[0], **beside(chosen[method], chosen[ours[0]]), "ahead": None})
+    return rows
+
+
+def ahead_of(runs: Runs, rivals: dict[str, Runs]) -> str:
+    """The rivals that are faster than `runs` by the point, the fastest first, or `none`."""
+    rate = pooled_tokens_per_second(runs)
+    found = {name: pooled_tokens_per_second(each) / rate for name, each in rivals.items()}
+    faster = sorted((name for name in found if found[name] > 1), key=lambda name: -found[name])
+    return ", ".join(f"{name} {found[name]:.2f}" for name in faster) or "none"
+
+
+def standings_table(rows: list[dict[str, Any]]) -> str:
+    """The table of [`standings`]."""
+    return table(COLUMNS, rows)

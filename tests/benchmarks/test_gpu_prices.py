@@ -1,0 +1,193 @@
+"""Computed tokens a second: variants by kind of drafter, passes chosen on held-out runs, best sizes, standings and tables."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from benchmarks.gpu_prices import (
+    BLOCK_PASSES,
+    REPORT,
+    TOKEN_PASSES,
+    Variant,
+    best_passes,
+    chosen_entries,
+    computed,
+    described,
+    in_our_loop,
+    variants_of,
+)
+from benchmarks.prices import Price
+from tests.drafters.dflash.test_stock import peaked_dflash
+from tests.tiny import make_drafter, make_target
+from transformers_falcon_spec import DFlashDrafter, EagleDrafter, LayerParallelDrafter, LookaheadDrafter, MedusaDrafter
+from transformers_falcon_spec.commands.methods import MethodEntry
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.methods import Method, prompt_lookup, stock_dflash, with_drafter
+from transformers_falcon_spec.provenance import provenance
+
+PRICE = Price("gpu", "a GPU", "7b", "bfloat16", {1: 1.0, 16: 1.0, 64: 2.0}, bytes_per_second=1.0)
+NUM_BYTES = {"ours": 1, "theirs": 2, "lookup": 0}
+
+
+def _run(method: str, decoding: str, prompt: int, counts: Sequence[int]) -> dict[str, Any]:
+    names = ("num_steps", "num_drafted", "num_accepted", "num_passes")
+    row = {"method": method, "decoding": decoding, "set": "gsm8k", "prompt": str(prompt), "num_tokens": 9}
+    return {**row, "speculation": dict(zip(names, counts, strict=True))}
+
+
+def _variants() -> list[Variant]:
+    sizes = [("ours", 16, 1), ("ours", 16, 2), ("ours", 64, 2), ("theirs", 16, 4)]
+    found = [
+        Variant(who, Method(f"{who}, {size} nodes, {passes} passes", "drafter"), size, passes)
+        for who, size, passes in sizes
+    ]
+    return [*found, Variant("lookup", prompt_lookup("lookup"))]
+
+
+COUNTS = {  # steps, nodes drafted, accepted, passes
+    "ours, 16 nodes, 1 passes": (10, 150, 30, 10),  # 40 tokens in 20 seconds
+    "ours, 16 nodes, 2 passes": (10, 150, 40, 20),  # 50 in 30
+    "ours, 64 nodes, 2 passes": (10, 630, 70, 20),  # 80 in 40
+    "theirs, 16 nodes, 4 passes": (10, 150, 50, 40),  # 60 in 90
+    "lookup": (10, 0, 5, 0),  # 15 in 10
+}
+
+
+def _runs(decodings: Sequence[str] = ("greedy",)) -> list[dict[str, Any]]:
+    return [
+        _run(name, each, prompt, counts) for each in decodings for name, counts in COUNTS.items() for prompt in (0, 1)
+    ]
+
+
+def test_passes_are_those_with_the_most_tokens_a_second_for_each_size() -> None:
+    found = best_passes(_variants(), _runs(), PRICE, NUM_BYTES)
+
+    names = [each.method.name for each in found]
+    assert names == [
+        "ours, 16 nodes, 1 passes",
+        "ours, 64 nodes, 2 passes",
+        "theirs, 16 nodes, 4 passes",
+        "lookup",
+    ]
+
+
+def test_the_best_size_of_each_drafter_is_held_against_the_best_rival() -> None:
+    found = computed(_variants(), _runs(), PRICE, NUM_BYTES, ["ours"])
+
+    rates = {row["variant"]: row["tokens_per_second"] for row in found["rows"]}
+    assert rates == pytest.approx(
+        {
+            "ours, 16 nodes, 1 passes": 2.0,
+            "ours, 16 nodes, 2 passes": 50 / 30,
+            "ours, 64 nodes, 2 passes": 2.0,
+            "theirs, 16 nodes, 4 passes": 60 / 90,
+            "lookup": 1.5,
+        }
+    )
+    assert found["rows"][0]["times_plain"] == pytest.approx(2.0)
+    pooled = found["standings"][0]
+    assert (pooled["method"], pooled["other"], pooled["ahead"]) == ("ours", "lookup", "none")
+    assert pooled["ratio"] == pytest.approx(2 / 1.5)
+
+
+def test_sizes_that_a_price_does_not_know_are_left_out() -> None:
+    short = Price("short", "a GPU", "7b", "bfloat16", {1: 1.0, 16: 1.0}, bytes_per_second=1.0)
+
+    found = computed(_variants(), _runs(), short, NUM_BYTES, ["ours"])
+
+    assert "ours, 64 nodes, 2 passes" not in {row["variant"] for row in found["rows"]}
+
+
+def test_the_tables_say_what_is_measured_and_what_computed() -> None:
+    decodings = ("greedy", "temperature-0.7")
+    runs = _runs(decodings)
+    price = computed(_variants(), runs, PRICE, NUM_BYTES, ["ours"])
+    trained = {"method": "ours", "num_steps": 10, "num_readings": 100, "num_examples": 40, "learning_rate": 4e-3}
+    result = {
+        "provenance": provenance(seed=0, limit=2, max_new_tokens=9),
+        "trained": [{**trained, "start": None, "accuracy": 0.75}],
+        "variants": [described(each, runs) for each in _variants()],
+        "prices": [price, {**price, "title": "another GPU"}],
+    }
+
+    text = REPORT.render(result, "gpu_prices.json")
+
+    assert "computed" in text.splitlines()[0]
+    assert "| ours, 64 nodes, 2 passes | 64.0 | 2.0 | 8.00 | 8.00 (8.00 to 8.00) | 8.00 (8.00 to 8.00) |" in text
+    assert "| ours, 64 nodes, 2 passes | 2 (2 to 2), 2.00x | 2 (2 to 2), 2.00x |" in text
+    assert "Computed, another GPU:" in text
+    assert "| ours | 10 | 100 |" not in text
+    assert "| ours | 10 | 100 | 40 | 0.004 | 0.750 | - |" in REPORT.render(result, "paper.json")
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return make_target(num_hidden_layers=4)
+
+
+def test_drafters_that_grow_trees_take_every_size_and_number_of_passes(target: PreTrainedModel) -> None:
+    falcon, eagle = (
+        with_drafter("falcon", make_drafter(target)),
+        with_drafter("eagle", EagleDrafter.from_target(target)),
+    )
+
+    blocks = variants_of(MethodEntry("falcon", None, ""), falcon, [16, 64])
+    tokens = variants_of(MethodEntry("eagle", None, ""), eagle, [16])
+
+    assert [(each.num_nodes, each.num_passes) for each in blocks] == [
+        (size, passes) for size in (16, 64) for passes in BLOCK_PASSES
+    ]
+    assert [each.num_passes for each in tokens] == [*TOKEN_PASSES]
+    options = blocks[1].method.assistant.generation_config  # type: ignore[union-attr]
+    assert (options.tune, options.dynamic_tree, options.num_tree_nodes) == (False, True, 16)
+    assert options.tree_depth == BLOCK_PASSES[1] * falcon.block_size
+
+
+def test_medusa_takes_static_trees_fitted_to_its_held_out_ranks(target: PreTrainedModel, tmp_path: Path) -> None:
+    drafter = MedusaDrafter.from_target(target)
+    ranks = {f"eval_rank_{rank}_at_{head}": 0.5**rank / 2 for rank in range(10) for head in range(1, 9)}
+    (tmp_path / "training.json").write_text(json.dumps({"curve": [{"step": 1, **ranks}]}), encoding="utf-8")
+
+    found = variants_of(MethodEntry("medusa", None, str(tmp_path)), with_drafter("medusa", drafter), [16])
+
+    assert [(each.num_nodes, each.num_passes) for each in found] == [(16, 1)]
+    assert len(found[0].method.assistant.draft_tree) == 16  # type: ignore[union-attr]
+
+
+def test_what_has_no_sizes_runs_untuned_as_it_comes(target: PreTrainedModel) -> None:
+    lookahead = with_drafter("n-grams", LookaheadDrafter.from_target(target))
+    dflash = stock_dflash("dflash", peaked_dflash(target))
+
+    (host,) = variants_of(MethodEntry("n-grams", None, ""), lookahead, [16])
+    (stock,) = variants_of(MethodEntry("dflash", None, ""), dflash, [16])
+    trees = with_drafter("trees", DFlashDrafter.from_stock(dflash.assistant, target))
+
+    (one,) = variants_of(MethodEntry("dflash-tree", None, ""), trees, [16])
+    assert (one.num_nodes, one.num_passes) == (16, 1)
+    assert (host.num_nodes, host.method.assistant.generation_config.tune) == (None, False)  # type: ignore[union-attr]
+    assert stock.method is dflash
+
+
+def test_a_language_model_drafts_trees_in_our_loop(target: PreTrainedModel, tmp_path: Path) -> None:
+    make_target(num_hidden_layers=1).save_pretrained(tmp_path / "small")
+    entry = MethodEntry.parse(str(tmp_path / "small"))
+
+    method = in_our_loop(entry, entry.load(target), target)
+
+    assert isinstance(method.assistant, LayerParallelDrafter)
+    assert method.name == "small"
+    lookup = prompt_lookup("lookup")
+    assert in_our_loop(entry, lookup, target) is lookup
+
+
+def test_methods_are_chosen_by_name() -> None:
+    entries = [MethodEntry.parse(name) for name in ("one", "two")]
+
+    assert [each.name for each in chosen_entries(entries, ["two"])] == ["two"]
+    assert chosen_entries(entries, None) == entries
+    with pytest.raises(OptionError, match=r"`--methods` must name some of \['one', 'two'\], but \['three'\]"):
+        chosen_entries(entries, ["one", "three"])
