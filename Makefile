@@ -128,7 +128,6 @@ fix: $(READY) ## Repair format and style, and render docs/map.md, the help of th
 bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into README and docs; resumes.
 	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \
 		--decodings $(DECODINGS)
-	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity_tuned.json --tune --decodings $(DECODINGS)
 	@$(PARITY) --prompts benchmarks/prompts/parity.jsonl --output $(RESULTS)/parity_greedy.json
 	@$(PARITY) --prompts $(PROMPTS) --limit 12 --max_new_tokens 64 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
 	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16 --decodings $(SIXTEEN)
@@ -144,10 +143,6 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python -m benchmarks.architectures
 	@$(BIN)/python -m benchmarks.bounds
 	@$(BIN)/python -m benchmarks.tree_cost
-	@$(BIN)/python -m benchmarks.packed
-	@$(BIN)/python -m benchmarks.packed --shape 0.3b --decodings greedy --limit 3
-	@$(BIN)/python -m benchmarks.frozen
-	@$(BIN)/python -m benchmarks.frozen --shape 0.3b
 	@$(BIN)/python -m benchmarks.budgets
 	@$(BIN)/python -m benchmarks.memory
 	@$(BIN)/python -m benchmarks.walk

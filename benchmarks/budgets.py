@@ -1,7 +1,7 @@
 """Speed against the size of the draft tree: the best static tree of each size, a grown one, and the tuner, on one pair.
 
 Command: python -m benchmarks.budgets; with --shape 0.3b --dtype bfloat16 on an inflated pair, the small pair's acceptance at a large
-model's cost. Few sizes on more prompts separate close ones: `--output` keeps them in `budgets_finalists.json`. Hardware and time: two
+model's cost. Hardware and time: two
 CPU cores and nothing else running, about 30 minutes; resumes. All methods are interleaved prompt by prompt. Writes
 `benchmarks/results/budgets.json` (`budgets_<shape>.json`), which `python -m benchmarks.report` renders into docs/tuning.md.
 """
@@ -141,7 +141,7 @@ def tables(result: Result, path: str) -> list[str]:
 
 
 FEW = 4
-_MEASURED = ("", "_finalists", "_held_out", "_0.3b", "_0.3b_large", "_0.3b_finalists")
+_MEASURED = ("", "_0.3b")
 REPORT = Report("docs/tuning.md", [f"budgets{what}.json" for what in _MEASURED], tables)
 
 

@@ -15,7 +15,7 @@ from transformers_falcon_spec.hub.figures import read_figures
 ROOT = Path(__file__).parents[1]
 RESULTS = {
     "falcon-reference": ["speed.json"],
-    "lookahead": ["rivals.json"],
+    "lookahead": [],
     "diffuspec-prefix": ["diffuspec_rivals.json"],
     "diffuspec-full": ["diffuspec_rivals.json"],
 }

@@ -8,7 +8,6 @@ from . import Report, Result, source_line, speed_by_set
 
 PARITY = {
     "parity.json": "the test prompts",
-    "parity_tuned.json": "the test prompts, with the tuner choosing how much to draft",
     "parity_greedy.json": "more prompts",
     "parity_sampling.json": "twelve ways of sampling, equal seeds",
     "parity_bfloat16.json": "in bfloat16",
@@ -48,6 +47,5 @@ REPORTS = (
     Report("docs/benchmarks.md", ["speed.json"], speed_tables),
     Report("docs/parity.md", [*PARITY], parity_tables),
     Report("docs/calibration.md", ["calibration.json"], calibration_tables),
-    Report("docs/rivals.md", ["rivals.json"], compared_tables),
     Report("docs/diffuspec.md", ["diffuspec_rivals.json"], compared_tables, order=1),
 )

@@ -13,7 +13,7 @@ from transformers import AutoModel
 from tests.hub.clients import ROOT
 from tests.tiny import make_target
 from tools.hub_cards import RESULTS, render
-from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter, PublishError
+from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, PublishError
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
 from transformers_falcon_spec.hub.card import TEMPLATE, About, render_card
 from transformers_falcon_spec.hub.figures import eval_entries, read_figures
@@ -189,10 +189,10 @@ def test_figures_of_another_drafter_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PublishError, match="but 0 of its 2 methods have its weights and settings"):
         read_figures([RESULTS_FOLDER / "speed.json"], other)
 
-    lookahead = LookaheadDrafter.from_pretrained(ROOT / "models/lookahead")
-    lookahead.config.window_size += 1
+    retreed: Any = AutoModel.from_pretrained(ROOT / "models/falcon-reference")
+    retreed.generation_config.draft_tree = DraftTree.chain(2).to_json()
     with pytest.raises(PublishError, match="but 0 of its"):
-        read_figures([RESULTS_FOLDER / "rivals.json"], lookahead)
+        read_figures([RESULTS_FOLDER / "speed.json"], retreed)
 
 
 def test_figures_of_a_benchmark_that_broke_off_are_refused(tmp_path: Path) -> None:
