@@ -94,7 +94,7 @@ def test_every_figure_stands_in_a_results_file(name: str) -> None:
         expected.append(f"| {' | '.join(cells)} |")
 
     assert table == expected
-    assert len(table) == 6
+    assert len(table) == 6 * bool(RESULTS[name])
     assert untraced(card, evidence_of(name)) == []
 
 
@@ -108,7 +108,7 @@ def test_a_typed_figure_is_found() -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_metadata_agrees_with_the_files(name: str) -> None:
     card = ModelCard.load(ROOT / "hub_cards" / f"{name}.md")
-    given = [(r.metric_name, r.dataset_name, r.metric_value) for r in card.data.eval_results]
+    given = [(r.metric_name, r.dataset_name, r.metric_value) for r in card.data.eval_results or ()]
 
     assert card.data.base_model == "models/reference-target"
     assert card.data["base_model_relation"] == "adapter"

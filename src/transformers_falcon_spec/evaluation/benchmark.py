@@ -132,16 +132,12 @@ class Benchmark:
         """The entry of each method in the results file, with the conditions of its runs, None where there are none."""
         failed = {failure.method: failure.to_json() for failure in outcome.failures}
         conditions = {row["method"]: row["conditions"] for row in outcome.records}
-        commits: dict[str, list[str]] = {}
-        for row in outcome.records:
-            known = commits.setdefault(row["method"], [])
-            known += [commit for commit in (row.get("commit"),) if commit not in (None, *known)]
         return [
             {
                 "target": self.target_name,
                 **method.describe(),
                 "conditions": conditions.get(name),
-                "commits": commits.get(name, []),
+                "commits": _commits(outcome, name),
                 "failure": failed.get(name),
             }
             for name, method in self._methods.items()
@@ -221,3 +217,9 @@ class Benchmark:
             "block_size": method.block_size,
             "speculation": None if stats is None else vars(stats),
         }
+
+
+def _commits(outcome: Outcome, method: str) -> list[str]:
+    """The commits that a method's runs were made by; runs in files of earlier versions name none."""
+    named = (str(row["commit"]) for row in outcome.records if row["method"] == method and "commit" in row)
+    return list(dict.fromkeys(named))
