@@ -73,7 +73,7 @@ def test_a_pass_reads_the_drafter_and_the_head_that_it_drafts_through() -> None:
 
 
 def test_a_pass_of_dflash_is_the_same_in_both_loops() -> None:
-    target = make_target(num_hidden_layers=4)
+    target = make_target(num_hidden_layers=4, intermediate_size=704, vocab_size=96, **SMALL)
     stock = peaked_dflash(target)
     ours = with_drafter("trees", DFlashDrafter.from_stock(stock, target))
     shape = ("0.3b", "bfloat16")
