@@ -13,7 +13,7 @@ from ..errors import CheckpointError, DrafterMismatchError, GenerationError, Opt
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, feature_width, is_spread, named
-from ..generation.options import SpeculationConfig
+from ..generation.options import LOOKUP, SpeculationConfig
 from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
 from .compatibility.fingerprint import FIELD, target_name
 from .compatibility.mismatches import check_fingerprint
@@ -47,6 +47,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
     has_window: ClassVar[bool] = False  # whether `sliding_window` bounds what it attends to
+    default_text_tokens: ClassVar[int | None] = None  # `prompt_lookup_num_tokens` of kinds that draft such a branch
     # called with drafter, target, longest text and the generator of its draws
     generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
     # The layer above, which knows the Hub, puts itself here; a recipe has neither.
@@ -119,8 +120,14 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return self.config.sliding_window if self.has_window and given is None else given
 
     @property
+    def num_text_tokens(self) -> int:
+        """Most tokens of the branch of repeated text; 0 where drafts have none."""
+        given = self.generation_config.prompt_lookup_num_tokens
+        return (self.default_text_tokens or 0) if given is None else given
+
+    @property
     def max_depth(self) -> int:
-        """The depth of the deepest draft."""
+        """The depth of the deepest tree, a branch of repeated text left out."""
         tree = self.draft_tree
         return max(0 if tree is None else int(tree.depths.max()), self.tree_depth * self.is_tree_dynamic)
 
@@ -131,7 +138,9 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         grown = {name: getattr(options, name) for name in names} | {"tree_depth": self.tree_depth}
         given = self.generation_config.sliding_window  # that of the config goes with the weights
         window = {} if given is None else {"sliding_window": given}
-        return {"draft_tree": self.stored_tree, **(grown if self.is_tree_dynamic else {}), **window}
+        text = {LOOKUP[0]: self.num_text_tokens, LOOKUP[1]: options.max_matching_ngram_size}
+        shape = {**(grown if self.is_tree_dynamic else {}), **window, **(text if self.num_text_tokens else {})}
+        return {"draft_tree": self.stored_tree, **shape}
 
     @property
     def block_size(self) -> int:

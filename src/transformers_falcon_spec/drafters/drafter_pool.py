@@ -14,11 +14,11 @@ from ..errors import OptionError
 from ..generation.adapters import check_drafter_adapter, unwrapped
 from ..generation.distributed import SINGLE_PROCESS, JoiningDrafter, Processes
 from ..generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
-from ..generation.options import SpeculationConfig
+from ..generation.options import LOOKUP, SpeculationConfig
 from ..generation.verifier import verifier_named
 from .base import DrafterModel, LoopOnly
 
-TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k")
+TREES = ("draft_tree", "dynamic_tree", "num_tree_nodes", "tree_depth", "tree_top_k", *LOOKUP)
 COMMON = ("verifier", "tune", "deterministic", "pack_weights", "step", "compile")
 
 

@@ -107,6 +107,8 @@ class DrafterObserver:
         self.drafter = copy.copy(drafter)  # the same weights
         self.drafter.config = copy.copy(drafter.config)
         self.drafter.config.confidence_temperatures = None
+        self.drafter.generation_config = copy.copy(drafter.generation_config)
+        self.drafter.generation_config.prompt_lookup_num_tokens = 0  # repeated text says nothing of the drafter
         self._make_generator = self.drafter.candidate_generator
         self.drafter.candidate_generator = self._generator  # type: ignore[method-assign]
         self.seen: list[tuple[int, Tensor, int]] = []  # depth, scores and chosen index of each list

@@ -108,6 +108,7 @@ class Draft:
     # By pass after the first: the expected tokens of the nodes that it continues, and those that it added.
     marginal_gains: tuple[tuple[float, float], ...] = ()
     max_depth: int | None = None  # of all rows, where it is known without asking the device
+    is_text_alone: bool = False  # it repeats the text, and the drafter was not asked
 
     @property
     def depth(self) -> int:

@@ -9,6 +9,7 @@ from ..errors import OptionError
 from .packed_linear import AUTO, check_pack_weights
 from .verifier import TOKEN_MATCHING, verifier_named
 
+LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
 OWN = (
     "draft_tree",
     "dynamic_tree",
@@ -16,6 +17,7 @@ OWN = (
     "tree_depth",
     "tree_top_k",
     "sliding_window",
+    *LOOKUP,
     "tune",
     "deterministic",
     "verifier",
@@ -43,6 +45,13 @@ class SpeculationConfig(GenerationConfig):
         sliding_window (`int`, *optional*):
             Newest tokens of the text that a Falcon or Eagle drafter attends to, which bounds its memory, too. None
             takes the one in the drafter's config.
+        prompt_lookup_num_tokens (`int`, *optional*):
+            Most tokens of one more branch of each tree of a Falcon, Eagle or EasySpec drafter: what followed the
+            newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the others;
+            tuned, as many of them as pay. Where it is all but sure to come, as in a loop, the drafter is not asked.
+            None leaves it to the kind of drafter, 0 is no such branch.
+        max_matching_ngram_size (`int`, *optional*):
+            Most of the newest tokens that are looked for there, 2 without it; where so many are not found, fewer are.
         tune (`bool`, *optional*, defaults to `True`):
             Draft only what pays: seconds and acceptance are learned while decoding, a grown tree gets the nodes and
             passes that bring more than they cost, and where drafting costs more than it brings it pauses.
@@ -87,6 +96,8 @@ class SpeculationConfig(GenerationConfig):
         tree_depth: int | None = None,
         tree_top_k: int = 4,
         sliding_window: int | None = None,
+        prompt_lookup_num_tokens: int | None = None,
+        max_matching_ngram_size: int | None = None,
         tune: bool = True,
         deterministic: bool = True,
         verifier: str = TOKEN_MATCHING.name,
@@ -111,7 +122,8 @@ class SpeculationConfig(GenerationConfig):
         if draft_tree is not None:
             DraftTree.from_json(draft_tree)
         limits = {"num_tree_nodes": (num_tree_nodes, 2), "tree_depth": (tree_depth, 1), "tree_top_k": (tree_top_k, 1)}
-        limits["sliding_window"] = (sliding_window, 1)
+        limits |= {"sliding_window": (sliding_window, 1), "max_matching_ngram_size": (max_matching_ngram_size, 1)}
+        limits["prompt_lookup_num_tokens"] = (prompt_lookup_num_tokens, 0)
         for name, (value, least) in limits.items():
             if value is not None and value < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
@@ -122,7 +134,8 @@ class SpeculationConfig(GenerationConfig):
         self.tree_depth, self.tree_top_k, self.sliding_window = tree_depth, tree_top_k, sliding_window
         self.tune, self.deterministic, self.pack_weights = tune, deterministic, pack_weights
         self.step, self.compile = step, compile
-        super().__init__(**kwargs)
+        lookup = zip(LOOKUP, (prompt_lookup_num_tokens, max_matching_ngram_size), strict=True)
+        super().__init__(**dict(lookup), **kwargs)
 
 
 _KNOWN = GenerationConfig()
@@ -153,3 +166,8 @@ def check_options(drafter: Any) -> None:
             )
         check_pack_weights(options.pack_weights)
         check_step(options.step, options.compile)
+        if options.prompt_lookup_num_tokens and getattr(each, "default_text_tokens", None) is None:
+            raise OptionError(
+                f"A `{type(each).__name__}` drafts no branch of repeated text, so `prompt_lookup_num_tokens` must be "
+                f"None or 0, but it is {options.prompt_lookup_num_tokens}. Falcon, Eagle and EasySpec drafters do."
+            )

@@ -196,6 +196,12 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
             "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "
             "output. Leave it out."
         )
+    if getattr(config, "prompt_lookup_num_tokens", None) is not None:
+        raise GenerationError(
+            "With a drafter, repeated text is a branch of its drafts, so `prompt_lookup_num_tokens` of the call must "
+            f"be None, but it is {config.prompt_lookup_num_tokens}. Set it in `drafter.generation_config`, or leave "
+            "out `assistant_model`."
+        )
     if not all(part.return_dict for part in (model.config, model.config.get_text_config(decoder=True))):
         raise GenerationError(
             "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, "

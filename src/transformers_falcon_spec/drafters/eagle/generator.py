@@ -23,7 +23,7 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         self.draft_token_ids = drafter.draft_token_ids
         super().__init__(drafter, target, max_length, rng)
 
-    def propose(self, budget: DraftBudget) -> Draft | None:
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new pairs."""
         if self.fixed is not None:
             return self.propose_fixed(budget)

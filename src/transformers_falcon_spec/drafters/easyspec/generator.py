@@ -55,7 +55,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         nothing = torch.empty(*kept.token_ids.shape, 0, dtype=torch.float, device=kept.token_ids.device)
         super().commit_kept(replace(kept, features=nothing))
 
-    def propose(self, budget: DraftBudget) -> Draft | None:
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
         num_new = self.num_unread if self.fixed is None else self._num_waiting
         if self._is_full(num_new):

@@ -57,7 +57,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         super().restart()
         self._tails, self._state = [], None
 
-    def propose(self, budget: DraftBudget) -> Draft | None:
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
         if self.fixed is not None:
             return self.propose_fixed(budget)

@@ -149,6 +149,7 @@ class FalconSpecDrafter(DrafterModel):
     supports_gradient_checkpointing = True
     can_grow_trees = True
     has_window = True
+    default_text_tokens = 0
     _supports_sdpa = True
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
 
@@ -309,4 +310,5 @@ class FalconSpecDrafter(DrafterModel):
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
-        return self.generation_config.num_tree_nodes if self.is_tree_dynamic else len(self.draft_tree)
+        num_nodes = self.generation_config.num_tree_nodes if self.is_tree_dynamic else len(self.draft_tree)
+        return num_nodes + self.num_text_tokens

@@ -17,8 +17,10 @@ from ...errors import OptionError
 from ...generation.drafting import Draft, DraftBudget, TargetView
 from ..base import DrafterModel
 from .pairs import gives_probs
-from .static import StaticTreeGenerator, drawn_ahead, tree_from_json
+from .repeated_text import NGRAM_SIZE, RepeatedText
+from .static import drawn_ahead, tree_from_json
 from .temperatures import block_temperatures
+from .text_branch import TextBranchGenerator
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
 PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
@@ -30,6 +32,7 @@ class GrowingDrafter(DrafterModel):
     can_grow_trees = True
     grows_trees = True
     default_depth: ClassVar[int]
+    default_text_tokens = 0
 
     @property
     def draft_tree(self) -> DraftTree:
@@ -44,16 +47,20 @@ class GrowingDrafter(DrafterModel):
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
-        return max(self.generation_config.num_tree_nodes * self.is_tree_dynamic, len(self.draft_tree))
+        num_grown = self.generation_config.num_tree_nodes * self.is_tree_dynamic
+        return max(num_grown, len(self.draft_tree)) + self.num_text_tokens
 
 
-class GrownTreeGenerator(StaticTreeGenerator):
+class GrownTreeGenerator(TextBranchGenerator):
     """A generator that grows a tree for each row, or drafts a static one, `block_size` tokens a pass."""
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.tree: DraftTree = drafter.draft_tree
         self.constants: dict[Any, Any] = {}  # made of the host's numbers once
+        if drafter.num_text_tokens:
+            num_matching = drafter.generation_config.max_matching_ngram_size or NGRAM_SIZE
+            self.text = RepeatedText(drafter.num_text_tokens, num_matching)
         num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
         if num_ranks > self.num_draftable_tokens:
             raise OptionError(

@@ -81,7 +81,7 @@ class Tuner:
         """
         num_kept = [path.num_accepted for path in paths]
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
-        is_asked, self._is_asked = self._is_asked, False
+        is_asked, self._is_asked = self._is_asked and not draft.is_text_alone, False
         if not self.cost_models or not num_kept:
             return
         drafter = self._drafter or 0
