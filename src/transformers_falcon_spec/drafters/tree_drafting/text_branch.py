@@ -94,6 +94,8 @@ class TextBranchGenerator(StaticTreeGenerator):
         if not num_new:
             return draft
         num_held, num_nodes, added = num_held.cpu(), num_before + num_new, dict[str, Any]()
+        if draft.max_depth is not None:
+            added["max_depth"] = max(draft.max_depth, len(branch))
         if draft.node_probs is not None:
             columns = (num_held + torch.arange(num_new)).clamp(max=len(branch) - 1)
             new_probs = branch.next_probs.gather(1, columns).to(draft.node_probs)
@@ -114,12 +116,12 @@ class TextBranchGenerator(StaticTreeGenerator):
         if not known:
             with torch.inference_mode(False):
                 chain = torch.zeros(len(joined.token_ids), num_tokens, dtype=torch.long, device=joined.parents.device)
-            known |= {"tree": (draft.token_ids, draft.parents), "chain": chain}
+            known |= {"token_ids": draft.token_ids, "parents": draft.parents, "chain": chain}
         padded = functional.pad(branch.token_ids, (0, num_tokens - len(branch)), value=-1)
         known["chain"].copy_(padded, non_blocking=True)
 
         def work() -> None:
-            token_ids, parents, _ = with_chain(*known["tree"], known["chain"], depth)
+            token_ids, parents, _ = with_chain(known["token_ids"], known["parents"], known["chain"], depth)
             joined.token_ids.copy_(token_ids)
             joined.parents.copy_(parents)
 
