@@ -46,8 +46,8 @@ class SpeculationConfig(GenerationConfig):
             Newest tokens of the text that a Falcon or Eagle drafter attends to, which bounds its memory, too. None
             takes the one in the drafter's config.
         prompt_lookup_num_tokens (`int`, *optional*):
-            Most tokens of one more branch of each tree of a Falcon, Eagle or EasySpec drafter: what followed the
-            newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the others;
+            Most tokens of one more branch of each tree of a Falcon, Eagle, EasySpec or DFlash drafter: what followed
+            the newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the others;
             tuned, as many of them as pay. Where it is all but sure to come, as in a loop, the drafter is not asked.
             None leaves it to the kind of drafter, 0 is no such branch.
         max_matching_ngram_size (`int`, *optional*):
@@ -169,5 +169,5 @@ def check_options(drafter: Any) -> None:
         if options.prompt_lookup_num_tokens and getattr(each, "default_text_tokens", None) is None:
             raise OptionError(
                 f"A `{type(each).__name__}` drafts no branch of repeated text, so `prompt_lookup_num_tokens` must be "
-                f"None or 0, but it is {options.prompt_lookup_num_tokens}. Falcon, Eagle and EasySpec drafters do."
+                f"None or 0, but it is {options.prompt_lookup_num_tokens}. Leave it out."
             )

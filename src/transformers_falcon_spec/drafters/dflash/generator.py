@@ -29,7 +29,7 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.block_size
 
-    def propose(self, budget: DraftBudget) -> Draft | None:
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """Draft a tree within the budget; None while no row has new features."""
         if self.fixed is not None:
             return self.propose_fixed(budget)
