@@ -1,7 +1,7 @@
 """Tokens a second that drafters would reach on a GPU that is not at hand: measured acceptance, at measured prices.
 
 Command: python -m benchmarks.gpu_prices --trained ../shared/models/trained; with --methods falcon-paper eagle1 medusa lookahead
---output benchmarks/results/paper.json it makes the paper's comparison, of drafters that were trained alike. The small pair decodes in
+--equal_readings --output benchmarks/results/paper.json it makes the paper's comparison, of drafters that were trained alike. The small pair decodes in
 float32; only counts are used, so other work may run beside it. Hours (`benchmarks/README.md`); every run is kept at once, and the same command goes on.
 
 1. How many passes a drafter takes for a tree of each size is chosen on held-out prompts, by tokens a second at the first price.
@@ -38,6 +38,7 @@ from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_accept
 HERE = Path(__file__).parent
 HELD_OUT = str(HERE / "prompts" / "held_out.jsonl")
 PRICES = ["gpu-7b", "gpu-7b-slow-passes", "gpu-7b-compiled"]
+SAME = 1.01  # the most readings over the fewest that are equally many
 BLOCK_PASSES, TOKEN_PASSES = (1, 2, 3), (4, 6, 8)  # to choose from: drafters of blocks, and of one token a pass
 
 
@@ -59,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     small, tokenizer = load_target(args.target, "float32", "cpu")
     prices = [Price.named(name) for name in args.prices]
     entries = chosen_entries(entries_of(args.trained), args.methods)
+    trained = [row for row in map(training_of, entries) if row is not None]
+    if args.equal_readings:
+        check_readings(trained)
     methods = {entry.name: in_our_loop(entry, loaded(entry, small), small) for entry in entries}
     variants = [each for entry in entries for each in variants_of(entry, methods[entry.name], args.nodes)]
     held_out = args.output.with_name(f"{args.output.stem}_held_out.jsonl")
@@ -75,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     variants = best_passes(variants, trials, prices[0], num_bytes[prices[0].name])
     run = benchmark(variants, args.prompts, args.limit, args.decodings)
     ours = [name for name, method in methods.items() if isinstance(method.assistant, FalconSpecDrafter)]
-    trained = [row for row in map(training_of, entries) if row is not None]
     run_and_save(
         run,
         args.output,
@@ -93,6 +96,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trained", type=Path, required=True, help="folder of drafters for the target")
     parser.add_argument("--methods", nargs="+", help="only these, by their names")
+    parser.add_argument("--equal_readings", action="store_true", help="refuse drafters that read unequally much")
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--prices", nargs="+", default=PRICES, help="names in prices.json; runs are kept")
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 64, 128, 256])
@@ -114,6 +118,17 @@ def chosen_entries(entries: list[MethodEntry], names: Sequence[str] | None) -> l
     if missing:
         raise OptionError(f"`--methods` must name some of {[*found]}, but {missing} is none of them.")
     return [found[name] for name in names or found]
+
+
+def check_readings(trained: list[dict[str, Any]]) -> None:
+    """Refuse drafters that did not read the same number of conversations, or went on from another training: [`OptionError`]."""
+    readings = {row["method"]: row["num_readings"] for row in trained}
+    begun = [row["method"] for row in trained if row["start"] is not None]
+    if begun or max(readings.values(), default=0) > SAME * min(readings.values(), default=0):
+        raise OptionError(
+            f"Drafters must be trained on equally many readings, but those are {readings}, and {begun} went on from other "
+            "drafters. Train them alike, or name others by `--methods`."
+        )
 
 
 def in_our_loop(entry: MethodEntry, method: Method, target: PreTrainedModel) -> Method:

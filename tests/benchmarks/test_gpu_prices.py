@@ -14,6 +14,7 @@ from benchmarks.gpu_prices import (
     TOKEN_PASSES,
     Variant,
     best_passes,
+    check_readings,
     chosen_entries,
     computed,
     described,
@@ -191,3 +192,15 @@ def test_methods_are_chosen_by_name() -> None:
     assert chosen_entries(entries, None) == entries
     with pytest.raises(OptionError, match=r"`--methods` must name some of \['one', 'two'\], but \['three'\]"):
         chosen_entries(entries, ["one", "three"])
+
+
+def test_the_papers_comparison_is_of_drafters_that_read_equally_much() -> None:
+    def trained(method: str, readings: int, start: str | None = None) -> dict[str, Any]:
+        return {"method": method, "num_readings": readings, "start": start}
+
+    check_readings([trained("falcon", 111_961), trained("eagle1", 112_000)])
+    check_readings([])
+
+    for other in (trained("eagle1", 64_000), trained("eagle1", 111_961, "falcon")):
+        with pytest.raises(OptionError, match=r"must be trained on equally many readings, but those are .*Train them"):
+            check_readings([trained("falcon", 111_961), other])
