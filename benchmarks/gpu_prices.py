@@ -11,12 +11,14 @@ Writes `benchmarks/results/gpu_prices.json`, which `python -m benchmarks.report`
 """
 
 import argparse
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, logging
 
 from benchmarks.budgets import SETS, measured_acceptance
@@ -143,15 +145,12 @@ def variants_of(entry: MethodEntry, method: Method, sizes: Iterable[int]) -> lis
     drafter: Any = method.assistant
     if isinstance(drafter, MedusaDrafter):
         rates = measured_acceptance(Path(entry.source), drafter.block_size, 1)
-        trees = {size: DraftTree.best_first(rates, size).to_json() for size in sizes}
-        options = {(size, 1): SpeculationConfig(tune=False, draft_tree=tree) for size, tree in trees.items()}
+        options = {(size, 1): static(drafter, rates, size) for size in sizes}
     elif method.is_stock or not drafter.can_grow_trees:
-        untuned = method if method.is_stock else with_drafter(entry.name, with_options(drafter, fixed()))
+        untuned = method if method.is_stock else with_drafter(entry.name, with_options(drafter, varied(drafter)))
         return [Variant(entry.name, untuned)]
     else:
-        options = {
-            (size, each): grown(size, each * drafter.block_size) for size in sizes for each in passes_of(drafter)
-        }
+        options = {(size, each): grown(drafter, size, each) for size in sizes for each in passes_of(drafter)}
     return [
         Variant(
             entry.name,
@@ -170,17 +169,23 @@ def passes_of(drafter: Any) -> tuple[int, ...]:
     return TOKEN_PASSES if drafter.block_size == 1 else BLOCK_PASSES
 
 
-def fixed() -> SpeculationConfig:
-    """Options of a drafter that drafts what it always drafts."""
-    return SpeculationConfig(tune=False)
+def varied(drafter: Any, **changes: Any) -> SpeculationConfig:
+    """The drafter's own options, untuned, with others of the tree; a branch of repeated text stays as it is."""
+    options = copy.deepcopy(drafter.generation_config)
+    for name, value in {"tune": False, **changes}.items():
+        setattr(options, name, value)
+    return cast(SpeculationConfig, options)
 
 
-def grown(num_nodes: int, depth: int) -> SpeculationConfig:
+def grown(drafter: Any, num_nodes: int, num_passes: int) -> SpeculationConfig:
     """Options for best-first trees of one size."""
-    top_k = max(num_nodes // 4, 4)
-    return SpeculationConfig(
-        tune=False, dynamic_tree=True, num_tree_nodes=num_nodes, tree_depth=depth, tree_top_k=top_k
-    )
+    shape = {"num_tree_nodes": num_nodes, "tree_depth": num_passes * drafter.block_size}
+    return varied(drafter, dynamic_tree=True, draft_tree=None, tree_top_k=max(num_nodes // 4, 4), **shape)
+
+
+def static(drafter: Any, rates: Tensor, num_nodes: int) -> SpeculationConfig:
+    """Options for the best static tree of a size by acceptance `[depths, ranks]`."""
+    return varied(drafter, dynamic_tree=False, draft_tree=DraftTree.best_first(rates, num_nodes).to_json())
 
 
 def best_passes(variants: list[Variant], runs: Runs, price: Price, num_bytes: dict[str, int]) -> list[Variant]:

@@ -28,6 +28,7 @@ from transformers_falcon_spec.drafters.easyspec import LayerParallelDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import Method
 
+BEYOND = 1.1  # the largest size that a price is used at, over the largest that was measured
 FILE = Path(__file__).parent / "prices.json"
 
 
@@ -62,8 +63,8 @@ class Price:
         return cls(name, row["title"], row["shape"], row["dtype"], seconds, row["bytes_per_second"])
 
     def can_read(self, num_nodes: float) -> bool:
-        """Whether so many nodes were measured, or more."""
-        return 1 <= num_nodes <= max(self.seconds)
+        """Whether so many nodes were measured; a tenth more is read off the last line, for a branch of repeated text."""
+        return 1 <= num_nodes <= BEYOND * max(self.seconds)
 
     def read_seconds(self, num_nodes: float) -> float:
         """Seconds of a forward of so many nodes, which may be a mean."""
@@ -73,7 +74,7 @@ class Price:
                 "for. Draft smaller trees, or take another price."
             )
         sizes = sorted(self.seconds)
-        above = max(bisect_left(sizes, num_nodes), 1)
+        above = min(max(bisect_left(sizes, num_nodes), 1), len(sizes) - 1)
         low, high = sizes[above - 1], sizes[above]
         share = (num_nodes - low) / (high - low)
         return (1 - share) * self.seconds[low] + share * self.seconds[high]

@@ -23,11 +23,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from benchmarks.budgets import SETS
 from benchmarks.entrants import EMBEDDED
-from benchmarks.gpu_prices import HELD_OUT, grown
+from benchmarks.gpu_prices import HELD_OUT, grown, static
 from benchmarks.prices import Price, nodes_read, pass_bytes
 from benchmarks.report import Report, Result, distinct, source_line, table
 from benchmarks.running import Runs, beside, run_and_save
-from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.decoding import decoding_options
@@ -123,9 +122,8 @@ def methods_of(drafter: Any, rates: dict[int, Tensor], sizes: Sequence[int]) -> 
     found = {}
     for num_passes, own in rates.items():
         for size in sizes:
-            tree = DraftTree.best_first(own, size).to_json()
-            static = SpeculationConfig(tune=False, dynamic_tree=False, draft_tree=tree)
-            for kind, options in ((GROWN, grown(size, num_passes * drafter.block_size)), (STATIC, static)):
+            both = {GROWN: grown(drafter, size, num_passes), STATIC: static(drafter, own, size)}
+            for kind, options in both.items():
                 name = f"{kind}, {size} nodes, {num_passes} passes"
                 found[kind, size, num_passes] = with_drafter(name, with_options(drafter, options))
     return found

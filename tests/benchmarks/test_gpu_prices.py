@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from benchmarks.gpu_prices import (
@@ -18,13 +19,22 @@ from benchmarks.gpu_prices import (
     chosen_entries,
     computed,
     described,
+    grown,
     in_our_loop,
+    static,
     variants_of,
 )
 from benchmarks.prices import Price
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import DFlashDrafter, EagleDrafter, LayerParallelDrafter, LookaheadDrafter, MedusaDrafter
+from transformers_falcon_spec import (
+    DFlashDrafter,
+    EagleDrafter,
+    LayerParallelDrafter,
+    LookaheadDrafter,
+    MedusaDrafter,
+    SpeculationConfig,
+)
 from transformers_falcon_spec.commands.methods import MethodEntry
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import Method, prompt_lookup, stock_dflash, with_drafter
@@ -146,6 +156,18 @@ def test_drafters_that_grow_trees_take_every_size_and_number_of_passes(target: P
     options = blocks[1].method.assistant.generation_config  # type: ignore[union-attr]
     assert (options.tune, options.dynamic_tree, options.num_tree_nodes) == (False, True, 16)
     assert options.tree_depth == BLOCK_PASSES[1] * falcon.block_size
+
+
+def test_a_drafter_keeps_its_own_options_of_repeated_text(target: PreTrainedModel) -> None:
+    drafter = make_drafter(target)
+    drafter.generation_config = SpeculationConfig(prompt_lookup_num_tokens=5, num_tree_nodes=9)
+
+    options = grown(drafter, 64, 2)
+    fitted = static(drafter, torch.full((4, 4), 0.1), 8)
+
+    assert (options.prompt_lookup_num_tokens, options.num_tree_nodes) == (5, 64)
+    assert (fitted.prompt_lookup_num_tokens, fitted.dynamic_tree, len(fitted.draft_tree["parents"])) == (5, False, 8)
+    assert drafter.generation_config.num_tree_nodes == 9
 
 
 def test_medusa_takes_static_trees_fitted_to_its_held_out_ranks(target: PreTrainedModel, tmp_path: Path) -> None:

@@ -22,12 +22,14 @@ def _run(steps: int, drafted: int, accepted: int, passes: int) -> dict[str, Any]
     return {"num_tokens": 99, "seconds": 99.0, "speculation": counts}
 
 
-@pytest.mark.parametrize(("nodes", "seconds"), [(1, 1.0), (8.5, 1.5), (16, 2.0), (40, 3.5), (64, 5.0)])
-def test_a_read_costs_what_lies_on_the_line_between_measured_sizes(nodes: float, seconds: float) -> None:
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 1.0), (8.5, 1.5), (16, 2.0), (40, 3.5), (64, 5.0), (70, 5.375)])
+def test_a_read_costs_what_lies_on_the_line_between_measured_sizes_and_little_beyond(
+    nodes: float, seconds: float
+) -> None:
     assert PRICE.read_seconds(nodes) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("nodes", [0.5, 64.1])
+@pytest.mark.parametrize("nodes", [0.5, 71])
 def test_sizes_beyond_those_measured_are_refused(nodes: float) -> None:
     assert not PRICE.can_read(nodes)
     with pytest.raises(OptionError, match=r"measured at 1 to 64 nodes, but .* are asked for"):
