@@ -5,11 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModel
 
 from tests import runs
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_target
-from transformers_falcon_spec import CheckpointError, DFlashDrafter, DrafterMismatchError, OptionError, load_drafter
+from transformers_falcon_spec import (
+    CheckpointError,
+    DFlashDrafter,
+    DrafterMismatchError,
+    DraftTree,
+    OptionError,
+    load_drafter,
+)
+from transformers_falcon_spec.commands.loading import save_fields
 from transformers_falcon_spec.convert import convert_checkpoint
 
 
@@ -51,6 +60,15 @@ def test_a_converted_drafter_is_saved_and_loads_like_any_other(tmp_path: Path) -
     assert again.config.to_diff_dict() == drafter.config.to_diff_dict() | {"architectures": ["DFlashDrafter"]}
     features, block = torch.randn(1, 5, 128), torch.randn(1, 4, 64)
     assert again(block, features).last_hidden_state.equal(drafter(block, features).last_hidden_state)
+
+
+def test_a_tree_that_was_saved_into_the_stock_folder_is_drafted(tmp_path: Path) -> None:
+    target, folder, tree = make_target(num_hidden_layers=4), saved(tmp_path / "stock"), DraftTree.chain(2).to_json()
+    save_fields(folder, {"draft_tree": tree})
+
+    assert load_drafter(folder, target).draft_tree.to_json() == tree
+    out = runs.drafted(target, AutoModel.from_pretrained(folder), speculation_type="dflash")  # the stock loop goes on
+    assert out.sequences.equal(runs.plain(target).sequences)
 
 
 def test_without_a_target_the_vocabulary_is_asked_for(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def run(command: CalibrateCommand) -> None:
     prompts = _announced_prompts(command)
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target)
-    depth = max(max(command.passes, 2) * drafter.block_size, drafter.tree_depth)
+    depth = max(max(command.passes, 1 + drafter.goes_on) * drafter.block_size, drafter.tree_depth)
     settings = command.settings(target, drafter, "max_new_tokens", "seed", depth=depth, num_tree_nodes=NUM_TREE_NODES)
     records = Records(command.records_file, settings)
     drafter.generation_config = SpeculationConfig(

@@ -46,6 +46,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     generation_config: SpeculationConfig
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
+    goes_on: ClassVar[bool] = True  # from what it drafted, in further passes
     has_window: ClassVar[bool] = False  # whether `sliding_window` bounds what it attends to
     default_text_tokens: ClassVar[int | None] = None  # `prompt_lookup_num_tokens` of kinds that draft such a branch
     # called with drafter, target, longest text and the generator of its draws

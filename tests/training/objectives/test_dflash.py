@@ -1,5 +1,6 @@
 """The objective of DFlash drafters: trained as `generate` runs them, weighted by block offset, all weights learn."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.tiny import make_prompt, make_target
 from tests.training.objectives.test_medusa import make_trainer
 from tests.training.runs import example_batch, same
 from tests.training.test_losses import naive_cross_entropy, naive_divergence
+from transformers_falcon_spec import DFlashDrafter
 from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.objectives.dflash import block_mask, draw_anchors
 
@@ -173,3 +175,18 @@ def test_it_has_no_draft_tree(tmp_path: Path) -> None:
 def test_no_anchor_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`num_anchors` must be at least 1, but it is 0"):
         dflash_trainer(tmp_path, num_anchors=0)
+
+
+def test_a_drafter_of_this_packages_loop_learns_the_same_and_decodes_in_it(tmp_path: Path) -> None:
+    target = make_target(**SIZES)
+    stock = peaked_dflash(target)
+    own = DFlashDrafter.from_stock(copy.deepcopy(stock), target)
+    decoding = {"eval_decode_prompts": 2, "eval_decode_tokens": 8, "max_steps": 3}
+    trainers = [make_trainer(tmp_path / type(each).__name__, each, target, **decoding) for each in (stock, own)]
+
+    for trainer in trainers:
+        trainer.train()
+    metrics = [trainer.evaluate() for trainer in trainers]
+
+    assert metrics[1]["eval_loss"] == pytest.approx(metrics[0]["eval_loss"])
+    assert all("eval_acceptance_length" in each for each in metrics)

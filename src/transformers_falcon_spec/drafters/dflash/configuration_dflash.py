@@ -83,6 +83,9 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
 
     @classmethod
     def of_stock(cls, fields: dict[str, Any], target: PreTrainedModel) -> "DFlashConfig":
-        """The configuration with which Transformers' own drafter of these fields drafts for `target`."""
-        kept = {name: fields[name] for name in own_fields(MuseGlimmerAssistantConfig) if name in fields}
+        """The configuration with which Transformers' own drafter of these fields drafts for `target`.
+
+        A tree and temperatures that commands have saved there are kept.
+        """
+        kept = {name: fields[name] for name in own_fields(cls) if name in fields}
         return cls(**{**kept, **target_fields(target)})

@@ -42,6 +42,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
     config_class = DFlashConfig
     generator_class = DFlashCandidateGenerator
     base_model_prefix = "drafter"
+    goes_on = False
     _supports_flash_attn = False  # masks say which slots of a cache hold text
     _supports_flex_attn = False
 
