@@ -9,9 +9,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.chat import save_target
+from tests.drafters.dflash.makers import make_dflash_drafter
 from tests.pages import Outline
 from tests.tiny import make_drafter
-from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter, cli
+from transformers_falcon_spec import DFlashDrafter, FalconSpecDrafter, LookaheadDrafter, cli
 from transformers_falcon_spec.evaluation.report import BEGIN, END
 
 pytestmark = pytest.mark.benchmarks
@@ -130,3 +131,15 @@ def test_names_that_cannot_be_written_are_refused_before_anything_is_loaded(
     assert calibrate({**pair, "drafter": "someone/drafter"}, tmp_path / "calibration.json", "--save") == 1
     message = "`drafter` must be a folder that holds one, but it is `someone/drafter`"
     assert message in capsys.readouterr().err
+
+
+def test_a_block_of_masks_is_calibrated_to_its_end_and_no_further(pair: Pair, tmp_path: Path) -> None:
+    target = AutoModelForCausalLM.from_pretrained(pair["target"])
+    make_dflash_drafter(target, block_size=2).save_pretrained(tmp_path / "dflash")
+    folders = {**pair, "dflash": str(tmp_path / "dflash")}
+
+    assert calibrate(folders, tmp_path / "x.json", "--save", drafter="dflash") == 0
+
+    fitted = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["fit"]
+    assert [len(values) for values in fitted.values()] == [1, 1]
+    assert DFlashDrafter.from_pretrained(tmp_path / "dflash").config.confidence_temperatures == fitted
