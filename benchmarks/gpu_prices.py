@@ -128,8 +128,8 @@ def check_readings(trained: list[dict[str, Any]]) -> None:
     begun = [row["method"] for row in trained if row["start"] is not None]
     if begun or max(readings.values(), default=0) > SAME * min(readings.values(), default=0):
         raise OptionError(
-            f"Drafters must be trained on equally many readings, but those are {readings}, and {begun} went on from other "
-            "drafters. Train them alike, or name others by `--methods`."
+            f"Drafters must be trained on equally many readings, but those are {readings}, and those that went on from other "
+            f"drafters are {begun}. Train them alike, or name others by `--methods`."
         )
 
 
