@@ -48,7 +48,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
     goes_on: ClassVar[bool] = True  # from what it drafted, in further passes
     has_window: ClassVar[bool] = False  # whether `sliding_window` bounds what it attends to
-    default_text_tokens: ClassVar[int | None] = None  # `prompt_lookup_num_tokens` of kinds that draft such a branch
+    can_repeat_text: ClassVar[bool] = False  # whether `prompt_lookup_num_tokens` gives its trees a branch
     # called with drafter, target, longest text and the generator of its draws
     generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
     # The layer above, which knows the Hub, puts itself here; a recipe has neither.
@@ -123,8 +123,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     @property
     def num_text_tokens(self) -> int:
         """Most tokens of the branch of repeated text; 0 where drafts have none."""
-        given = self.generation_config.prompt_lookup_num_tokens
-        return (self.default_text_tokens or 0) if given is None else given
+        return self.generation_config.prompt_lookup_num_tokens or 0
 
     @property
     def max_depth(self) -> int:

@@ -49,7 +49,7 @@ class SpeculationConfig(GenerationConfig):
             Most tokens of one more branch of each tree of a Falcon, Eagle, EasySpec or DFlash drafter: what followed
             the newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the others;
             tuned, as many of them as pay. Where it is all but sure to come, as in a loop, the drafter is not asked.
-            None leaves it to the kind of drafter, 0 is no such branch.
+            Without it, or with 0, there is no such branch. 10 is a good number.
         max_matching_ngram_size (`int`, *optional*):
             Most of the newest tokens that are looked for there, 2 without it; where so many are not found, fewer are.
         tune (`bool`, *optional*, defaults to `True`):
@@ -166,7 +166,7 @@ def check_options(drafter: Any) -> None:
             )
         check_pack_weights(options.pack_weights)
         check_step(options.step, options.compile)
-        if options.prompt_lookup_num_tokens and getattr(each, "default_text_tokens", None) is None:
+        if options.prompt_lookup_num_tokens and not getattr(each, "can_repeat_text", False):
             raise OptionError(
                 f"A `{type(each).__name__}` drafts no branch of repeated text, so `prompt_lookup_num_tokens` must be "
                 f"None or 0, but it is {options.prompt_lookup_num_tokens}. Leave it out."

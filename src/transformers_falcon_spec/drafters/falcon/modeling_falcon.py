@@ -149,7 +149,7 @@ class FalconSpecDrafter(DrafterModel):
     supports_gradient_checkpointing = True
     can_grow_trees = True
     has_window = True
-    default_text_tokens = 0
+    can_repeat_text = True
     _supports_sdpa = True
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
 

@@ -32,7 +32,7 @@ class GrowingDrafter(DrafterModel):
     can_grow_trees = True
     grows_trees = True
     default_depth: ClassVar[int]
-    default_text_tokens = 0
+    can_repeat_text = True
 
     @property
     def draft_tree(self) -> DraftTree:
