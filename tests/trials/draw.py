@@ -96,7 +96,10 @@ def draw(seed: int) -> Call:
         has_dict=is_likely(0.75),
         streams=is_likely(0.25),
     )
-    return replace(call, speculation=speculation | {"pack_weights": True}) if is_likely(0.4) else call
+    last = {"pack_weights": True} if is_likely(0.4) else {}
+    if drafter in GROWING and is_likely(0.5):
+        last["prompt_lookup_num_tokens"] = rng.choice([2, 10])
+    return replace(call, speculation=speculation | last)
 
 
 def _decoding(rng: random.Random) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def check_options(drafter: Any) -> None:
             )
         check_pack_weights(options.pack_weights)
         check_step(options.step, options.compile)
-        if options.prompt_lookup_num_tokens and not getattr(each, "can_repeat_text", False):
+        if options.prompt_lookup_num_tokens and not getattr(each, "can_repeat_text", True):
             raise OptionError(
                 f"A `{type(each).__name__}` drafts no branch of repeated text, so `prompt_lookup_num_tokens` must be "
                 f"None or 0, but it is {options.prompt_lookup_num_tokens}. Leave it out."
