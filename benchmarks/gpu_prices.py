@@ -240,7 +240,7 @@ def computed(
         found: dict[str, tuple[float, Variant, Runs]] = {}
         for each in variants:
             own = [run for run in runs if run["decoding"] == decoding]
-            if not price.can_read(nodes_read([run for run in own if run["method"] == each.method.name])):
+            if not price.can_price([run for run in own if run["method"] == each.method.name]):
                 continue
             chosen = priced(each, own, price, num_bytes)
             rate = pooled_tokens_per_second(chosen)

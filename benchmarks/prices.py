@@ -66,6 +66,10 @@ class Price:
         """Whether so many nodes were measured; a tenth more is read off the last line, for a branch of repeated text."""
         return 1 <= num_nodes <= BEYOND * max(self.seconds)
 
+    def can_price(self, runs: Runs) -> bool:
+        """Whether the nodes of each run were measured; a mean over runs may be in range where one of them is not."""
+        return all(self.can_read(nodes_read([run])) for run in runs)
+
     def read_seconds(self, num_nodes: float) -> float:
         """Seconds of a forward of so many nodes, which may be a mean."""
         if not self.can_read(num_nodes):

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 from benchmarks.budgets import SETS
 from benchmarks.entrants import EMBEDDED
 from benchmarks.gpu_prices import HELD_OUT, grown, static
-from benchmarks.prices import Price, nodes_read, pass_bytes
+from benchmarks.prices import Price, pass_bytes
 from benchmarks.report import Report, Result, distinct, source_line, table
 from benchmarks.running import Runs, beside, run_and_save
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
@@ -144,7 +144,7 @@ def by_size(
             row = {"decoding": decoding, "num_nodes": size, "num_passes": num_passes}
             row |= {kind: pooled_acceptance_length(each) for kind, each in pair.items()}
             for price in prices:
-                if all(price.can_read(nodes_read(each)) for each in pair.values()):
+                if all(price.can_price(each) for each in pair.values()):
                     timed = {kind: at(price, each, num_bytes) for kind, each in pair.items()}
                     row[price.name] = beside(timed[GROWN], timed[STATIC])
             rows.append(row)
@@ -165,7 +165,7 @@ def winner(
         best: dict[str, tuple[float, str, Runs]] = {}
         for (kind, _, _), method in methods.items():
             own = [run for run in runs if run["decoding"] == decoding and run["method"] == method.name]
-            if price.can_read(nodes_read(own)):
+            if price.can_price(own):
                 timed = at(price, own, num_bytes)
                 best[kind] = max(
                     best.get(kind, (0.0, "", [])),

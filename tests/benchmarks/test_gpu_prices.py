@@ -113,6 +113,16 @@ def test_sizes_that_a_price_does_not_know_are_left_out() -> None:
     assert "ours, 64 nodes, 2 passes" not in {row["variant"] for row in found["rows"]}
 
 
+def test_a_size_is_left_out_if_one_text_alone_reads_more_than_a_price_knows() -> None:
+    runs = _runs()
+    text = next(run for run in runs if run["method"] == "ours, 64 nodes, 2 passes")
+    text["speculation"]["num_drafted"] = 740  # 75 nodes a step, on average over both texts 69.5
+
+    found = computed(_variants(), runs, PRICE, NUM_BYTES, ["ours"])
+
+    assert {"ours, 64 nodes, 2 passes"} == set(COUNTS) - {row["variant"] for row in found["rows"]}
+
+
 def test_the_tables_say_what_is_measured_and_what_computed() -> None:
     decodings = ("greedy", "temperature-0.7")
     runs = _runs(decodings)
