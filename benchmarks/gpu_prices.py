@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, logging
 from benchmarks.budgets import SETS, measured_acceptance
 from benchmarks.entrants import entries_of, loaded, training_of
 from benchmarks.price_tables import tables
-from benchmarks.prices import Price, nodes_read, pass_bytes
+from benchmarks.prices import Price, has_weights, nodes_read, pass_bytes
 from benchmarks.report import Report
 from benchmarks.running import Runs, run_and_save
 from benchmarks.standings import standings
@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     prices = [Price.named(name) for name in args.prices]
     entries = chosen_entries(entries_of(args.trained), args.methods)
     trained = [row for row in map(training_of, entries) if row is not None]
-    if args.equal_readings:
-        check_readings(trained)
     methods = {entry.name: in_our_loop(entry, loaded(entry, small), small) for entry in entries}
+    if args.equal_readings:
+        check_readings(trained, [name for name, method in methods.items() if has_weights(method)])
     variants = [each for entry in entries for each in variants_of(entry, methods[entry.name], args.nodes)]
     held_out = args.output.with_name(f"{args.output.stem}_held_out.jsonl")
     num_bytes = {
@@ -122,14 +122,24 @@ def chosen_entries(entries: list[MethodEntry], names: Sequence[str] | None) -> l
     return [found[name] for name in names or found]
 
 
-def check_readings(trained: list[dict[str, Any]]) -> None:
-    """Refuse drafters that did not read the same number of conversations, or went on from another training: [`OptionError`]."""
+def check_readings(trained: list[dict[str, Any]], names: Sequence[str]) -> None:
+    """Refuse drafters that did not read the same number of conversations, went on from another training, or do not say.
+
+    Args:
+        trained (`list[dict]`): Of drafters with a `training.json`, what [`training_of`] says.
+        names (`Sequence[str]`): All drafters with weights.
+
+    Raises:
+        [`OptionError`]: they were not trained alike.
+    """
     readings = {row["method"]: row["num_readings"] for row in trained}
     begun = [row["method"] for row in trained if row["start"] is not None]
-    if begun or max(readings.values(), default=0) > SAME * min(readings.values(), default=0):
+    untold = [name for name in names if name not in readings]
+    if begun or untold or max(readings.values(), default=0) > SAME * min(readings.values(), default=0):
         raise OptionError(
-            f"Drafters must be trained on equally many readings, but those are {readings}, and those that went on from other "
-            f"drafters are {begun}. Train them alike, or name others by `--methods`."
+            f"Drafters must be trained on equally many readings, but those are {readings}, those that went on from other "
+            f"drafters are {begun}, and those without a `training.json` are {untold}. Train them alike, or name others by "
+            "`--methods`."
         )
 
 

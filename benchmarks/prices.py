@@ -106,6 +106,12 @@ def nodes_read(runs: Runs) -> float:
     return 1 + sum(each["num_drafted"] for each in counts) / max(sum(each["num_steps"] for each in counts), 1)
 
 
+def has_weights(method: Method) -> bool:
+    """Whether a method drafts with a model, and not on the host."""
+    drafter: Any = method.assistant
+    return drafter is not None and any(True for _ in drafter.parameters())
+
+
 def pass_bytes(method: Method, small: PreTrainedModel, shape: str, dtype: str) -> int:
     """Bytes that one pass of a method's drafter reads at a large shape; nothing is built but the sizes.
 
@@ -115,9 +121,9 @@ def pass_bytes(method: Method, small: PreTrainedModel, shape: str, dtype: str) -
         shape (`str`): Name of the large shape.
         dtype (`str`): Of the large weights.
     """
-    drafter: Any = method.assistant
-    if drafter is None or not any(True for _ in drafter.parameters()):
+    if not has_weights(method):
         return 0
+    drafter: Any = method.assistant
     sizes: dict[str, Any] = {"dtype": DTYPES[dtype], "device": "meta"}
     whole = drafter.model if isinstance(drafter, LayerParallelDrafter) else drafter
     large: Any = inflate_drafter(whole, small, SHAPES[shape], **sizes)

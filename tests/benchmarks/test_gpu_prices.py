@@ -230,9 +230,12 @@ def test_the_papers_comparison_is_of_drafters_that_read_equally_much() -> None:
     def trained(method: str, readings: int, start: str | None = None) -> dict[str, Any]:
         return {"method": method, "num_readings": readings, "start": start}
 
-    check_readings([trained("falcon", 111_961), trained("eagle1", 112_000)])
-    check_readings([])
+    both = ["falcon", "eagle1"]
+    check_readings([trained("falcon", 111_961), trained("eagle1", 112_000)], both)
+    check_readings([], [])
 
     for other in (trained("eagle1", 64_000), trained("eagle1", 111_961, "falcon")):
         with pytest.raises(OptionError, match=r"must be trained on equally many readings, but those are .*Train them"):
-            check_readings([trained("falcon", 111_961), other])
+            check_readings([trained("falcon", 111_961), other], both)
+    with pytest.raises(OptionError, match=r"without a `training.json` are \['eagle1'\]"):
+        check_readings([trained("falcon", 111_961)], both)
