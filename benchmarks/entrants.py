@@ -82,7 +82,7 @@ def training_of(entry: MethodEntry) -> dict[str, Any] | None:
 
     `num_readings` counts the conversations of this run, repeats included; a run that went on from another names that in `start`.
     """
-    file = Path(entry.source) / "training.json"
+    file = Path(entry.source.removeprefix(f"{TREES}:")) / "training.json"
     if not file.is_file():
         return None
     record = json.loads(file.read_text(encoding="utf-8"))

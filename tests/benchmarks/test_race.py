@@ -101,6 +101,7 @@ def test_what_a_drafter_was_trained_for_is_read_from_its_folder(tmp_path: Path) 
     (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
 
     found = training_of(MethodEntry("eagle", None, str(tmp_path)))
+    assert training_of(MethodEntry("eagle", None, f"trees:{tmp_path}")) == found
 
     assert found == {
         "method": "eagle",
