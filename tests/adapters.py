@@ -38,7 +38,8 @@ def make_dflash(target: Any) -> Any:
     """A fresh DFlash drafter for `target`, in its type."""
     from transformers_falcon_spec import DFlashDrafter  # noqa: PLC0415  see the head of this file
 
-    sizes = {"num_hidden_layers": 1, "block_size": 4, "target_layer_ids": [0]}
+    # The mask is padding by default, a vector of zeros here, from which no query learns.
+    sizes = {"num_hidden_layers": 1, "block_size": 4, "target_layer_ids": [0], "mask_token_id": 7}
     return DFlashDrafter.from_target(target, **sizes).to(target.dtype).eval()
 
 

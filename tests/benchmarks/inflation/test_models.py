@@ -263,7 +263,7 @@ def _gated_init(layer: Any) -> Any:
 
 
 def test_models_without_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"must be one of \['eagle_spec', .*'llama', .*\], but this one is `qwen3`"):
+    with pytest.raises(OptionError, match=r"must be one of \['dflash_spec', .*'llama', .*\], but this one is `qwen3`"):
         inflate(make_target("qwen3"), WIDER)
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(OptionError, match=r"`rope_type` must be one of .* but it is `dynamic`"):
