@@ -43,7 +43,7 @@ RULES: tuple[tuple[str, tuple[str, ...], str | None], ...] = (
     (r"recurrence\.bias_[ih]h_l\d+", ("hidden",), None),
     (r"(shortcut|newest)\.weight", ("hidden", "hidden"), None),
     (r"transition\.before\.weight", ("ids", "same"), None),
-    (r"transition\.(gate|up)\.weight", ("same", "hidden"), None),
+    (r"transition\.(gate|up|up_tokens)\.weight", ("same", "hidden"), None),
     (r"transition\.after\.weight", ("logits", "same"), None),
     (r"transition\.down\.weight", ("same", "same"), None),
     # Eagle

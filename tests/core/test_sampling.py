@@ -5,6 +5,7 @@ import torch
 
 from tests import reference
 from tests.tape import taped
+from transformers_falcon_spec.core import sampling
 from transformers_falcon_spec.core.sampling import (
     CoupledDraws,
     ForeseeableDraws,
@@ -85,6 +86,54 @@ def test_noise_of_rows_ahead_draws_what_is_drawn_one_by_one(kind: str, num_kept:
     assert torch.equal(torch.as_tensor(before), torch.as_tensor(unmoved))
     assert ahead == drawn[:4]
     assert after == drawn[num_kept:]
+
+
+@pytest.mark.parametrize("kind", ["global stream", "generator"])
+@pytest.mark.parametrize("num_elsewhere", [0, 1])  # draws that somebody else makes from the stream meanwhile
+def test_noise_that_was_looked_at_is_not_made_again_and_changes_no_draw(
+    kind: str, num_elsewhere: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probs = [(_scores(vocab_size=50) * scale).softmax(-1) for scale in range(1, 9)]
+    made: list[int] = []
+    monkeypatch.setattr(sampling, "multinomial_noise", lambda *args: made.append(1) or multinomial_noise(*args))
+
+    def drawn(looks: bool) -> list[int]:
+        draws, found = _draws(kind), []
+        assert isinstance(draws, GeneratorDraws)
+        for step in (0, 3, 6):  # of three tokens, after a look at four
+            ahead = draws.noise_ahead(50, CPU)
+            seen = [ahead(depth) for depth in range(1, 5)] if looks else []
+            for at, each in enumerate(probs[step : step + 2]):
+                found.append(int(draws.categorical(each)))
+                assert not seen or found[-1] == int((each / seen[at]).argmax())
+            tokens, states = draws.categorical_by_depth(probs[step].expand(2, -1), torch.tensor([0, 1]))
+            draws.set_state(states[0], CPU)
+            found.append(int(tokens[0]))
+            torch.rand(num_elsewhere, generator=draws.generator)
+        return found
+
+    plain, num_plain = drawn(looks=False), len(made)
+    assert drawn(looks=True) == plain
+    assert len(made) - num_plain == (3 * 4 if num_elsewhere else 4 + 3 + 3)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_probabilities_that_are_none_are_refused_as_without_a_look_ahead(wrong: float) -> None:
+    draws, probs = GeneratorDraws(torch.Generator().manual_seed(0)), torch.rand(1, 50)
+    draws.noise_ahead(50, CPU)(2)
+    probs[0, 3] = wrong
+    with pytest.raises(RuntimeError, match="inf"):
+        draws.categorical(probs)
+
+
+@pytest.mark.parametrize("probs", [torch.rand(1, 60), torch.rand(1, 50).double(), torch.rand(2, 50)])
+def test_noise_of_another_kind_is_not_used(probs: torch.Tensor) -> None:
+    draws = GeneratorDraws(torch.Generator().manual_seed(0))
+    draws.noise_ahead(50, CPU)(2)
+
+    found = draws.categorical(probs)
+
+    assert found.tolist() == GeneratorDraws(torch.Generator().manual_seed(0)).categorical(probs).tolist()
 
 
 def test_choosing_by_noise_is_work_that_a_capture_repeats() -> None:

@@ -132,6 +132,36 @@ def test_blocks_grow_as_those_of_the_naive_twin(seed: int, is_blind: bool) -> No
     )  # one block for each that it follows
 
 
+@pytest.mark.parametrize(("price", "stops"), [(0.0, False), (0.2, True)])  # of each node
+def test_where_no_newest_node_pays_none_below_does(price: float, stops: bool) -> None:
+    prices, weights = torch.arange(200) * price, torch.ones(9)
+
+    def grown(model: RandomModel, stops_early: bool) -> tuple[bool, int, list[int]]:
+        growth, offsets = TreeGrowth(torch.tensor([[99]]), torch.tensor([6])), []
+
+        def pays() -> bool:
+            return growth.newest_are_kept(growth.best_tree_size(prices, weights)[0])
+
+        def children(offset: int, nodes: torch.Tensor, _blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            offsets.append(offset)
+            paths = [tuple(growth.token_ids[0, path[1:]].tolist()) for path in growth.path_up(nodes, offset + 1)[0]]
+            best = torch.tensor([[model(path) for path in paths]], dtype=torch.double).topk(3, dim=-1)
+            return best.indices, best.values.log().float()
+
+        found = growth.expand_blocks(torch.tensor([[0]]), 6, children, 2, pays if stops_early else None)
+        size, _gain = growth.best_tree_size(prices, weights)
+        return found is None, len(offsets), growth.best(size)[0][0].tolist()
+
+    ended = []
+    for seed in range(10):
+        model = RandomModel(seed, is_coarse=False)
+        (is_short, num_levels, tokens), (_, num_all, all_tokens) = grown(model, True), grown(model, False)
+        assert tokens == all_tokens
+        assert (num_all, num_levels < 6) == (6, is_short)
+        ended.append(is_short)
+    assert any(ended) == stops
+
+
 def test_children_without_a_number_for_a_probability_enter_no_tree() -> None:
     growth, nan = TreeGrowth(torch.tensor([[1]]), torch.tensor([2])), torch.nan
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -18,27 +19,43 @@ class Draws(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Draw:
+    """The noise of a draw, and the stream's state before and after it."""
+
+    noise: Float[Tensor, " vocab"]
+    before: Tensor
+    after: Tensor
+
+
 class GeneratorDraws:
-    """Draws from a `torch.Generator`, with the same calls as Transformers' own sampling: same state, same tokens."""
+    """Draws from a `torch.Generator`, with the same calls as Transformers' own sampling: same state, same tokens.
+
+    Noise that was looked at in advance is kept until its draw is over, for on a CPU it takes long to make.
+    """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator  # None: torch's global stream, which `generate` without a drafter draws from
+        self._coming: list[_Draw] = []
 
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for each row of `probs`."""
-        return torch.multinomial(probs, num_samples=1, generator=self.generator).squeeze(1)
+        found = self._foreseen(probs) if len(probs) == 1 and self._coming else None
+        return torch.multinomial(probs, 1, generator=self.generator).squeeze(1) if found is None else found
+
+    def _foreseen(self, probs: Float[Tensor, "1 vocab"]) -> Int[Tensor, "1"] | None:
+        """The index by the noise that was looked at in advance; None where there is none, or no choice."""
+        start = self.get_state(probs.device)
+        draw = next((each for each in self._coming if each.before.equal(start)), None)
+        if draw is None or _kind(draw.noise) != _kind(probs[0]) or not 0 < float(probs.sum()) < torch.inf:
+            return None
+        self.set_state(draw.after, probs.device)
+        return (probs / draw.noise).argmax(dim=-1)
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
-        """Exponential noise by depth in the next draft, 1 for the next token, drawn from a copy of the stream."""
-        copy = self._copied_stream(device)
-        noises: list[Tensor] = []
-
-        def noise(depth: int) -> Tensor:
-            while len(noises) < depth:
-                noises.append(multinomial_noise(torch.empty(vocab_size, dtype=torch.float, device=device), copy))
-            return noises[depth - 1]
-
-        return noise
+        """Exponential noise by depth in the next draft, 1 for the next token; the stream stays where it is."""
+        start, like = self.get_state(device), torch.empty(vocab_size, dtype=torch.float, device=device)
+        return lambda depth: self._draws_after(start, depth, like)[depth - 1].noise
 
     def rows_ahead(
         self, num: int, vocab_size: int, device: torch.device, start: Tensor | None = None
@@ -64,11 +81,25 @@ class GeneratorDraws:
         `categorical` takes the argmax of probabilities over exponential noise, so nodes of one depth, of which only
         one can be reached, share their noise.
         """
-        noises, states = [], []
-        for _ in range(int(depths.max()) + 1):
-            noises.append(multinomial_noise(probs[:1], self._stream(probs.device)))
-            states.append(self.get_state(probs.device))
-        return (probs / torch.cat(noises)[depths]).argmax(dim=-1), states
+        draws = self._draws_after(self.get_state(probs.device), int(depths.max()) + 1, probs[0])
+        self.set_state(draws[-1].after, probs.device)
+        noises = torch.stack([draw.noise for draw in draws])
+        return (probs / noises[depths]).argmax(dim=-1), [draw.after for draw in draws]
+
+    def _draws_after(self, start: Tensor, num: int, like: Float[Tensor, " vocab"]) -> list[_Draw]:
+        """The next `num` draws from the state `start` on, with noise of the shape, type and device of `like`."""
+        known = self._coming
+        if known and _kind(known[0].noise) != _kind(like):
+            known.clear()
+        while known and not known[0].before.equal(start):
+            known.pop(0)
+        if len(known) < num:
+            copy = torch.Generator(like.device)
+            copy.set_state(known[-1].after if known else start)
+            for _ in range(num - len(known)):
+                before = copy.get_state()
+                known.append(_Draw(multinomial_noise(like, copy), before, copy.get_state()))
+        return known[:num]
 
     def get_state(self, device: torch.device) -> Tensor:
         """The stream's state."""
@@ -91,6 +122,10 @@ class GeneratorDraws:
         if self.generator is not None:
             return self.generator
         return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+
+
+def _kind(noise: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return noise.shape, noise.dtype, noise.device
 
 
 class CoupledDraws:

@@ -123,14 +123,22 @@ class TreeGrowth:
         self._joined = {}
 
     def expand_blocks(
-        self, ends: Int[Tensor, "rows blocks"], block_size: int, children: Children, num_kept: int
-    ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
+        self,
+        ends: Int[Tensor, "rows blocks"],
+        block_size: int,
+        children: Children,
+        num_kept: int,
+        pays: Callable[[], bool] | None = None,
+    ) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]] | None:
         """Grow the tree by whole blocks below `ends`: at each offset the likeliest nodes get `children`, best first.
 
-        Returns the likeliest `num_kept` nodes of the last offset, and the block of each.
+        Returns the likeliest `num_kept` nodes of the last offset, and the block of each; None where the blocks end
+        before, because `pays` says of the newest nodes that no deeper ones are wanted.
         """
         nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
         for offset in range(block_size):
+            if offset and pays is not None and not pays():
+                return None
             token_ids, log_probs = children(offset, nodes, blocks)
             self.expand(nodes, token_ids, log_probs)
             width = token_ids.shape[-1]
@@ -161,6 +169,10 @@ class TreeGrowth:
         net = gains.sum(0).cumsum(0) - len(order) - prices.to(gains.device)[: order.shape[1]]
         best, index = net.max(0)
         return int(index) + 1, float(best)
+
+    def newest_are_kept(self, num_nodes: int) -> bool:
+        """Whether the likeliest `num_nodes` of any row hold one of the newest nodes."""
+        return bool((self._likeliest(num_nodes) >= self._num_above).any())
 
     def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
         """The expected tokens of all rows at each depth, root first, of trees of the likeliest `num_nodes`."""

@@ -147,6 +147,11 @@ class _ObservedGenerator(GrownTreeGenerator):
         self.latest = super().scores(logits, budget, depth)
         return self.latest
 
+    def logits_after(self, token_ids: Tensor, logits: Tensor, prepared: Tensor, blocks: Tensor) -> Tensor:
+        after = super().logits_after(token_ids, logits, prepared, blocks)
+        self.latest = after[:, :, None]
+        return after
+
     def children_of(
         self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
     ) -> Children:

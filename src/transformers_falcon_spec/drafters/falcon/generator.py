@@ -151,13 +151,17 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         outputs = self.run("attend", rows, mask, positions, block_positions, self.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
 
-    def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """The logits of each node's block, and what the transition says of the newest tokens of the block."""
-        lists, seen = (part.gather(1, blocks[..., None].expand(-1, -1, part.shape[-1])) for part in (logits, features))
-        config, inputs = self.drafter.config, [token_ids[..., -1], self.to_drafter(seen)]
+    def prepare(self, features: Tensor) -> Tensor:
+        """What the transition makes of features alone."""
+        return self.drafter.transition.prepare(self.to_drafter(features))
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
+        """What the transition says of the newest tokens of the block."""
+        config, embeds = self.drafter.config, None
         if config.transition_size is not None:
-            inputs.append(self.embed(token_ids[..., -config.transition_tokens :]))
-        return lists + self.run("transition", *inputs).to(lists)
+            embeds = self.embed(token_ids[..., -config.transition_tokens :])
+        scores: Tensor = self.run("change_after", token_ids[..., -1], prepared, embeds)
+        return scores
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Input rows: embedding and feature, in the drafter's type and device."""

@@ -16,7 +16,6 @@ from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
-    LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
@@ -29,6 +28,7 @@ from ..tree_drafting.static import tree_from_json
 from .configuration_falcon import FalconSpecConfig
 from .generator import FalconCandidateGenerator
 from .recurrence import Recurrence
+from .transition import Transition
 
 ATTENTION_BIAS = 3.0  # of fresh queries and keys
 POSITION_SPREAD = 0.3  # of fresh block positions
@@ -81,47 +81,6 @@ class BlockAttention(LlamaAttention):
         last = (rows + self.config.block_size - 1 - positions).clamp(max=len(rows) - 1)
         maps = self.newest(states).unflatten(-1, (self.config.block_size, -1))
         return maps[torch.arange(len(states), device=states.device)[:, None], last, positions]
-
-
-class Transition(nn.Module):
-    """Scores by which tokens of a block change the logits of the next one: a low-rank table, and a small network.
-
-    The table is for the last token, weighed by the feature expected at the next. The network reads that feature and
-    the embeddings of the last tokens.
-    """
-
-    def __init__(self, config: FalconSpecConfig) -> None:
-        super().__init__()
-        rank, size, self.num_tokens = config.transition_rank, config.transition_size, config.transition_tokens
-        assert rank is not None  # the caller asked
-        self.before = nn.Embedding(config.vocab_size, rank)
-        self.gate = nn.Linear(config.hidden_size, rank, bias=False)
-        self.after = nn.Linear(rank, config.vocab_size, bias=False)
-        if size is not None:
-            assert config.embedding_size is not None  # the configuration fills it in
-            self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.input_norm = LlamaRMSNorm(config.embedding_size, eps=config.rms_norm_eps)
-            self.up = nn.Linear(config.hidden_size + self.num_tokens * config.embedding_size, size, bias=False)
-            self.down = nn.Linear(size, rank, bias=False)
-
-    def forward(
-        self,
-        token_ids: Int[Tensor, "..."],
-        features: Float[Tensor, "... hidden"],
-        token_embeds: Float[Tensor, "... tokens embed"] | None = None,
-    ) -> Tensor:
-        """Scores `[..., vocab]` to add to the logits of `features` after the tokens `token_ids`.
-
-        `token_embeds` are those of the last tokens, the newest last, zeros or none for those that a block lacks; only
-        the network reads them.
-        """
-        scores = self.before(token_ids) * (1 + self.gate(features))
-        if token_embeds is not None:
-            missing = self.num_tokens - token_embeds.shape[-2]
-            embeds = functional.pad(self.input_norm(token_embeds), (0, 0, missing, 0)).flatten(-2)
-            inner = self.up(torch.cat([self.norm(features), embeds], dim=-1))
-            scores = scores + self.down(functional.silu(inner))
-        return self.after(scores)
 
 
 class FalconSpecDrafter(DrafterModel):
@@ -271,10 +230,12 @@ class FalconSpecDrafter(DrafterModel):
 
     def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
         """The LSTM from a zero state at tokens, as matrix products; recurrent weights and forget gate do nothing."""
-        lstm = self.recurrence
+        lstm, size = self.recurrence, self.config.hidden_size
         for layer in range(lstm.num_layers):
             weight, *biases = (getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "bias_ih", "bias_hh"))
-            entry, _forget, cell, exit_ = functional.linear(rows, weight, sum(biases)).chunk(4, dim=-1)
+            bias = sum(biases)
+            entry = functional.linear(rows, weight[:size], bias[:size])
+            cell, exit_ = functional.linear(rows, weight[2 * size :], bias[2 * size :]).chunk(2, dim=-1)
             rows = exit_.sigmoid() * (entry.sigmoid() * cell.tanh()).tanh()
             if layer < lstm.num_layers - 1:
                 rows = functional.dropout(rows, lstm.dropout, self.training)
@@ -296,6 +257,10 @@ class FalconSpecDrafter(DrafterModel):
         for layer in self.layers:
             rows = layer(rows, **inputs)
         return rows
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor, token_embeds: Tensor | None) -> Tensor:
+        """What the transition adds to the logits of features that it has prepared, after tokens of the block."""
+        return self.transition.after_tokens(token_ids, prepared, token_embeds)
 
     @property
     def draft_tree(self) -> DraftTree:

@@ -125,6 +125,11 @@ class GrownTreeGenerator(TextBranchGenerator):
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
         num_kept, net_gain = min(options.num_tree_nodes, budget.num_nodes), 0.0
         marginal_gains: list[tuple[float, float]] = []
+
+        def pays() -> bool:  # what is below nodes that do not
+            assert prices is not None  # else nobody asks
+            return growth.newest_are_kept(growth.best_tree_size(prices.nodes, prices.weights)[0])
+
         for number in range(num_passes):
             if number:
                 expected_tokens = float(growth.log_node_probs.gather(1, ends).exp().sum()) if prices else 0.0
@@ -133,11 +138,15 @@ class GrownTreeGenerator(TextBranchGenerator):
                     break
                 features, seen = self._feed(growth, ends, features, blocks, seen, number)
             children = self.children_of(growth, features, budget, number * size, width)
-            ends, blocks = growth.expand_blocks(ends, size, children, num_blocks)
+            grown = growth.expand_blocks(ends, size, children, num_blocks, pays if prices else None)
             if prices:
                 before = net_gain
                 num_kept, net_gain = growth.best_tree_size(prices.nodes, prices.weights)
                 marginal_gains += [(expected_tokens, net_gain - before)] if number else []
+            if grown is None:
+                num_passes = number + 1
+                break
+            ends, blocks = grown
         self.forget_drafted()
         token_ids, tree = growth.best(num_kept)
         return Draft(
@@ -176,6 +185,9 @@ class GrownTreeGenerator(TextBranchGenerator):
         if self.predicts_independently:  # what stands before an offset changes nothing there
             best = self.log_node_probs(logits, budget, depth).topk(width, dim=-1)
             token_ids = self.target_ids(best.indices)
+        else:
+            scores, prepared = self.scores(logits, budget, depth), self.prepare(features)
+            temperatures = self._temperatures(depth, budget, scores)
 
         def children(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             if self.predicts_independently:
@@ -183,9 +195,9 @@ class GrownTreeGenerator(TextBranchGenerator):
                 return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
             path = growth.path_up(nodes, offset + 1)
             seen = growth.token_ids.gather(1, path.flatten(1)).reshape(path.shape)
-            after = self.logits_after(seen, logits[:, :, offset], features[:, :, offset], blocks)
-            found = self.log_node_probs(after[:, :, None], budget, depth + offset).topk(width, dim=-1)
-            return self.target_ids(found.indices[:, :, 0]), found.values[:, :, 0]
+            after = self.logits_after(seen, scores[:, :, offset], prepared[:, :, offset], blocks)
+            found = (after / temperatures[offset]).log_softmax(dim=-1).topk(width, dim=-1)
+            return self.target_ids(found.indices), found.values
 
         return children
 

@@ -45,13 +45,22 @@ class StaticTreeGenerator(PairGenerator):
         `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is complete.
         """
 
-    def logits_after(self, token_ids: Tensor, logits: Tensor, features: Tensor, blocks: Tensor) -> Tensor:
-        """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `features` of their `blocks` at one offset.
+    def prepare(self, features: Tensor) -> Tensor:
+        """Of features `[rows, blocks, k, hidden]` what [`change_after`] needs of them, computed once."""
+        raise NotImplementedError
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
+        """What nodes change in the logits after them: `[rows, nodes, tokens]`.
 
         Of each node `token_ids` `[rows, nodes, offset + 1]` has the tokens of its block up to itself, after the one
-        that the block follows.
+        that the block follows; `prepared` `[rows, nodes, ...]` is that of its block at the next offset.
         """
         raise NotImplementedError
+
+    def logits_after(self, token_ids: Tensor, logits: Tensor, prepared: Tensor, blocks: Tensor) -> Tensor:
+        """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `prepared` of all `blocks` at one offset."""
+        lists = of_blocks(logits, blocks)  # numbers are added as they are, the sum has the wider type
+        return lists + self.change_after(token_ids, of_blocks(prepared, blocks).expand(*blocks.shape, -1))
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of features, over the tokens that the drafter can draft."""
@@ -104,8 +113,9 @@ class StaticTreeGenerator(PairGenerator):
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
             logits = self.draft_logits(features)
             parts = (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
+            prepared = features if self.predicts_independently else self.prepare(features)
             for offset, part in enumerate(parts):
-                self._fill_part(filled, part, budget, (part, offset, logits, features, token_ids))
+                self._fill_part(filled, part, budget, (part, offset, logits, prepared, token_ids))
         self.forget_drafted()
         return filled
 
@@ -179,20 +189,20 @@ class StaticTreeGenerator(PairGenerator):
             likely = probs_of_nodes(probs, found, part.siblings[0], part.depths, budget)
             filled.node_probs[:, part.nodes.cpu()] = likely
 
-    def _lists(self, part: DraftPass, offset: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
+    def _lists(self, part: DraftPass, offset: int, logits: Tensor, prepared: Tensor, token_ids: Tensor) -> Tensor:
         """Logits `[rows, parents, tokens]` of the parents' children, which stand at `offset` in their blocks."""
         blocks, offsets = part.lists
         if self.predicts_independently:
             return logits[:, blocks, offsets]
         by_row = blocks.expand(len(token_ids), -1)
-        return self.logits_after(token_ids[:, part.paths], logits[:, :, offset], features[:, :, offset], by_row)
+        return self.logits_after(token_ids[:, part.paths], logits[:, :, offset], prepared[:, :, offset], by_row)
 
-    def _best(self, part: DraftPass, offset: int, logits: Tensor, features: Tensor, token_ids: Tensor) -> Tensor:
+    def _best(self, part: DraftPass, offset: int, logits: Tensor, prepared: Tensor, token_ids: Tensor) -> Tensor:
         """The drafted tokens `[rows, drafted]`: the best of each list."""
         blocks, offsets, ranks = part.sources
         if self.predicts_independently:  # nodes of one offset share its list
             return self.target_ids(logits.topk(part.num_ranks, dim=-1).indices[:, blocks, offsets, ranks])
-        lists = self._lists(part, offset, logits, features, token_ids)
+        lists = self._lists(part, offset, logits, prepared, token_ids)
         return self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, part.siblings[0], ranks])
 
     def _drawn(self, part: DraftPass, probs: Tensor, budget: DraftBudget) -> Tensor:
@@ -203,6 +213,11 @@ class StaticTreeGenerator(PairGenerator):
     def _probs(self, lists: Tensor, budget: DraftBudget) -> Tensor:
         """Distributions over the target's tokens, of the parents' logits."""
         return self.over_target_ids(torch.softmax(lists / (budget.temperature or 1.0), dim=-1))
+
+
+def of_blocks(lists: Tensor, blocks: Tensor) -> Tensor:
+    """Of `[rows, blocks, numbers]` those of each node's block `[rows, nodes]`; with one block they are all alike."""
+    return lists if lists.shape[1] == 1 else lists.gather(1, blocks[..., None].expand(-1, -1, lists.shape[-1]))
 
 
 def tree_from_json(value: dict[str, Any]) -> DraftTree:
