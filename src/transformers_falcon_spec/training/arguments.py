@@ -20,6 +20,10 @@ class DrafterTrainingArguments(TrainingArguments):
     glancing_ratio: float = field(
         default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}
     )
+    num_phases: int = field(
+        default=1,
+        metadata={"help": "Falcon: offsets at which blocks of a conversation start, each time the target reads it."},
+    )
     feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
     feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})
     token_loss_weight: float = field(default=0.1, metadata={"help": "Weight of 0.9 KL + 0.1 cross-entropy."})
@@ -72,8 +76,9 @@ class DrafterTrainingArguments(TrainingArguments):
                 f"{self.ttt_steps} and {self.ttt_decay}."
             )
         self.check_tree()
-        if self.num_anchors < 1:
-            raise OptionError(f"`num_anchors` must be at least 1, but it is {self.num_anchors}.")
+        for name in ("num_anchors", "num_phases"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
         self._check_decoding()
         if self.deepspeed and not is_deepspeed_available():
             raise OptionError(

@@ -1,5 +1,6 @@
 """The terms of distillation losses: feature regression, KL divergence, cross-entropy to the best token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,6 +48,18 @@ def token_outcome(draft_logits: Tensor, target_logits: Tensor, block_offsets: Te
     divergence, cross_entropy = ((term * weights).sum() / total for term in token_terms(draft_logits, target_logits))
     terms = {"divergence": divergence, "cross_entropy": cross_entropy}
     return Outcome(token_loss(divergence, cross_entropy), terms, draft_logits, target_logits, block_offsets)
+
+
+def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
+    """The mean loss and terms of several readings of one batch, with the guesses of all."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    guesses = ("draft_logits", "target_logits", "block_offsets")
+    return Outcome(
+        torch.stack([each.loss for each in outcomes]).mean(),
+        {name: torch.stack([each.terms[name] for each in outcomes]).mean() for name in outcomes[0].terms},
+        *(torch.cat([getattr(each, name) for each in outcomes]) for name in guesses),
+    )
 
 
 def with_regression(outcome: Outcome, features: Tensor, labels: Tensor, args: DrafterTrainingArguments) -> Outcome:

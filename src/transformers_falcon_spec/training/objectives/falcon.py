@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.packing import shift_left, text_numbers
 from ..features import PairBatch
-from ..losses import Outcome, token_outcome, with_regression
+from ..losses import Outcome, mean_outcome, token_outcome, with_regression
 from .base import Objective
 
 
@@ -25,15 +25,28 @@ class FalconObjective(Objective):
         self.num_offsets = self.block_size = int(self.config.block_size)
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
-        """The loss of one batch.
+        """The loss of one batch, the mean over `num_phases` offsets at which its blocks start.
 
-        Each conversation has its own phase; with `use_glancing` a drafter in training reads the batch twice.
+        Each conversation has phases of its own; with `use_glancing` a drafter in training reads the batch twice for
+        each of them.
         """
-        positions = pairs.positions[:, :-1]
-        numbers = text_numbers(positions, len(pairs.is_token))
-        phases = self.phases(int(numbers[-1, -1]) + 1, generator).to(positions.device)
-        offsets = (positions - phases[numbers]) % self.block_size
+        numbers = text_numbers(pairs.positions[:, :-1], len(pairs.is_token))
+        first = self.phases(int(numbers[-1, -1]) + 1, generator).to(pairs.positions.device)
         target_logits = self.features.head(pairs.labels[pairs.is_counted])
+        num_phases = min(self.args.num_phases, self.block_size) if model.training else 1
+        outcomes = [
+            self._outcome(model, pairs, (first + shift) % self.block_size, target_logits, (generator, progress))
+            for shift in range(num_phases)
+        ]
+        return mean_outcome(outcomes)
+
+    def _outcome(
+        self, model: nn.Module, pairs: PairBatch, phases: Tensor, target_logits: Tensor, state: tuple[Any, float]
+    ) -> Outcome:
+        """The outcome where blocks start at these phases; `state` is the generator and the progress."""
+        generator, progress = state
+        positions = pairs.positions[:, :-1]
+        offsets = (positions - phases[text_numbers(positions, len(pairs.is_token))]) % self.block_size
         inputs = pairs
         if model.training:
             inputs = self.with_noise(pairs, generator)
