@@ -86,7 +86,7 @@ def training_of(entry: MethodEntry) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     record = json.loads(file.read_text(encoding="utf-8"))
-    words = record["command"].split()
+    words = record["command"].replace("=", " ").split()
     options = {name: value for name, value in pairwise(words) if name.startswith("--")}
     recipe = record.get("recipe") or {}
     by_recipe = recipe.get("training", {}) if isinstance(recipe, dict) else {}

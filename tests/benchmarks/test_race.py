@@ -90,9 +90,10 @@ def test_a_dflash_drafter_of_a_deeper_target_is_refused(target: PreTrainedModel,
         loaded(MethodEntry.parse(str(tmp_path / "dflash")), make_target(num_hidden_layers=1))
 
 
-def test_what_a_drafter_was_trained_for_is_read_from_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["--learning_rate 4e-3 --drafter start", "--learning_rate=4e-3 --drafter=start"])
+def test_what_a_drafter_was_trained_for_is_read_from_its_folder(options: str, tmp_path: Path) -> None:
     record = {
-        "command": "cli.py train --method eagle --learning_rate 4e-3 --drafter start --output_dir eagle",
+        "command": f"cli.py train --method eagle {options} --output_dir eagle",
         "recipe": {"name": "default", "training": {"learning_rate": 1.0}},
         "curve": [{"step": 1, "eval_accuracy_at_1": 0.5}, {"step": 10, "epoch": 2.5}],
         "num_examples": 40,
