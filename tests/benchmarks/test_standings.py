@@ -57,7 +57,9 @@ def test_rivals_that_are_ahead_on_a_set_are_named_though_another_is_best() -> No
 def test_without_rivals_only_drafters_of_ours_stand_beside_each_other() -> None:
     alone = [run for run in runs() if run["method"] in {"target", "falcon", "falcon5"}]
 
-    assert {(row["method"], row["other"]) for row in standings(alone, ["falcon", "falcon5"])} == {("falcon5", "falcon")}
+    assert {(row["method"], row["other"]) for row in standings(alone, ["falcon", "falcon5"])} == {
+        ("falcon5", "falcon")
+    }
 
 
 def test_the_table_names_rivals_beside_intervals() -> None:
