@@ -4,7 +4,7 @@ Command: python -m benchmarks.gpu_prices --trained ../shared/models/trained; wit
 --equal_readings --output benchmarks/results/paper.json it makes the paper's comparison, of drafters that were trained alike. The small pair decodes in
 float32; only counts are used, so other work may run beside it. Hours (`benchmarks/README.md`); every run is kept at once, and the same command goes on.
 
-1. How many passes a drafter takes for a tree of each size is chosen on held-out prompts, by tokens a second at the first price.
+1. The size of a drafter's tree and its number of passes are chosen on held-out prompts, for each price by tokens a second, all decodings together.
 2. So drafted, all methods answer the test prompts, and `benchmarks/prices.py` says what the counts would cost.
 
 Writes `benchmarks/results/gpu_prices.json`, which `python -m benchmarks.report` renders into docs/rivals.md.
@@ -73,12 +73,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         for price in prices
     }
 
-    def benchmark(chosen: list[Variant], prompts: Sequence[str], limit: int, decodings: list[str]) -> Benchmark:
+    def benchmark(who: list[Variant], prompts: Sequence[str], limit: int, decodings: list[str]) -> Benchmark:
         rest: Any = (read_prompts(prompts, limit), decodings, args.max_new_tokens)
-        return Benchmark(small, tokenizer, [each.method for each in chosen], *rest)
+        return Benchmark(small, tokenizer, [each.method for each in who], *rest)
 
     trials = benchmark(variants, [args.held_out], args.held_out_limit, args.decodings[:2]).run(held_out).complete()
-    variants = best_passes(variants, trials, prices[0], num_bytes[prices[0].name])
+    chosen = {price.name: best_variants(variants, trials, price, num_bytes[price.name]) for price in prices}
+    variants = [each for each in variants if any(each in best for best in chosen.values())]
     run = benchmark(variants, args.prompts, args.limit, args.decodings)
     ours = [name for name, method in methods.items() if isinstance(method.assistant, FalconSpecDrafter)]
     run_and_save(
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lambda runs: {
             "trained": trained,
             "variants": [described(each, runs) for each in variants],
-            "prices": [computed(variants, runs, price, num_bytes[price.name], ours) for price in prices],
+            "prices": [computed(chosen[price.name], runs, price, num_bytes[price.name], ours) for price in prices],
         },
     )
 
@@ -105,7 +106,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", nargs="+", default=SETS)
     parser.add_argument("--limit", type=int, default=25, help="prompts of each file")
-    parser.add_argument("--held_out", default=HELD_OUT, help="prompts on which passes are chosen")
+    parser.add_argument("--held_out", default=HELD_OUT, help="prompts on which sizes and passes are chosen")
     parser.add_argument("--held_out_limit", type=int, default=8)
     parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7", "temperature-1"])
     parser.add_argument("--max_new_tokens", type=int, default=64)
@@ -198,19 +199,26 @@ def static(drafter: Any, rates: Tensor, num_nodes: int) -> SpeculationConfig:
     return varied(drafter, dynamic_tree=False, draft_tree=DraftTree.best_first(rates, num_nodes).to_json())
 
 
-def best_passes(variants: list[Variant], runs: Runs, price: Price, num_bytes: dict[str, int]) -> list[Variant]:
-    """Of the variants of one drafter and size that with the most tokens a second at a price, all decodings together."""
-    speeds = {
-        each.method.name: pooled_tokens_per_second(priced(each, runs, price, num_bytes))
-        for each in variants
-        if each.num_nodes is not None
-    }
-    best: dict[tuple[str, int | None], Variant] = {}
+def best_variants(variants: list[Variant], runs: Runs, price: Price, num_bytes: dict[str, int]) -> list[Variant]:
+    """Of each drafter the variant with the most tokens a second at a price, all decodings together.
+
+    Raises:
+        [`OptionError`]: the trees of some drafter are all larger than what was measured for the price.
+    """
+    best: dict[str, tuple[float, Variant]] = {}
     for each in variants:
-        key = (each.who, each.num_nodes)
-        if key not in best or speeds[each.method.name] > speeds[best[key].method.name]:
-            best[key] = each
-    return [*best.values()]
+        if not price.can_price([run for run in runs if run["method"] == each.method.name]):
+            continue
+        rate = pooled_tokens_per_second(priced(each, runs, price, num_bytes))
+        if each.who not in best or rate > best[each.who][0]:
+            best[each.who] = (rate, each)
+    missing = sorted({each.who for each in variants} - {*best})
+    if missing:
+        raise OptionError(
+            f"`--nodes` must hold a size within the {max(price.seconds)} nodes of the price `{price.name}`, but all trees of "
+            f"{missing} are larger. Add a smaller one."
+        )
+    return [each for _, each in best.values()]
 
 
 def priced(variant: Variant, runs: Runs, price: Price, num_bytes: dict[str, int]) -> Runs:
@@ -244,20 +252,15 @@ def described(variant: Variant, runs: Runs) -> dict[str, Any]:
 def computed(
     variants: list[Variant], runs: Runs, price: Price, num_bytes: dict[str, int], ours: list[str]
 ) -> dict[str, Any]:
-    """At one price: the best size of each drafter for each decoding, all sets together, and who leads among those."""
-    rows, best = [], []
+    """At one price: tokens a second of each drafter for each decoding, and who leads."""
+    rows, all_priced = [], []
     for decoding in dict.fromkeys(run["decoding"] for run in runs):
-        found: dict[str, tuple[float, Variant, Runs]] = {}
+        own = [run for run in runs if run["decoding"] == decoding]
         for each in variants:
-            own = [run for run in runs if run["decoding"] == decoding]
-            if not price.can_price([run for run in own if run["method"] == each.method.name]):
-                continue
-            chosen = priced(each, own, price, num_bytes)
-            rate = pooled_tokens_per_second(chosen)
-            rows.append({"decoding": decoding, "variant": each.method.name, **rates_by_set(chosen, price)})
-            if each.who not in found or rate > found[each.who][0]:
-                found[each.who] = (rate, each, chosen)
-        best += [run for _, _, chosen in found.values() for run in chosen]
+            if price.can_price([run for run in own if run["method"] == each.method.name]):
+                found = priced(each, own, price, num_bytes)
+                rows.append({"decoding": decoding, "variant": each.method.name, **rates_by_set(found, price)})
+                all_priced += found
     return {
         "name": price.name,
         "title": price.title,
@@ -265,7 +268,7 @@ def computed(
         "pass_bytes": num_bytes,
         "pass_share": {who: price.pass_seconds(each) / price.read_seconds(1) for who, each in num_bytes.items()},
         "rows": rows,
-        "standings": standings(best, ours) if set(num_bytes) - set(ours) else [],
+        "standings": standings(all_priced, ours) if set(num_bytes) - set(ours) else [],
     }
 
 

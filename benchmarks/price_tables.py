@@ -27,8 +27,8 @@ def tables(result: Result, path: str) -> list[str]:
     name = Path(path).name
     parts = [
         TITLES[name],
-        f"Acceptance is measured: the small pair in float32, {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each, nothing tuned, passes chosen "
-        "on held-out prompts. Tokens a second are **computed** from it at measured prices; no run of a large target stands behind them.",
+        f"Acceptance is measured: the small pair in float32, {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each, nothing tuned, sizes and "
+        "passes chosen for each price on held-out prompts. Tokens a second are **computed** from it at measured prices; no run of a large target stands behind them.",
     ]
     if name == "paper.json":
         parts.append(trained_table(result["trained"]))
@@ -70,8 +70,7 @@ def at_price(price: dict[str, Any]) -> list[str]:
     ]
     if price["standings"]:
         parts.append(
-            "Falcon drafters beside the best rival, which is one method over all sets together, and beside the first Falcon drafter, computed. Of each "
-            "drafter the size with the most tokens a second in these very runs counts, which flatters all alike."
+            "Falcon drafters beside the best rival, which is one method over all sets together, and beside the first Falcon drafter, computed."
         )
         parts.append(standings_table(price["standings"]))
     return parts

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.gpu_prices import (
     REPORT,
     TOKEN_PASSES,
     Variant,
-    best_passes,
+    best_variants,
     check_readings,
     chosen_entries,
     computed,
@@ -74,43 +75,42 @@ def _runs(decodings: Sequence[str] = ("greedy",)) -> list[dict[str, Any]]:
     ]
 
 
-def test_passes_are_those_with_the_most_tokens_a_second_for_each_size() -> None:
-    found = best_passes(_variants(), _runs(), PRICE, NUM_BYTES)
+def test_sizes_and_passes_are_those_with_the_most_tokens_a_second_at_a_price() -> None:
+    cheap = replace(PRICE, seconds={1: 1.0, 16: 1.0, 64: 1.0})
+    short = replace(PRICE, seconds={1: 1.0, 16: 1.0})
 
-    names = [each.method.name for each in found]
-    assert names == [
-        "ours, 16 nodes, 1 passes",
-        "ours, 64 nodes, 2 passes",
-        "theirs, 16 nodes, 4 passes",
-        "lookup",
-    ]
+    found = {
+        each: best_variants(_variants(), _runs(), price, NUM_BYTES)
+        for each, price in [("cheap", cheap), ("short", short)]
+    }
+
+    names = {price: [each.method.name for each in chosen] for price, chosen in found.items()}
+    rest = ["theirs, 16 nodes, 4 passes", "lookup"]
+    assert names == {"cheap": ["ours, 64 nodes, 2 passes", *rest], "short": ["ours, 16 nodes, 1 passes", *rest]}
 
 
-def test_the_best_size_of_each_drafter_is_held_against_the_best_rival() -> None:
-    found = computed(_variants(), _runs(), PRICE, NUM_BYTES, ["ours"])
+def test_a_price_that_knows_no_size_of_a_drafter_is_refused() -> None:
+    shorter = replace(PRICE, seconds={1: 1.0, 8: 1.0})
+
+    with pytest.raises(
+        OptionError, match=r"within the 8 nodes of the price `gpu`, but all trees of \['ours', 'theirs'\]"
+    ):
+        best_variants(_variants(), _runs(), shorter, NUM_BYTES)
+
+
+def test_what_was_chosen_is_held_against_the_best_rival() -> None:
+    chosen = best_variants(_variants(), _runs(), PRICE, NUM_BYTES)
+
+    found = computed(chosen, _runs(), PRICE, NUM_BYTES, ["ours"])
 
     rates = {row["variant"]: row["tokens_per_second"] for row in found["rows"]}
     assert rates == pytest.approx(
-        {
-            "ours, 16 nodes, 1 passes": 2.0,
-            "ours, 16 nodes, 2 passes": 50 / 30,
-            "ours, 64 nodes, 2 passes": 2.0,
-            "theirs, 16 nodes, 4 passes": 60 / 90,
-            "lookup": 1.5,
-        }
+        {"ours, 16 nodes, 1 passes": 2.0, "theirs, 16 nodes, 4 passes": 60 / 90, "lookup": 1.5}
     )
     assert found["rows"][0]["times_plain"] == pytest.approx(2.0)
     pooled = found["standings"][0]
     assert (pooled["method"], pooled["other"], pooled["ahead"]) == ("ours", "lookup", "none")
     assert pooled["ratio"] == pytest.approx(2 / 1.5)
-
-
-def test_sizes_that_a_price_does_not_know_are_left_out() -> None:
-    short = Price("short", "a GPU", "7b", "bfloat16", {1: 1.0, 16: 1.0}, bytes_per_second=1.0)
-
-    found = computed(_variants(), _runs(), short, NUM_BYTES, ["ours"])
-
-    assert "ours, 64 nodes, 2 passes" not in {row["variant"] for row in found["rows"]}
 
 
 def test_a_size_is_left_out_if_one_text_alone_reads_more_than_a_price_knows() -> None:

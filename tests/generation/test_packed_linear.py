@@ -199,14 +199,39 @@ def _large() -> nn.Linear:
 def test_the_faster_kernel_is_measured_once_for_each_size(
     times: list[float], is_packed: bool, packs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, measured = _large(), list(times)
-    monkeypatch.setattr(packed_linear, "seconds", lambda _: measured.pop(0))
+    layer, measured = _large(), [times]
+    monkeypatch.setattr(packed_linear, "seconds", lambda *_: measured.pop())
     reads = PackedReads([layer], packed_linear.AUTO)
     with torch.no_grad(), reads.prepared(), reads.reading("read"):
         for _ in range(3):
             layer(torch.randn(4, 512))
     assert measured == []
     assert len(packs) == 3 * is_packed
+
+
+def test_kernels_take_turns_and_read_from_memory() -> None:
+    order, now = [], iter(range(1000))
+    before = lambda: order.append("before")  # noqa: E731
+
+    def run(name: str, *seconds: int) -> Any:
+        left = list(seconds)
+        return lambda: (order.append(name), [next(now) for _ in range(left.pop(0))])
+
+    found = packed_linear.seconds([run("stock", 0, 9, 4, 5), run("packed", 0, 2, 6, 3)], before, lambda: next(now))
+
+    assert found == [4 + 1, 2 + 1]  # asking the clock takes one more; the first turn does not count
+    assert order == ["before", "stock", "before", "packed"] * 4
+
+
+def test_between_measurements_the_weights_of_a_step_pass_through_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, read = [_large() for _ in range(4)], []
+    reads = PackedReads(layers, packed_linear.AUTO)
+    monkeypatch.setattr(torch.Tensor, "sum", lambda part: read.append(part.untyped_storage().data_ptr()))
+    monkeypatch.setattr(packed_linear, "CACHE_BYTES", 2 * layers[0].weight.nbytes)
+
+    reads._fill_caches()
+
+    assert read == [layer.weight.data_ptr() for layer in layers[:2]]
 
 
 def test_copies_that_would_fill_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
