@@ -94,7 +94,6 @@ def steps_of(drafter: DrafterModel, target: PreTrainedModel, text: LongText, fea
     view = Target(target, drafter.feature_layers)
     length, ids = text.ids.shape[1], text.ids[0].tolist()
     generator = drafter.candidate_generator(view, length + drafter.max_depth + 1, torch.Generator().manual_seed(0))
-    budget = DraftBudget((drafter.max_depth,), drafter.num_nodes)
     position, turns = 0, list[Turn]()  # the first token that is not committed
     while position < length:
         start = text.is_answer.index(True, position) if True in text.is_answer[position:] else length
@@ -103,7 +102,9 @@ def steps_of(drafter: DrafterModel, target: PreTrainedModel, text: LongText, fea
         while start < end:
             features_of_new = features[:, max(start - new - 1, 0) : start - 1]
             generator.commit(Committed(text.ids, (start,), (features_of_new.shape[1],), features_of_new))
-            new = min(kept(generator.propose(budget), ids[start:end]) + 1, end - start)
+            depth = min(drafter.max_depth, end - start - 1)  # as `generate` drafts no further than a text goes
+            draft = generator.propose(DraftBudget((depth,), drafter.num_nodes)) if depth else None
+            new = kept(draft, ids[start:end]) + 1
             start, turn["num_steps"] = start + new, turn["num_steps"] + 1
         if end < length:  # the newest tokens of the answer, which the next prompt goes on from
             generator.commit(Committed(text.ids, (end,), (new,), features[:, end - new - 1 : end - 1]))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -228,18 +229,18 @@ def test_acceptance_below_the_promise_is_reported_unless_something_else_explains
     acceptance, costs = report.sections["acceptance"], report.sections["costs"]
     assert acceptance["is_low"]
     assert names_of(report) == ["low acceptance"]
-    assert "training.json promises 2.6" in report.findings[0].text
+    assert "training.json promises 3.3" in report.findings[0].text
     assert measured_fault(acceptance, costs, ["other dtype"]) is None
 
 
 def test_without_results_the_training_record_promises_a_chain_of_best_guesses(pair: Any) -> None:
     curve = json.loads((Path(PAIR["drafter"]) / "training.json").read_text())["curve"]
-    first, second, third = (curve[-1][f"eval_accuracy_at_{index}"] for index in (1, 2, 3))
+    shares = [curve[-1][f"eval_accuracy_at_{index}"] for index in range(1, 7)]
 
     expected = expected_acceptance(PAIR["drafter"], pair[2], None)
 
-    assert expected.by_depth == [first, second, third]
-    assert expected.acceptance_length == pytest.approx(1 + first + first * second + first * second * third)
+    assert expected.by_depth == shares
+    assert expected.acceptance_length == pytest.approx(1 + sum(math.prod(shares[:depth]) for depth in range(1, 7)))
 
 
 def test_results_without_runs_of_the_drafter_are_refused(pair: Any, tmp_path: Path) -> None:
@@ -340,7 +341,7 @@ def test_texts_beyond_the_trained_length_are_named_unless_a_window_hides_them(
 
 
 def test_the_rows_that_were_read_are_those_of_all_epochs(tmp_path: Path) -> None:
-    assert num_rows_read(training_record(PAIR["drafter"])) == pytest.approx(8_000 * 8, rel=1e-3)  # steps of as many
+    assert num_rows_read(training_record(PAIR["drafter"])) == pytest.approx(3_500 * 32, rel=1e-3)  # steps of as many
     assert num_rows_read(training_record(str(tmp_path))) is None
 
 

@@ -13,7 +13,7 @@ from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
 from .dataset import USUAL_SHARE, example_lengths, usual_length
 
-# As `models/falcon-reference` and the drafters of `LOG.md` were trained: 8 conversations a step, 8,000 steps at most.
+# As most drafters of `LOG.md` were trained: 8 conversations a step, 8,000 steps at most.
 ROWS_PER_STEP, MOST_STEPS, MOST_EPOCHS = 8, 8_000, 8
 MOST_HELD_OUT, HELD_OUT_SHARE = 64, 20  # conversations; one in so many
 NUM_SAMPLED = 200  # rows whose lengths are looked at

@@ -60,15 +60,19 @@ def test_tokens_behind_a_draw_of_others_are_chosen_anew(pair: tuple[Any, Any]) -
 
 
 def test_no_noise_is_drawn_twice(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = pair
+    monkeypatch.setattr(drafter.generation_config, "prompt_lookup_num_tokens", 0)  # else ten tokens
     events: list[str] = []
     noise, read = sampling.multinomial_noise, DeviceAcceptance._read
     monkeypatch.setattr(sampling, "multinomial_noise", lambda *args: events.append("noise") or noise(*args))
     monkeypatch.setattr(DeviceAcceptance, "_read", lambda *args: events.append("step") or read(*args))
 
-    runs.drafted(*pair, PROMPT, do_sample=True, top_k=0, max_new_tokens=32)
+    runs.drafted(target, drafter, PROMPT, do_sample=True, top_k=0, max_new_tokens=32)
 
     by_step = " ".join(events).split("step")[:-1]
-    assert max(step.count("noise") for step in by_step) == 5  # of four drafted tokens and the bonus token
+    assert (
+        max(step.count("noise") for step in by_step) == 9
+    )  # of six drafted tokens, shapes of eight, and the bonus token
 
 
 def test_a_call_of_one_token_needs_no_buffers(pair: tuple[Any, Any]) -> None:
