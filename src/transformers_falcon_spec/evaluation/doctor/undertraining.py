@@ -12,7 +12,7 @@ from .expectation import TRAINING_RECORD
 from .findings import UNDERTRAINED, Section
 from .weight_files import folder_of
 
-# What training reads unless told otherwise, and the share of best first guesses that were right then on a small target.
+# What training reads unless told otherwise, and the share of best first guesses that were right then, small target.
 TRAINED_ROWS, TRAINED_SHARE = MOST_STEPS * ROWS_PER_STEP, 0.75
 FAR_BELOW = 0.5  # of that share
 
@@ -40,8 +40,8 @@ def undertraining(num_rows: int | None, acceptance: Section, explained_by: Seque
     return Finding(
         UNDERTRAINED,
         f"The drafter has learned too little: {share:.0%} of its first tokens are kept, and it read {num_rows:,} "
-        f"rows in its training. Of a small Falcon that read {TRAINED_ROWS:,}, about {TRAINED_SHARE:.0%} of the best first "
-        "tokens were right.",
+        f"rows in its training. Of a small Falcon that read {TRAINED_ROWS:,}, about {TRAINED_SHARE:.0%} of the best "
+        "first tokens were right.",
         f"Train it on with about {missing:,} more rows, {missing // ROWS_PER_STEP:,} steps of {ROWS_PER_STEP}; "
         "conversations that it has not read teach more than the same ones again: `falcon-spec train --drafter ...`.",
     )
