@@ -125,7 +125,7 @@ fix: $(READY) ## Repair format and style, and render docs/map.md, the help of th
 	$(BIN)/python tools/help.py
 	$(BIN)/python tools/notebook.py
 
-bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair, and render the figures into README and docs; resumes.
+bench: $(READY) ## Measure parity and speed of the embedded pair, and render the figures into README and docs; resumes.
 	@$(PARITY) --prompts $(PROMPTS) --output $(RESULTS)/parity.json \
 		--decodings $(DECODINGS)
 	@$(PARITY) --prompts benchmarks/prompts/parity.jsonl --output $(RESULTS)/parity_greedy.json
@@ -141,10 +141,7 @@ bench: $(READY) ## Measure parity, speed, bounds and memory of the embedded pair
 	@$(BIN)/python -m benchmarks.batches
 	@$(BIN)/python -m benchmarks.verifiers
 	@$(BIN)/python -m benchmarks.architectures
-	@$(BIN)/python -m benchmarks.bounds
 	@$(BIN)/python -m benchmarks.tree_cost
-	@$(BIN)/python -m benchmarks.budgets
-	@$(BIN)/python -m benchmarks.memory
 	@$(BIN)/python -m benchmarks.walk
 	@$(BIN)/python -m benchmarks.report
 	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json

@@ -21,7 +21,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase,
 
 from benchmarks.inflation import SHAPES, inflate
 from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
-from benchmarks.running import beside, by_method, run_and_save, times_as_fast
+from benchmarks.running import SETS, beside, by_method, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
@@ -33,7 +33,6 @@ from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tok
 from transformers_falcon_spec.generation.timed import synchronize
 
 HERE = Path(__file__).parent
-SETS = [str(HERE / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
 DEPTH = 5  # tokens that drafts of a fixed shape are deep
 KINDS = {"chain": {"tree_top_k": 1}, "tree": {"tree_top_k": 4, "num_tree_nodes": 16}}
 STOCK, STOCK_CHAIN = "stock", "stock, chain"

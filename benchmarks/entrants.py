@@ -5,12 +5,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 
 from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, TREES, MethodEntry
 from transformers_falcon_spec.drafters.checkpoint import kind_of, readable
 from transformers_falcon_spec.errors import DrafterMismatchError, FalconSpecError, OptionError
 from transformers_falcon_spec.evaluation.methods import Method
+from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, rank_shares
 
 EMBEDDED = "models/falcon-reference"
 UNTRAINED = ("models/lookahead", PROMPT_LOOKUP)
@@ -102,3 +104,10 @@ def training_of(entry: MethodEntry) -> dict[str, Any] | None:
         "accuracy": last.get("eval_accuracy_at_1"),
         "command": record["command"],
     }
+
+
+def measured_acceptance(folder: Path, block_size: int) -> torch.Tensor:
+    """Share of held-out rows whose best token stood at each rank, by place in the block: `[block_size, ranks]`."""
+    curve = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"]
+    last = next(entry for entry in reversed(curve) if "eval_rank_0_at_1" in entry)
+    return rank_shares(last, block_size, MAX_RANK, prefix="eval")

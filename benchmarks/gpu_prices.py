@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, logging
 
-from benchmarks.budgets import SETS, measured_acceptance
-from benchmarks.entrants import entries_of, loaded, training_of
+from benchmarks.entrants import entries_of, loaded, measured_acceptance, training_of
 from benchmarks.price_tables import tables
 from benchmarks.prices import Price, has_weights, nodes_read, pass_bytes
 from benchmarks.report import Report
-from benchmarks.running import Runs, run_and_save
+from benchmarks.running import SETS, Runs, run_and_save
 from benchmarks.standings import standings
 from transformers_falcon_spec import DFlashDrafter, DraftTree, FalconSpecDrafter, MedusaDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_target
@@ -155,7 +154,7 @@ def variants_of(entry: MethodEntry, method: Method, sizes: Iterable[int]) -> lis
     """A drafter with every size of tree and number of passes to choose from; others as they come."""
     drafter: Any = method.assistant
     if isinstance(drafter, MedusaDrafter):
-        rates = measured_acceptance(Path(entry.source), drafter.block_size, 1)
+        rates = measured_acceptance(Path(entry.source), drafter.block_size)
         options = {(size, 1): static(drafter, rates, size) for size in sizes}
     elif method.is_stock or not drafter.can_grow_trees:
         untuned = method if method.is_stock else with_drafter(entry.name, with_options(drafter, varied(drafter)))

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, logging
 
-from benchmarks.budgets import SETS
 from benchmarks.entrants import entries_of, loaded, training_of
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
 from benchmarks.price_tables import trained_table
 from benchmarks.report import Report, Result, source_line, speed_by_set
-from benchmarks.running import run_and_save
+from benchmarks.running import SETS, run_and_save
 from benchmarks.standings import standings, standings_table
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import DTYPES, load_target

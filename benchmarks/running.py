@@ -12,6 +12,7 @@ from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, summarize
 from transformers_falcon_spec.provenance import current_commit, provenance
 
+SETS = [str(Path(__file__).parent / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
 Runs = list[dict[str, Any]]
 Turns = list[dict[str, float]]  # seconds of every method
 

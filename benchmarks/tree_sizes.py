@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from benchmarks.budgets import SETS
 from benchmarks.entrants import EMBEDDED
 from benchmarks.gpu_prices import HELD_OUT, grown, static
 from benchmarks.prices import Price, pass_bytes
 from benchmarks.report import Report, Result, distinct, source_line, table
-from benchmarks.running import Runs, beside, run_and_save
+from benchmarks.running import SETS, Runs, beside, run_and_save
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.decoding import decoding_options

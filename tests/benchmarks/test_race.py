@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks import race
-from benchmarks.entrants import entries_of, loaded, training_of
+from benchmarks.entrants import EMBEDDED, entries_of, loaded, measured_acceptance, training_of
 from benchmarks.inflation import Shape
 from benchmarks.race import REPORT, chosen_dtype, inflated
 from benchmarks.standings import standings
@@ -131,6 +131,17 @@ def test_bfloat16_takes_part_only_where_the_processor_has_instructions_for_it(
     assert chosen_dtype(target, shape, args) == "bfloat16"
     monkeypatch.setattr(race, "faster_dtype", lambda *_: "float32")
     assert chosen_dtype(target, shape, args) == "bfloat16"  # a run that goes on
+
+
+def test_acceptance_is_that_of_the_last_evaluation() -> None:
+    folder = Path(__file__).parents[2] / EMBEDDED
+
+    found = measured_acceptance(folder, block_size=6)
+
+    last = json.loads((folder / "training.json").read_text(encoding="utf-8"))["curve"][-1]
+    assert len(found) == 6
+    for place, shares in enumerate(found.tolist(), start=1):
+        assert shares == pytest.approx([last[f"eval_rank_{rank}_at_{place}"] for rank in range(len(shares))])
 
 
 def test_the_tables_show_training_speed_and_standings() -> None:
