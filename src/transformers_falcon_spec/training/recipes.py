@@ -40,8 +40,8 @@ class Recipe:
         args.check_tree()
 
 
-# Loss weights, learning rate and architecture were found by the experiments in `LOG.md`, on a target of width 256;
-# `models/falcon-reference` was trained with them, with 200 of 8,000 steps as warm-up. That the rate falls with the
+# Loss weights, learning rate and architecture were found by the experiments in `LOG.md`, on a target of width 256, in
+# runs of up to 8,000 steps, 200 of them warm-up. That the rate falls with the
 # root of the width is common practice and was not measured here.
 _MEASURED = Recipe(
     training={
