@@ -52,12 +52,20 @@ def _published(folder: Path) -> None:
 
 
 def _diffuspec(folder: Path) -> None:
-    """A diffusion drafter of one layer, and a conversation."""
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+    """A diffusion drafter of one layer, a conversation, and a small Dream with the tokens of its target."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
+    from tests.convert import foreign, foreign_diffusion  # noqa: PLC0415
     from transformers_falcon_spec import DiffusionDrafter  # noqa: PLC0415
 
-    _stand_in(folder / "TARGET", TARGET)
+    for name in ("TARGET", "Qwen/Qwen2.5-7B-Instruct"):
+        _stand_in(folder / name, TARGET)
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    tokenizer.add_special_tokens({"mask_token": "<|dream_mask|>"})
+    sizes = {"vocab_size": len(tokenizer), "mask_token_id": tokenizer.mask_token_id}
+    dream = folder / "Dream-org" / "Dream-v0-Instruct-7B"
+    foreign.written(dream, *foreign_diffusion.dream(**sizes), "model.safetensors")
+    tokenizer.save_pretrained(dream)
     target = AutoModelForCausalLM.from_pretrained(TARGET)
     DiffusionDrafter.from_target(target, num_hidden_layers=1).save_pretrained(folder / "my-diffusion")
     (folder / "answered.jsonl").write_text(json.dumps({"messages": CONVERSATION}) + "\n", encoding="utf-8")

@@ -36,7 +36,6 @@ pytestmark = pytest.mark.docs
 
 NOT_RUN = {
     ("publish.md", "needs the Hub"): 2,
-    ("diffuspec.md", "needs the Hub"): 2,
     ("serving.md", "needs the server"): 1,
 }
 TAKES_LONG = ["scale.md"]

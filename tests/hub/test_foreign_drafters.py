@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from tests.convert import foreign
+from tests.convert import foreign, foreign_diffusion
 from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import load_drafter
@@ -44,3 +44,20 @@ def test_a_drafter_of_other_software_is_fetched_and_converted_once_for_each_comm
     assert again.fc.weight.equal(first.fc.weight)
     assert not newer.fc.weight.equal(first.fc.weight)
     assert pinned.fc.weight.equal(first.fc.weight)
+
+
+def test_of_a_diffusion_model_the_tokenizer_is_fetched_and_no_code(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    target = foreign_diffusion.saved_target(tmp_path / "target")
+    source = foreign_diffusion.saved(tmp_path / "source", foreign_diffusion.dream())
+    HfApi().create_repo("someone/dream-tiny")
+    HfApi().upload_folder(repo_id="someone/dream-tiny", folder_path=source)
+
+    drafter: Any = load_drafter("someone/dream-tiny", target)
+
+    assert drafter.config.mask_token_id == foreign_diffusion.MASK
+    fetched = [line for line in hub.requests if line.startswith("GET") and "dream-tiny" in line]
+    assert any("tokenizer.json" in line for line in fetched)
+    assert not any(".py" in line for line in fetched)

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import reduce
@@ -38,7 +39,8 @@ def convert_checkpoint(
         source (`str` or `Path`): A folder, or the id of a Hub repository.
         dest (`str` or `Path`): The folder to write; new or empty.
         target (`str` or [`~transformers.PreTrainedModel`], *optional*):
-            The target that the drafter was trained for, or its folder or Hub id. Its config is read; sizes must fit.
+            The target that the drafter was trained for, or its folder or Hub id. Its config is read, for diffusion
+            models its tokenizer, too; sizes and tokens must fit.
         revision (`str`, *optional*): Branch, tag or commit of the source on the Hub.
 
     Returns:
@@ -106,7 +108,8 @@ def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> Non
 def _build_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
     """Build the drafter, with every weight in the smallest dtype that holds all of them."""
     config = conversion.config
-    check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, config.hidden_size))
+    if EMBEDDINGS in conversion.dropped:
+        check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, config.hidden_size))
     with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
         drafter = conversion.drafter_class(config)
     expected = drafter.state_dict()
@@ -121,11 +124,15 @@ def _build_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterMod
         raise _wrong_shapes(checkpoint.name, wrong)
     floats = [value.dtype for value in conversion.weights.values() if value.is_floating_point()]
     dtype = reduce(torch.promote_types, floats)
-    weights = {  # copies, for Medusa files hold one weight under several names
-        key: value.to(dtype if value.is_floating_point() else value.dtype, copy=True).contiguous()
+    times = Counter(value.data_ptr() for value in conversion.weights.values())
+    weights = {  # Medusa files hold one weight under several names: those are copied, but not billions of others
+        key: value.to(
+            dtype if value.is_floating_point() else value.dtype, copy=times[value.data_ptr()] > 1
+        ).contiguous()
         for key, value in conversion.weights.items()
     }
     drafter.load_state_dict(weights, assign=True)
+    drafter.tie_weights()
     drafter.config.dtype = dtype
     return drafter
 

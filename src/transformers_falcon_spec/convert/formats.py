@@ -27,12 +27,17 @@ class Format(Enum):
     MEDUSA = "Medusa-1"
     MEDUSA_V2 = "Medusa v2 heads"
     DFLASH = "DFlash (Transformers)"
+    DREAM = "Dream"
 
 
 # Formats that are recognised but cannot be converted: the reason, and what marks each: the value of a field of the
 # config, a field that is neither missing, false nor null, or the names of weights. The first format that fits counts.
 UNSUPPORTED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))
 NUM_NAMED = 8  # names shown in a message
+LANGUAGE_MODEL = "a language model"
+# Masked diffusion models, which have the weights of a language model, by their `model_type`.
+DIFFUSION = {"Dream": Format.DREAM}
+_NO_CODE = "The code that comes with it (`auto_map`) is never run. "
 _MEDUSA_HEAD = re.compile(r"\d+\.\d+\.weight")  # a head's own LM head, the last of its layers
 
 
@@ -66,9 +71,11 @@ def _refuse_by_fields(config: dict[str, Any]) -> None:
             raise _refused(name, f"`{marks['field']}` is {str(value)[:80]}")
 
 
-def refuse_by_keys(keys: Collection[str]) -> None:
+def refuse_by_keys(keys: Collection[str], config: dict[str, Any]) -> None:
     """Refuse a checkpoint whose weights have names of a format that cannot be converted, before any are read."""
     for name, marks in UNSUPPORTED.items():
+        if name == LANGUAGE_MODEL and config.get("model_type") in DIFFUSION:
+            continue
         found = [key for key in keys if "weights" in marks and re.match(marks["weights"], key)]
         if found:
             raise _refused(name, f"there are weights called {shortened(found)}")
@@ -90,7 +97,9 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     ```
     """
     refuse_by_config(config)
-    refuse_by_keys(keys)
+    refuse_by_keys(keys, config)
+    if (kind := DIFFUSION.get(str(config.get("model_type")))) is not None:
+        return kind
     is_eagle = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= set(keys) and "norm.weight" not in keys
     rules = (
         (Format.EAGLE3_SPECULATORS, config.get("speculators_model_type") == "eagle3"),
@@ -106,7 +115,7 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     raise CheckpointError(
         f"The format must be one of {[each.value for each in Format]}, but neither config nor weights show "
         f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
-        f"weights are called {shortened(keys)}. See `docs/convert.md`."
+        f"weights are called {shortened(keys)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`."
     )
 
 

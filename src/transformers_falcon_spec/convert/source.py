@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..provenance import file_sha256
 from .formats import refuse_by_config, refuse_by_keys, shortened
+from .vocabulary import TOKENIZER_FILES, tokenizer_paths
 
 CONFIG_FILE = "config.json"
 # In order of preference: safetensors, which cannot hold code, come before pickles.
@@ -41,6 +42,7 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: dict[str, Tensor]  # by their foreign names; all are finite
     files: dict[str, str]  # SHA-256 of every file that was read, by name
+    folder: Path  # where they lie
 
 
 def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
@@ -55,23 +57,23 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     config = _read_json(folder / CONFIG_FILE)
     refuse_by_config(config)
     for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
-        refuse_by_keys(_weight_map(index))
+        refuse_by_keys(_weight_map(index), config)
     if not is_local:
-        folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS], revision)
+        folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS, *TOKENIZER_FILES], revision)
     paths = _weight_paths(folder)
     tensors: dict[str, Tensor] = {}
     for path in paths:
         tensors |= _read_tensors(path)
     _check_values(tensors, source)
-    files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths]}
-    return Checkpoint(source, config, tensors, files)
+    files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths, *tokenizer_paths(folder)]}
+    return Checkpoint(source, config, tensors, files, folder)
 
 
 def contents_of(source: str, revision: str | None = None) -> str:
     """Identify what a checkpoint holds: the commit on the Hub, or the digests of the files in a folder."""
     if not Path(source).exists():
         return _fetched(source, [CONFIG_FILE, *INDEX_FILES], revision).name
-    paths = [Path(source, CONFIG_FILE), *_weight_paths(Path(source))]
+    paths = [Path(source, CONFIG_FILE), *_weight_paths(Path(source)), *tokenizer_paths(Path(source))]
     return str({path.name: file_sha256(path) for path in paths})
 
 

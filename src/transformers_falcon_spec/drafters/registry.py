@@ -136,7 +136,13 @@ register_drafter(
     ".training.objectives.medusa:MedusaObjective",
     {"Medusa-1": ".convert.medusa:convert_medusa", "Medusa v2 heads": ".convert.medusa:convert_medusa_v2"},
 )
-register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.diffusion:DiffusionObjective")
+register_drafter(
+    "diffusion",
+    DiffusionDrafter,
+    "DiffuSpec",
+    ".training.objectives.diffusion:DiffusionObjective",
+    {"Dream": ".convert.diffusion:convert_diffusion"},
+)
 register_drafter(
     "dflash",
     DFlashDrafter,

@@ -92,7 +92,7 @@ class WholeModelDrafter(TextDrafter):
         sources = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
         for option, (source, hub) in sources.items():
             if option not in options:
-                options[option] = _tokenizer_of(source, **hub)
+                options[option] = tokenizer_of(source, **hub)
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
             return drafter
@@ -124,7 +124,7 @@ def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {**hub_options(dict(kwargs)), "trust_remote_code": kwargs.get("trust_remote_code", False)}
 
 
-def _tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model; None where it has none, for Transformers would make up an empty one."""
     if not str(name_or_path) or not get_tokenizer_config(name_or_path, **hub):
         return None

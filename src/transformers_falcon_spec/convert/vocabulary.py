@@ -1,0 +1,96 @@
+"""Reading the tokens of a foreign checkpoint from the files of its tokenizer, as data: none of its code is run.
+
+Tokenizers of public diffusion models often come with code of their own. To compare tokens with a target's, their
+strings and ids suffice, and those are JSON.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from ..errors import CheckpointError
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.json", "added_tokens.json"),
+)
+_SENTENCEPIECE = "tokenizer.model"
+_CONFIG, _SPECIAL = TOKENIZER_FILES[1:3]
+
+
+def tokenizer_paths(folder: Path) -> list[Path]:
+    """The files of a tokenizer that are read, as far as they are there."""
+    return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+
+
+def named_mask(folder: Path) -> str | None:
+    """The token that a tokenizer calls its mask; None where it names none."""
+    for name in (_CONFIG, _SPECIAL):
+        token = _read(folder / name).get("mask_token")
+        if token is not None:
+            return str(token["content"] if isinstance(token, dict) else token)
+    return None
+
+
+def read_vocabulary(folder: Path) -> PreTrainedTokenizerFast | None:
+    """A tokenizer of the same tokens, ids and mask, which cannot read text; None where the files hold no tokens.
+
+    Raises:
+        [`CheckpointError`]: the files hold no JSON of the usual form, a mask that is no token, or nothing but a
+            SentencePiece model.
+    """
+    tokens = _tokens(folder)
+    if not tokens:
+        if (folder / _SENTENCEPIECE).is_file():
+            raise CheckpointError(
+                f"`{folder}` must hold its tokens as `tokenizer.json` or `vocab.json`, but it holds them as "
+                f"`{_SENTENCEPIECE}` alone. Write the others beside it: "
+                "`AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`."
+            )
+        return None
+    mask = named_mask(folder)
+    if mask is not None and mask not in tokens:
+        raise CheckpointError(
+            f"The mask of `{folder}` must be one of its tokens, but {mask!r} is none. Fetch the files of its "
+            "tokenizer again."
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(tokens)), mask_token=mask)
+
+
+def _tokens(folder: Path) -> dict[str, int]:
+    """The ids of all tokens, those that were added later included."""
+    whole = _read(folder / "tokenizer.json")
+    try:
+        if whole:
+            vocab = whole["model"]["vocab"]
+            if isinstance(vocab, list):  # of a unigram model: each with its score
+                vocab = {token: index for index, (token, _) in enumerate(vocab)}
+            vocab = {**vocab, **{token["content"]: token["id"] for token in whole.get("added_tokens") or ()}}
+        else:
+            vocab = {**_read(folder / "vocab.json"), **_read(folder / "added_tokens.json")}
+        added = _read(folder / _CONFIG).get("added_tokens_decoder") or {}
+        return {str(token): int(index) for token, index in vocab.items()} | {
+            str(token["content"]): int(index) for index, token in added.items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"The tokenizer of `{folder}` must list its tokens in the form of Transformers, but it does not "
+            f"({type(error).__name__}: {error}). Fetch its files again."
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also what is no UTF-8
+        raise CheckpointError(f"`{path}` must hold JSON, but it does not ({error}). Fetch it again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` must hold a JSON object, but it holds a {type(content).__name__}.")
+    return content
