@@ -55,9 +55,8 @@ def convert_diffusion(checkpoint: Checkpoint, target: PreTrainedModel | None) ->
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(_stock_config(checkpoint, family))
     weights = _weights(checkpoint, model)
-    drafter = DiffusionDrafter.wrap(
-        model, target, tokenizer=tokenizer, target_tokenizer=theirs, **family.options, **_mask(checkpoint, tokenizer)
-    )
+    options = {**family.options, "mask_token_id": _mask(checkpoint, tokenizer)}
+    drafter = DiffusionDrafter.wrap(model, target, tokenizer=tokenizer, target_tokenizer=theirs, **options)
     return Conversion(DiffusionDrafter, drafter.config, weights)
 
 
@@ -76,8 +75,8 @@ def _stock_config(checkpoint: Checkpoint, family: Family) -> PreTrainedConfig:
     return AutoConfig.for_model(family.stock, **{name: value for name, value in fields.items() if name in names})
 
 
-def _mask(checkpoint: Checkpoint, tokenizer: Any) -> dict[str, int]:
-    """The mask that the config names, as an option of `wrap`, which compares it with the tokenizer's."""
+def _mask(checkpoint: Checkpoint, tokenizer: Any) -> int:
+    """The mask that the config names, which `wrap` compares with the tokenizer's, or else the tokenizer's."""
     size, stated = checkpoint.config["vocab_size"], checkpoint.config.get("mask_token_id")
     found = tokenizer.mask_token_id if stated is None else stated
     if type(found) is not int or not 0 <= found < size:
@@ -85,7 +84,7 @@ def _mask(checkpoint: Checkpoint, tokenizer: Any) -> dict[str, int]:
             f"The mask of `{checkpoint.name}` must be one of its {size} tokens, but `mask_token_id` of its config is "
             f"{stated!r} and its tokenizer's {tokenizer.mask_token_id}. Fetch both again: they do not belong together."
         )
-    return {"mask_token_id": found}
+    return found
 
 
 def _weights(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, Tensor]:
