@@ -4,6 +4,7 @@ VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 VENV_GRAMMAR ?= .venv-grammar
 VENV_QUANTIZED ?= .venv-quantized
+VENV_SPECULATORS ?= .venv-speculators
 VENV_BROWSER ?= .venv-browser
 VENV_RAY ?= .venv-ray
 VENV_HARNESS ?= .venv-harness
@@ -24,13 +25,14 @@ PARITY = $(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER)
 READY_OLDEST := $(VENV_OLDEST)/.ready
 READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
 READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
+READY_SPECULATORS := $(VENV_SPECULATORS)/.ready
 READY_BROWSER := $(VENV_BROWSER)/.ready
 READY_RAY := $(VENV_RAY)/.ready
 READY_HARNESS := $(VENV_HARNESS)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-grammar \
-	test-quantized test-browser test-ray test-harness test-static test-gpu test-slow lint check fix bench bench-gpu docs
+	test-quantized test-speculators test-browser test-ray test-harness test-static test-gpu test-slow lint check fix bench bench-gpu docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -92,6 +94,9 @@ test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
 
 test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by torchao and bitsandbytes.
 	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation tests/training $(ARGS)
+
+test-speculators: $(READY_SPECULATORS) ## Run the tests of exported drafters with speculators.
+	@OMP_NUM_THREADS=1 $(VENV_SPECULATORS)/bin/python -m pytest -m speculators tests/convert $(ARGS)
 
 test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
 	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/examples tests/test_examples.py $(ARGS)
@@ -178,6 +183,11 @@ $(READY_GRAMMAR): pyproject.toml constraints.txt
 
 $(READY_QUANTIZED): pyproject.toml constraints.txt
 	$(call install,$(VENV_QUANTIZED),constraints.txt,quantized)
+
+# speculators brings packages for pictures and sound, whose builds for CUDA keep Transformers from starting on a torch without it.
+$(READY_SPECULATORS): pyproject.toml constraints-speculators.txt
+	$(call install,$(VENV_SPECULATORS),constraints-speculators.txt,speculators)
+	@$(VENV_SPECULATORS)/bin/python -m pip uninstall -q -y torchaudio torchvision
 
 $(READY_BROWSER): pyproject.toml constraints.txt
 	$(call install,$(VENV_BROWSER),constraints.txt,browser)

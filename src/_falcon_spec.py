@@ -26,6 +26,7 @@ COMMANDS = {
     "trees show": "print a static tree",
     "easyspec tune": "find which layers of an EasySpec drafter attend at once",
     "convert": "make a drafter from a checkpoint of other software",
+    "export": "write an Eagle drafter as speculators, vLLM or SGLang reads it",
     "fingerprint": "record in a drafter which target it was trained for",
     "find": "list published drafters for a target",
     "doctor": "find out why drafts are rejected, or why it is not faster",

@@ -26,6 +26,7 @@ ON_REQUEST = (
     "hub",
     "grammar",
     "quantized",
+    "speculators",
     "browser",
     "ray",
     "harness",

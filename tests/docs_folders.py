@@ -31,13 +31,15 @@ def _stand_in(path: Path, for_it: Path) -> None:
 
 
 def _convert(folder: Path) -> None:
-    """A Falcon checkpoint of other software, and its target's config."""
+    """A Falcon checkpoint of other software, its target's config, and an Eagle drafter of this package."""
     from tests.convert import foreign  # noqa: PLC0415  see the head of this file
+    from tests.convert.exports import eagle  # noqa: PLC0415
     from tests.tiny import make_target  # noqa: PLC0415
 
     config, weights = foreign.falcon()
     foreign.written(folder / "SOURCE", config, weights)
     make_target("llama").save_pretrained(folder / "TARGET")
+    eagle().save_pretrained(folder / "DRAFTER")
 
 
 def _published(folder: Path) -> None:

@@ -13,6 +13,7 @@ from transformers_falcon_spec import EagleDrafter
 
 from . import foreign, reference_eagle
 from .drafting import View, chain, commits, converted, random_ids
+from .refusals import refused
 
 LENGTH = 90
 DEPTH = 5
@@ -38,17 +39,20 @@ MIDLAYER: dict[str, dict[str, Any]] = {
         },
     },
     "wide heads": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS, "head_dim": 24},
-    "3.1": {
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS},
-        "fc_norm": True,
-        "norm_output": True,
+    "normed residual": {
+        "eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS,
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "attention_bias": True,
     },
+    "3.1": {"eagle_aux_hidden_state_layer_ids": foreign.LAYER_IDS, "fc_norm": True, "norm_output": True},
 }
 SPECULATORS: dict[str, dict[str, Any]] = {
     "plain": {},
     "new rotary fields": {"layer_fields": {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}},
     "normed residual": {"norm_before_residual": True, "layer_fields": {"attention_bias": True}},
     "normed features": {"norm_before_fc": True, "draft_vocab_size": VOCAB_SIZE},
+    "3.1": {"fc_norm": True, "norm_output": True},
 }
 THIRD = [("midlayer", variant) for variant in MIDLAYER] + [("layers.0", variant) for variant in SPECULATORS]
 
@@ -110,6 +114,41 @@ def test_the_third_forward_is_the_published_one(layer: str, variant: str, tmp_pa
     logits = reference_eagle.third_logits(weights, sizes, states)
     torch.testing.assert_close(found.logits, logits, atol=1e-5, rtol=1e-5)
     assert drafter.feature_layers == tuple(foreign.LAYER_IDS)  # in the order in which `fc` reads them
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}, (2, 4, 6)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}, (2, 4, 6)),
+        (
+            {
+                "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
+                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+            },
+            (2, 4, 6),
+        ),
+    ],
+    ids=["inputs of layers", "outputs of layers", "both"],
+)
+def test_the_config_names_inputs_of_layers_and_its_eagle_config_outputs(
+    fields: dict[str, Any], layers: tuple[int, ...], tmp_path: Path
+) -> None:
+    make_target("llama", num_hidden_layers=7).save_pretrained(tmp_path / "target")
+    source = foreign.written(tmp_path / "source", *foreign.eagle3(**fields))
+
+    drafter = converted(EagleDrafter, source, str(tmp_path / "target"))
+
+    assert drafter.feature_layers == layers
+
+
+def test_outputs_of_layers_that_the_target_does_not_have_are_refused(tmp_path: Path) -> None:
+    make_target("llama", num_hidden_layers=7).save_pretrained(tmp_path / "target")
+    inner = {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}
+    source = foreign.written(tmp_path / "source", *foreign.eagle3(eagle_config=inner))
+
+    message = r"must lie in 0\.\.5, the outputs of the target's layers but the last, but in .* it is \[1, 3, 6\]"
+    refused(source, message, str(tmp_path / "target"))
 
 
 @pytest.mark.parametrize(("layer", "variant"), THIRD)

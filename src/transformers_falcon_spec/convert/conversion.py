@@ -2,8 +2,6 @@
 
 import json
 import logging
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -16,9 +14,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..drafters.base import DrafterModel
 from ..drafters.registry import METHODS, resolved
-from ..errors import CheckpointError, OptionError
+from ..errors import CheckpointError
 from ..provenance import provenance
 from .formats import Format, detect, shortened
+from .new_folder import check_is_new, new_folder
 from .source import Checkpoint, read_checkpoint
 from .target_facts import read_target
 
@@ -62,8 +61,7 @@ def convert_checkpoint(
     ```
     """
     dest = Path(dest)
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another one.")
+    check_is_new(dest)
     facts = read_target(target) if isinstance(target, str) else target
     checkpoint = read_checkpoint(str(source), revision)
     kind = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
@@ -164,15 +162,6 @@ def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: For
         dropped_weights=conversion.dropped,
         filled_weights=conversion.filled,
     )
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
-    try:
-        drafter.save_pretrained(unfinished)
-        (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        unfinished.chmod(0o755)  # a temporary folder is its owner's alone
-        if dest.exists():
-            dest.rmdir()  # empty
-        unfinished.rename(dest)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+    with new_folder(dest) as folder:
+        drafter.save_pretrained(folder)
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

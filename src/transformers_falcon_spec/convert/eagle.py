@@ -18,10 +18,13 @@ from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
 from .target_facts import SPECIAL_IDS, check_widths, fields_of, needs_target
 
+LAYER, MIDLAYER = "layers.0", "midlayer"  # what the one layer is called: by Eagle-1 and speculators, and by Eagle-3
 VOCABULARY = ("d2t", "t2d")
 TARGET_COPIES = (EMBEDDINGS, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen copies of the target's
 NUM_LAYERS_READ = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+INNER_CONFIG = "eagle_config"  # there SGLang and SpecForge count layers from 0 and read their outputs: one less
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of version 3
 
 
 def convert_eagle(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
@@ -35,9 +38,7 @@ def convert_eagle(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Con
         qkv_bias=flag(checkpoint.config, "qkv_bias", False, checkpoint.name),
         fc_bias=flag(checkpoint.config, "bias", True, checkpoint.name),
     )
-    names = {"fc.weight": "fc.weight"} | ({"fc.bias": "fc.bias"} if config.fc_bias else {})
-    names |= layer_names("layers.0", "layer", ("post_attention_layernorm",), config.qkv_bias)
-    return Conversion(EagleDrafter, config, *rename_weights(checkpoint, names, [EMBEDDINGS]))
+    return Conversion(EagleDrafter, config, *rename_weights(checkpoint, weight_names(config, LAYER), [EMBEDDINGS]))
 
 
 def convert_eagle3(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
@@ -47,12 +48,14 @@ def convert_eagle3(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Co
     options = {
         **fields_of(config, target, config.get("_name_or_path")),
         "head_dim": config.get("head_dim") or fields["head_dim"],
-        "norm_output": flag(config, "norm_output", False, checkpoint.name),
-        "fc_norm": flag(config, "fc_norm", False, checkpoint.name),
+        "attention_bias": flag(config, "attention_bias", False, checkpoint.name),
     }
-    inner = config.get("eagle_config") or {}
-    layer_ids = config.get(LAYER_IDS) or (inner.get(LAYER_IDS) if isinstance(inner, dict) else None)
-    return _convert(checkpoint, target, {**fields, **options}, layer_ids, "midlayer")
+    layer_ids, offset = config.get(LAYER_IDS), 0
+    inner = config.get(INNER_CONFIG)
+    if not layer_ids and isinstance(inner, dict):
+        layer_ids, offset = inner.get(LAYER_IDS), 1
+    options["feature_layers"] = _feature_layers(layer_ids, offset, target, checkpoint.name)
+    return _convert(checkpoint, target, {**fields, **options}, MIDLAYER)
 
 
 def convert_eagle3_speculators(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
@@ -78,10 +81,9 @@ def convert_eagle3_speculators(checkpoint: Checkpoint, target: PreTrainedModel |
         **fields_of({"vocab_size": layer_config["vocab_size"], **ids}, target, verifier.get("name_or_path")),
         "head_dim": layer_config["head_dim"] or fields["head_dim"],
         "attention_bias": flag(layer_config, "attention_bias", False, name),
-        "norm_before_residual": flag(config, "norm_before_residual", False, name),
-        "norm_before_fc": flag(config, "norm_before_fc", False, name),
+        "feature_layers": _feature_layers(config.get(LAYER_IDS), 0, target, name),
     }
-    return _convert(checkpoint, target, {**fields, **options}, config.get(LAYER_IDS), "layers.0")
+    return _convert(checkpoint, target, {**fields, **options}, LAYER)
 
 
 def _layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def _layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _convert(
-    checkpoint: Checkpoint, target: PreTrainedModel | None, options: dict[str, Any], layer_ids: Any, layer: str
+    checkpoint: Checkpoint, target: PreTrainedModel | None, options: dict[str, Any], layer: str
 ) -> Conversion:
     hidden = options["hidden_size"]
     if (checkpoint.config.get("target_hidden_size") or hidden) != hidden:
@@ -105,20 +107,28 @@ def _convert(
             "own, which are not converted."
         )
     check_widths(hidden, target, reads_head_input=False)
+    flags: dict[str, Any] = {name: flag(checkpoint.config, name, False, checkpoint.name) for name in FLAGS}
     config = EagleConfig(
         **options,
+        **flags,
         version=3,
         draft_vocab_size=checkpoint.config.get("draft_vocab_size"),
-        feature_layers=_feature_layers(layer_ids, target, checkpoint.name),
     )
-    weights, dropped = rename_weights(checkpoint, _names(config, layer), [*TARGET_COPIES, *VOCABULARY])
+    weights, dropped = rename_weights(checkpoint, weight_names(config, layer), [*TARGET_COPIES, *VOCABULARY])
     if config.has_own_vocabulary:
         weights |= _vocabulary(checkpoint, config)
         dropped = [name for name in dropped if name not in VOCABULARY]
     return Conversion(EagleDrafter, config, weights, dropped)
 
 
-def _names(config: EagleConfig, layer: str) -> dict[str, str]:
+def weight_names(config: EagleConfig, layer: str) -> dict[str, str]:
+    """Map the names of a foreign drafter's weights, whose layer is called `layer`, to those of this package.
+
+    The maps between vocabularies, which are called `VOCABULARY` on both sides, are not among them.
+    """
+    if config.version == 1:
+        names = {"fc.weight": "fc.weight"} | ({"fc.bias": "fc.bias"} if config.fc_bias else {})
+        return names | layer_names(layer, "layer", ("post_attention_layernorm",), config.qkv_bias)
     own = ["fc.weight", "norm.weight", "lm_head.weight"]
     own += ["input_norm.weight"] if config.norm_before_fc else []
     own += [f"fc_norm.{index}.weight" for index in range(NUM_LAYERS_READ) if config.fc_norm]
@@ -129,8 +139,13 @@ def _names(config: EagleConfig, layer: str) -> dict[str, str]:
     return names
 
 
-def _feature_layers(layer_ids: Any, target: PreTrainedModel | None, name: str) -> tuple[int, ...]:
-    """Return the hidden states that the drafter reads: those in its config, else those of the published rule."""
+def _feature_layers(layer_ids: Any, offset: int, target: PreTrainedModel | None, name: str) -> tuple[int, ...]:
+    """Return the hidden states that the drafter reads: those in its config, else those of the published rule.
+
+    The ids in the config are `offset` less than the hidden states. Sources: vLLM, `gpu_model_runner.py`, reads the
+    input of the layer that the config itself names, so hidden state i for id i; SGLang, `models/llama.py`, the output
+    of the one that `eagle_config` names, so hidden state i + 1, as SpecForge trains.
+    """
     num_layers = None if target is None else target.config.get_text_config(decoder=True).num_hidden_layers
     if layer_ids is None:
         if num_layers is None:
@@ -147,12 +162,12 @@ def _feature_layers(layer_ids: Any, target: PreTrainedModel | None, name: str) -
             f"`{LAYER_IDS}` must list {NUM_LAYERS_READ} different hidden states, counted from 0, but in `{name}` it "
             f"is {layer_ids!r}."
         )
-    if num_layers is not None and max(layer_ids) >= num_layers:
+    if num_layers is not None and max(layer_ids) + offset >= num_layers:
         raise CheckpointError(
-            f"`{LAYER_IDS}` must lie in 0..{num_layers - 1}, the inputs of the target's layers, but in "
-            f"`{name}` it is {layer_ids}."
+            f"`{LAYER_IDS}` must lie in 0..{num_layers - 1 - offset}, the {'outputs' if offset else 'inputs'} of the "
+            f"target's layers{' but the last' * offset}, but in `{name}` it is {layer_ids}."
         )
-    return tuple(layer_ids)
+    return tuple(each + offset for each in layer_ids)
 
 
 def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor]:

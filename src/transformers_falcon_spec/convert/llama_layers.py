@@ -1,6 +1,8 @@
-"""Reading Llama-style decoder layers of foreign checkpoints: sizes, rotary positions and names of weights."""
+"""Llama-style decoder layers of foreign checkpoints: sizes, rotary positions and names of weights."""
 
 from typing import Any
+
+from transformers import LlamaConfig
 
 from ..errors import CheckpointError
 
@@ -49,6 +51,16 @@ def rope_parameters(config: dict[str, Any], name: str) -> dict[str, Any]:
         )
     rest = {field: value for field, value in scaling.items() if field not in ("type", "rope_type", "rope_theta")}
     return {"rope_type": kind, "rope_theta": float(theta), **rest}
+
+
+def foreign_layer_fields(config: LlamaConfig) -> dict[str, Any]:
+    """Return the fields of a layer as any version of Transformers reads them: the reverse of [`layer_fields`]."""
+    assert config.rope_parameters is not None  # Transformers fills it in
+    scaling: dict[str, Any] = dict(config.rope_parameters)
+    theta = scaling.pop("rope_theta")
+    names = (*REQUIRED, *DEFAULTS, "num_key_value_heads", "head_dim")
+    sizes = {name: getattr(config, name) for name in names}
+    return {**sizes, "rope_theta": theta, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
 
 
 def layer_names(foreign: str, ours: str, norms: tuple[str, ...], qkv_bias: bool = False) -> dict[str, str]:
