@@ -28,6 +28,7 @@ def test_a_drafter_that_no_engine_takes_is_told_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_drafter(make_target("llama")).save_pretrained(tmp_path / "drafter")
+    capsys.readouterr()  # what saving shows
 
     assert cli.main(["export", str(tmp_path / "drafter"), str(tmp_path / "dest"), "--format", "vllm"]) == 1
 
@@ -41,4 +42,5 @@ def test_a_format_that_there_is_not_is_refused_with_the_three(
     with pytest.raises(SystemExit):
         cli.main(["export", "drafter", str(tmp_path / "dest"), "--format", "onnx"])
 
-    assert all(name in capsys.readouterr().err for name in ("onnx", "speculators", "vllm", "sglang"))
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("onnx", "speculators", "vllm", "sglang"))

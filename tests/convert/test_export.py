@@ -222,6 +222,16 @@ def test_what_a_format_cannot_hold_is_refused(
     refused(eagle(**options), tmp_path / "dest", form, message)
 
 
+@pytest.mark.parametrize("name", [None, "absolute"])
+def test_speculators_gets_the_name_of_a_target_that_others_can_load(name: str | None, tmp_path: Path) -> None:
+    path = name and str(tmp_path.parent / "elsewhere" / "target")
+    (tmp_path.parent / "elsewhere").mkdir(exist_ok=True)
+
+    refused(
+        eagle(target_name_or_path=path), tmp_path / "dest", "speculators", "must name the target, whose embeddings"
+    )
+
+
 def test_an_adapter_must_be_merged_first(tmp_path: Path) -> None:
     drafter = eagle()
     drafter.layer.mlp.down_proj.register_parameter("lora_A", torch.nn.Parameter(torch.zeros(1)))

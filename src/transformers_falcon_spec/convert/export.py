@@ -23,7 +23,7 @@ from ..errors import CheckpointError, OptionError
 from ..provenance import portable
 from .eagle import FLAGS, INNER_CONFIG, LAYER, LAYER_IDS, MIDLAYER, NUM_LAYERS_READ, VOCABULARY, weight_names
 from .formats import detect, shortened
-from .llama_layers import foreign_layer_fields
+from .llama_layers import foreign_rope_fields, foreign_sizes
 from .loading import check_there
 from .new_folder import check_is_new, new_folder
 from .source import CONFIG_FILE, Checkpoint
@@ -157,7 +157,9 @@ def _exported(eagle: EagleDrafter, export_format: str) -> tuple[dict[str, Any], 
     if (export_format, eagle.config.version) == ("sglang", 1) and not eagle.config.fc_bias:
         tensors["fc.bias"] = torch.zeros_like(tensors["fc.weight"][:, 0])  # its model has one in any case
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return _written_config(eagle, form, export_format), stored
+    if export_format == "speculators":
+        return _speculators_config(eagle, form), stored
+    return _engine_config(eagle, form, export_format), stored
 
 
 def _check_fits(config: EagleConfig, form: Form, export_format: str) -> None:
@@ -180,28 +182,33 @@ def _check_fits(config: EagleConfig, form: Form, export_format: str) -> None:
         raise _not_held(export_format, "it has one of `fc_norm` and `norm_before_fc`, but not both")
 
 
-def _written_config(eagle: EagleDrafter, form: Form, export_format: str) -> dict[str, Any]:
-    """The `config.json` of the exported drafter."""
-    config = eagle.config
-    layer = {"model_type": "llama", **foreign_layer_fields(config), "vocab_size": config.vocab_size}
-    layer |= {name: getattr(config, name) for name in SPECIAL_IDS}
-    target, dtype = portable(config.target_name_or_path), str(eagle.dtype).removeprefix("torch.")
-    head = {"architectures": [form.architecture], "torch_dtype": dtype, "tie_word_embeddings": False}
-    name = {} if target is None else {"_name_or_path": target}
+def _engine_config(eagle: EagleDrafter, form: Form, export_format: str) -> dict[str, Any]:
+    """The `config.json` for vLLM or SGLang: that of a Llama model with fields of its own."""
+    config, target = eagle.config, portable(eagle.config.target_name_or_path)
+    fields = {**_head(eagle, form), **_layer(config), **foreign_rope_fields(config)}
+    fields |= {} if target is None else {"_name_or_path": target}
     if config.version == 1:
-        biases = {} if export_format == "sglang" else {"bias": config.fc_bias, "qkv_bias": config.qkv_bias}
-        return {**head, **layer, **biases, **name}
-    layer["attention_bias"] = config.attention_bias
-    flags = {"draft_vocab_size": config.num_draftable_tokens, **{name: getattr(config, name) for name in FLAGS}}
+        return fields if export_format == "sglang" else {**fields, "bias": config.fc_bias, "qkv_bias": config.qkv_bias}
+    fields |= _flags(config)
     layers = list(config.feature_layers)
-    if export_format == "sglang":
-        inner = {"use_aux_hidden_state": True, LAYER_IDS: [index - 1 for index in layers]}
-        return {**head, **layer, **flags, INNER_CONFIG: inner, **name}
     if export_format == "vllm":
-        return {**head, **layer, **flags, LAYER_IDS: layers, **name}
+        return {**fields, LAYER_IDS: layers}
+    inner = {"use_aux_hidden_state": True, LAYER_IDS: [index - 1 for index in layers]}
+    return {**fields, INNER_CONFIG: inner}
+
+
+def _speculators_config(eagle: EagleDrafter, form: Form) -> dict[str, Any]:
+    """The `config.json` for speculators: the layer has a config of its own, and the target a name."""
+    config, target = eagle.config, portable(eagle.config.target_name_or_path)
+    if target is None or target.startswith("..."):
+        raise OptionError(
+            f"The format 'speculators' must name the target, whose embeddings are read, but `target_name_or_path` of "
+            f"this drafter is {target!r}. Set it in its config to the target's Hub id, or to a folder as it is named "
+            "where the export is used."
+        )
     proposal = {"proposal_type": "greedy", "speculative_tokens": eagle.tree_depth}
     return {
-        **head,
+        **_head(eagle, form),
         "speculators_model_type": "eagle3",
         "speculators_version": SPECULATORS_VERSION,
         "speculators_config": {
@@ -210,11 +217,27 @@ def _written_config(eagle: EagleDrafter, form: Form, export_format: str) -> dict
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": target, "architectures": []},
         },
-        "transformer_layer_config": layer,
-        **flags,
-        LAYER_IDS: layers,
+        "transformer_layer_config": {**_layer(config), "rope_parameters": config.rope_parameters},
+        **_flags(config),
+        LAYER_IDS: list(config.feature_layers),
         "embed_requires_grad": False,
     }
+
+
+def _head(eagle: EagleDrafter, form: Form) -> dict[str, Any]:
+    dtype = str(eagle.dtype).removeprefix("torch.")
+    return {"architectures": [form.architecture], "torch_dtype": dtype, "tie_word_embeddings": False}
+
+
+def _layer(config: EagleConfig) -> dict[str, Any]:
+    """The fields of the decoder layer, rotary positions aside."""
+    fields = ("attention_bias", "vocab_size", *SPECIAL_IDS)
+    return {"model_type": "llama", **foreign_sizes(config), **{name: getattr(config, name) for name in fields}}
+
+
+def _flags(config: EagleConfig) -> dict[str, Any]:
+    """The fields of version 3 alone."""
+    return {"draft_vocab_size": config.num_draftable_tokens, **{name: getattr(config, name) for name in FLAGS}}
 
 
 def _check_way_back(eagle: EagleDrafter, exported: Checkpoint) -> None:

@@ -53,14 +53,17 @@ def rope_parameters(config: dict[str, Any], name: str) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": float(theta), **rest}
 
 
-def foreign_layer_fields(config: LlamaConfig) -> dict[str, Any]:
-    """Return the fields of a layer as any version of Transformers reads them: the reverse of [`layer_fields`]."""
+def foreign_sizes(config: LlamaConfig) -> dict[str, Any]:
+    """Return the sizes of a layer as a foreign config gives them: with the next one the reverse of `layer_fields`."""
+    return {name: getattr(config, name) for name in (*REQUIRED, *DEFAULTS, "num_key_value_heads", "head_dim")}
+
+
+def foreign_rope_fields(config: LlamaConfig) -> dict[str, Any]:
+    """Return the rotary parameters in the form that every version of Transformers reads into a `LlamaConfig`."""
     assert config.rope_parameters is not None  # Transformers fills it in
     scaling: dict[str, Any] = dict(config.rope_parameters)
     theta = scaling.pop("rope_theta")
-    names = (*REQUIRED, *DEFAULTS, "num_key_value_heads", "head_dim")
-    sizes = {name: getattr(config, name) for name in names}
-    return {**sizes, "rope_theta": theta, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
+    return {"rope_theta": theta, "rope_scaling": None if scaling == {"rope_type": "default"} else scaling}
 
 
 def layer_names(foreign: str, ours: str, norms: tuple[str, ...], qkv_bias: bool = False) -> dict[str, str]:
