@@ -3,7 +3,7 @@
 DEST gets a config.json and a model.safetensors that these load with code of their own. docs/serving.md has the command
 lines of the engines, and what is lost there.
 
-Example, for a drafter of `train --recipe eagle3`:
+Example, on a drafter that `train` wrote:
   falcon-spec export my-drafter my-drafter-vllm --format vllm
 """
 
