@@ -109,7 +109,7 @@ def export_drafter(drafter: DrafterModel | str | Path, dest: str | Path, export_
     check_is_new(dest)
     eagle = _eagle(drafter)
     config, tensors = _exported(eagle, export_format)
-    _check_way_back(eagle, Checkpoint(str(dest), config, tensors, {}))
+    _check_way_back(eagle, Checkpoint(str(dest), config, tensors, {}, dest))
     window = eagle.sliding_window
     if window is not None:
         flag = f"; `--speculative-draft-window-size {window}` sets it there" if export_format == "sglang" else ""
