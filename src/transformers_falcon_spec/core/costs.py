@@ -68,6 +68,11 @@ class CostCurve:
             seconds = max(_between(line[-2], line[-1], size), most + (most - least) / (last - first) * (size - last))
         return self._pace * seconds
 
+    @property
+    def largest(self) -> float:
+        """The largest size that the line says something about; 0 before the first timing."""
+        return self._line[-1][0] if self._line else 0.0
+
     def learn(self, size: int, seconds: float) -> None:
         """Add one timing of a size, 1 or more."""
         samples = self._samples.setdefault(size.bit_length(), _Samples(float(size), seconds))

@@ -171,9 +171,9 @@ class GrownTreeGenerator(TextBranchGenerator):
         return self.draft_blocks(fed, features, blocks, slots, number), seen
 
     def _deepest(self, budget: DraftBudget) -> int:
-        """How deep trees may grow: as the options say, or as far as passes pay where no option limits them."""
+        """How deep trees may grow: as the options say, or, where none does, as far as passes pay or are asked for."""
         options, depth = self.drafter.generation_config, self.drafter.tree_depth
-        if budget.prices and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
+        if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 

@@ -17,11 +17,13 @@ from ..options import OWN
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 LARGE = 16
 WARM_UP = ((1, 0), (4, 1), (LARGE, 2), (1, 0), (8, 1), (LARGE, 2))
+NUM_COLD = 3  # of the first steps, whose seconds say nothing of later ones
 FIXED_WARM_UP = (False, True, False, True)  # the same of drafts in fixed shapes, each captured once
 FIXED_SIZES = (8, 16, 32, 64, 128, 256)  # nodes of smaller trees, of which each costs a capture
 # Of so many drafted steps one gives way to a plain one, one reads twice the usual nodes, one takes a pass more than
 # usual, whatever they seem to cost: else a price that is wrong might never be paid again.
 REFRESH, MANY_NODES, MANY_PASSES = 96, 32, 64
+TRUSTED = 2  # times the largest tree read so far: what more nodes cost is not known
 LEAST_STEPS = 6  # drafted steps before drafting may be given up
 TRIAL_AGAIN = 32  # drafted steps in which it must show that it pays, once it was given up
 PAUSE, LONGEST_PAUSE = 16, 1024  # plain steps before drafting is tried again; four times as many each time it fails
@@ -105,6 +107,8 @@ class CostModel:
         """Add the tokens and the cost of a step; `num_passes` is None if no draft was asked for."""
         seconds = self.read(num_nodes) + (0.0 if num_passes is None else self.draft(max(num_passes, 1)))
         self.num_steps += 1
+        if self.num_steps <= NUM_COLD:
+            return
         self.tokens.learn(len(num_kept) + sum(num_kept))
         self.seconds.learn(seconds)
         if num_passes is None:
@@ -166,13 +170,15 @@ class CostModel:
         return self.num_since_plain == 0
 
     def new_prices(self, num_nodes: int) -> Prices:
-        """Prices at the rate of the newest steps."""
+        """Prices at the rate of the newest steps; a node far beyond what was read so far costs a token: it cannot pay."""
         rate, plain, draft = self.rate, self.read(1), [self.draft(num) for num in range(1, MAX_PASSES + 1)]
+        known = round(TRUSTED * self.read.largest)
         pairs = zip(self.kept, self.expected, strict=True)
         weights = [(kept.total + 1) / (expected.total + 1) for kept, expected in pairs]
         return Prices(
             nodes=torch.tensor(
-                [rate * (self.read(num) - plain) for num in range(1, num_nodes + 1)], dtype=torch.float
+                [rate * (self.read(min(num, known)) - plain) + max(num - known, 0) for num in range(1, num_nodes + 1)],
+                dtype=torch.float,
             ),
             passes=[0.0, *(rate * (more - less) for less, more in pairwise(draft))],
             pass_yields=[mean.value for mean in self.pass_yields],

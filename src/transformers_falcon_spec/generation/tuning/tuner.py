@@ -62,7 +62,8 @@ class Tuner:
             limited = replace(limited, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
         else:
             self._is_asked = not known.is_next_plain()
-            if self._is_asked and (known.prices is None or known.num_steps % CADENCE == 0):
+            is_early = known.num_steps < len(WARM_UP) + CADENCE  # every step still teaches much
+            if self._is_asked and (known.prices is None or is_early or known.num_steps % CADENCE == 0):
                 known.prices = known.new_prices(budget.num_nodes)
             limited = replace(limited, prices=known.prices_now() if self._is_asked else None)
         return limited if self._is_asked else None
