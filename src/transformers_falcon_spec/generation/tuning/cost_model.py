@@ -170,7 +170,7 @@ class CostModel:
         return self.num_since_plain == 0
 
     def new_prices(self, num_nodes: int) -> Prices:
-        """Prices at the rate of the newest steps; a node far beyond what was read so far costs a token and cannot pay."""
+        """Prices at the rate of the newest steps; a node far beyond what was read costs a token and cannot pay."""
         rate, plain, draft = self.rate, self.read(1), [self.draft(num) for num in range(1, MAX_PASSES + 1)]
         known = round(TRUSTED * self.read.largest)
         pairs = zip(self.kept, self.expected, strict=True)
