@@ -58,6 +58,61 @@ def dream(**fields: Any) -> Parts:
     return config, stack(config, qkv_bias=True)
 
 
+def fast_dllm(**fields: Any) -> Parts:
+    """Config and weights of Fast-dLLM v2, with blocks of 4 instead of 32; the config names no mask."""
+    kind = {"model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"], "bd_size": 4}
+    config = {**STACK, **kind, "rope_theta": 1e6, "tie_word_embeddings": True, **fields}
+    return config, stack(config, qkv_bias=True)
+
+
+def a2d(stock: str, **fields: Any) -> Parts:
+    """Config and weights of an A2D conversion of a stock model; the config names no mask."""
+    kind = {"model_type": f"a2d-{stock}", "architectures": [f"A2D{stock.title()}LMHeadModel"]}
+    config = {**STACK, **kind, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, **fields}
+    if stock == "qwen3":
+        config["head_dim"] = 24
+    weights = stack(config, qkv_bias=stock == "qwen2")
+    if stock == "qwen3":
+        names = [f"model.layers.{index}.self_attn.{part}_norm.weight" for index in range(2) for part in "qk"]
+        weights |= randoms(dict.fromkeys(names, (config["head_dim"],)), seed=1)
+    return config, weights
+
+
+def diffullama(**fields: Any) -> Parts:
+    """Config and weights of DiffuLLaMA, which are Llama's; the tokenizer alone names the mask."""
+    config = {**STACK, "architectures": ["LlamaForCausalLM"], "rope_theta": 10000.0, **fields}
+    return config, stack(config, qkv_bias=False)
+
+
+def diffugpt(**fields: Any) -> Parts:
+    """Config and weights of DiffuGPT, which hold the wrapper's names; the table of tokens has grown by the mask."""
+    kind = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": VOCAB_SIZE}
+    config = {
+        **kind,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 128,
+        "layer_norm_epsilon": 1e-5,
+        **fields,
+    }
+    width, shapes = config["n_embd"], {"embed_tokens.weight": (SIZE, config["n_embd"])}
+    shapes |= {"denoise_model.wpe.weight": (config["n_positions"], width)}
+    for index in range(config["n_layer"]):
+        name = f"denoise_model.h.{index}"
+        for part, sizes in {
+            "attn.c_attn": (width, 3 * width),
+            "attn.c_proj": (width, width),
+            "mlp.c_fc": (width, 4 * width),
+            "mlp.c_proj": (4 * width, width),
+        }.items():
+            shapes |= {f"{name}.{part}.weight": sizes, f"{name}.{part}.bias": sizes[1:]}
+        shapes |= {f"{name}.ln_{each}.{kind}": (width,) for each in "12" for kind in ("weight", "bias")}
+    shapes |= {f"denoise_model.ln_f.{kind}": (width,) for kind in ("weight", "bias")}
+    weights = randoms(shapes)
+    return config, {name: value + (".ln_" in name and name.endswith("weight")) for name, value in weights.items()}
+
+
 def saved(folder: Path, parts: Parts, tokens: int = VOCAB_SIZE, mask: str | None = "<|mask|>", **special: int) -> Path:
     """The folder of a diffusion model: weights, tokenizer, and code that leaves a trace where it is run."""
     written(folder, *parts, "model.safetensors")

@@ -32,7 +32,8 @@ def silu(values: Tensor) -> Tensor:
 
 def speeds(config: Mapping[str, Any], size: int) -> Tensor:
     """Angle per position of each pair of a head: `theta ** (-2 i / size)`, slowed down as `rope_scaling` says."""
-    theta, scaling = config.get("rope_theta", 10000.0), config.get("rope_scaling") or {}
+    given = config.get("rope_parameters") or config  # version 5 of Transformers keeps them together
+    theta, scaling = given.get("rope_theta", 10000.0), config.get("rope_scaling") or {}
     kind, found = scaling.get("rope_type", scaling.get("type")), []
     for pair in range(size // 2):
         speed, factor = theta ** (-2 * pair / size), scaling.get("factor", 1.0)
@@ -68,6 +69,9 @@ def attention(
     queries = linear(weights, f"{name}.q_proj", rows).reshape(len(rows), num_heads, size)
     keys = linear(weights, f"{name}.k_proj", rows).reshape(len(rows), num_groups, size)
     values = linear(weights, f"{name}.v_proj", rows).reshape(len(rows), num_groups, size)
+    if f"{name}.q_norm.weight" in weights:  # Qwen3
+        queries = rms_norm(weights, f"{name}.q_norm", queries, config["rms_norm_eps"])
+        keys = rms_norm(weights, f"{name}.k_norm", keys, config["rms_norm_eps"])
     queries, keys = rotated(queries, positions, angles), rotated(keys, positions, angles)
     outputs = []
     for head in range(num_heads):

@@ -1,6 +1,7 @@
 """Public diffusion models, converted: the numbers of their own forward, the target's own text, and what is refused."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,71 @@ def own_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["two tables", "one table"])
+@dataclass(frozen=True)
+class Kind:
+    """A format, its parts, and what its own code says: the shift, and the blocks that see themselves and earlier ones."""
+
+    format: Format
+    parts: foreign.Parts
+    shift: int = 1
+    block: int | None = None
+    mask: int = foreign.MASK
+    target: str = "qwen2"
+
+
+KINDS = {
+    "Dream": Kind(Format.DREAM, foreign.dream()),
+    "Dream with one table": Kind(Format.DREAM, foreign.dream(tie_word_embeddings=True)),
+    "Fast-dLLM v2": Kind(Format.FAST_DLLM, foreign.fast_dllm(), block=4),
+    "A2D of Qwen2": Kind(Format.A2D, foreign.a2d("qwen2", tie_word_embeddings=True), shift=0),
+    "A2D of Qwen3": Kind(Format.A2D, foreign.a2d("qwen3"), shift=0),
+    "A2D of Qwen3 in blocks": Kind(Format.A2D, foreign.a2d("qwen3", block_size=4), shift=0, block=4),
+    "A2D of Llama": Kind(Format.A2D, foreign.a2d("llama"), shift=0, target="llama"),
+    "DiffuLLaMA": Kind(Format.DIFFULLAMA, foreign.diffullama(), mask=40, target="llama"),
+    "DiffuGPT": Kind(Format.DIFFUGPT, foreign.diffugpt(), target="gpt2"),
+    "DiffuGPT with a word as its mask": Kind(Format.DIFFUGPT, foreign.diffugpt(), mask=40, target="gpt2"),
+}
+
+
+def loaded(kind: Kind, target: Any, folder: Path) -> Any:
+    """A drafter of a folder of that kind."""
+    is_word = kind.mask < VOCAB_SIZE
+    mask, special = (f"word{kind.mask}", {"": 99}) if is_word else ("<|mask|>", foreign.SPECIAL)
+    return load_drafter(foreign.saved(folder, kind.parts, mask=mask, **special), target)
+
+
+@pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_dream_drafts_from_the_logits_of_its_own_forward(tied: bool, tmp_path: Path) -> None:
-    config, weights = foreign.dream(tie_word_embeddings=tied)
-    drafter: Any = load_drafter(
-        foreign.saved(tmp_path / "source", (config, weights)), foreign.saved_target(tmp_path / "target")
-    )
+def test_a_model_drafts_from_the_logits_of_its_own_forward(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    drafter = loaded(kind, foreign.saved_target(tmp_path / "target", kind.target), tmp_path / "source")
+    config, weights = kind.parts
     weights = {name: value.double() for name, value in weights.items()}
 
-    for length, num in ((1, 3), (9, 1), (40, 20)):
+    row = DenoisedRow(drafter)  # which says how far a draft may reach; each text gets a fresh one
+    for length, most in ((2, 2), (9, 1), (41, 20)):
+        num = min(most, row.max_draft_tokens(length))
         text = random_ids(length)
-        expected = reference_diffusion.drafted(weights, config, text.tolist(), num, foreign.MASK, 1, None)
+        expected = reference_diffusion.drafted(weights, config, text.tolist(), num, kind.mask, kind.shift, kind.block)
         found = DenoisedRow(drafter).scores(text, num, 1, lambda logits: logits)
         torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-5)
-    assert detect(config, weights) is Format.DREAM
-    assert (drafter.config.attention, drafter.config.logits_shift) == ("full", 1)
-    assert (drafter.config.mask_token_id, drafter.config.draft_vocab_size) == (foreign.MASK, VOCAB_SIZE)
-    assert (drafter.model.lm_head.weight is drafter.model.model.embed_tokens.weight) is tied
+    attention = "full" if kind.block is None else "block_causal"
+    settings = drafter.config
+    assert (settings.attention, settings.block_size, settings.logits_shift) == (attention, kind.block, kind.shift)
+    assert (settings.mask_token_id, settings.draft_vocab_size) == (kind.mask, VOCAB_SIZE)
+    is_tied = config.get("tie_word_embeddings", True)
+    assert (drafter.model.lm_head.weight is drafter.model.get_input_embeddings().weight) is is_tied
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_format_of_a_model_is_recognised_and_the_text_with_it_is_the_targets(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    target = foreign.saved_target(tmp_path / "target", kind.target)
+
+    assert detect({**kind.parts[0], "mask_token_id": kind.mask}, kind.parts[1]) is kind.format
+    pair = runs.informed(target, loaded(kind, target, tmp_path / "source"))
+    pair.assert_equal()
+    assert pair.stats.num_drafted > 0
 
 
 @pytest.mark.parametrize("mode", [{"do_sample": False}, runs.SAMPLING], ids=["greedy", "sampling"])
@@ -171,3 +219,29 @@ def test_llada_is_refused_with_the_reason(model_type: str, tmp_path: Path) -> No
 
     with pytest.raises(CheckpointError, match=r"This is LLaDA.*architecture and a tokenizer of its own.*never run"):
         load_drafter(source, make_target("qwen2"))
+
+
+def test_blocks_must_have_a_size(tmp_path: Path) -> None:
+    source = foreign.saved(tmp_path / "source", foreign.fast_dllm(bd_size=None))
+    target = foreign.saved_target(tmp_path / "target")
+
+    with pytest.raises(CheckpointError, match=r"must give `bd_size`, the size of its blocks, .* but it is None"):
+        load_drafter(source, target)
+
+
+def test_a_model_that_may_have_been_trained_in_blocks_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_drafter(
+        foreign.saved(tmp_path / "source", foreign.a2d("qwen3")), foreign.saved_target(tmp_path / "target", "qwen3")
+    )
+
+    assert "taken for a model all of whose tokens see all (MDLM), for its config names no `block_size`" in caplog.text
+
+
+def test_a_diffugpt_without_its_sizes_is_refused(tmp_path: Path) -> None:
+    source = foreign.saved(tmp_path / "source", foreign.diffugpt(n_head=None))
+    target = foreign.saved_target(tmp_path / "target", "gpt2")
+
+    with pytest.raises(CheckpointError, match=r"positive whole numbers .* says {'n_head': None}"):
+        load_drafter(source, target)

@@ -28,6 +28,10 @@ class Format(Enum):
     MEDUSA_V2 = "Medusa v2 heads"
     DFLASH = "DFlash (Transformers)"
     DREAM = "Dream"
+    A2D = "A2D"
+    FAST_DLLM = "Fast-dLLM v2"
+    DIFFULLAMA = "DiffuLLaMA"
+    DIFFUGPT = "DiffuGPT"
 
 
 # Formats that are recognised but cannot be converted: the reason, and what marks each: the value of a field of the
@@ -36,8 +40,10 @@ UNSUPPORTED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "un
 NUM_NAMED = 8  # names shown in a message
 LANGUAGE_MODEL = "a language model"
 # Masked diffusion models, which have the weights of a language model, by their `model_type`.
-DIFFUSION = {"Dream": Format.DREAM}
+DIFFUSION = {"Dream": Format.DREAM, "Fast_dLLM_Qwen": Format.FAST_DLLM}
+DIFFUSION |= {f"a2d-{stock}": Format.A2D for stock in ("llama", "qwen2", "qwen3")}
 _NO_CODE = "The code that comes with it (`auto_map`) is never run. "
+_DIFFUGPT, _LAYER = re.compile(r"denoise_model\.h\."), re.compile(r"model\.layers\.")
 _MEDUSA_HEAD = re.compile(r"\d+\.\d+\.weight")  # a head's own LM head, the last of its layers
 
 
@@ -74,7 +80,7 @@ def _refuse_by_fields(config: dict[str, Any]) -> None:
 def refuse_by_keys(keys: Collection[str], config: dict[str, Any]) -> None:
     """Refuse a checkpoint whose weights have names of a format that cannot be converted, before any are read."""
     for name, marks in UNSUPPORTED.items():
-        if name == LANGUAGE_MODEL and config.get("model_type") in DIFFUSION:
+        if name == LANGUAGE_MODEL and (config.get("model_type") in DIFFUSION or _is_diffullama(config)):
             continue
         found = [key for key in keys if "weights" in marks and re.match(marks["weights"], key)]
         if found:
@@ -83,6 +89,8 @@ def refuse_by_keys(keys: Collection[str], config: dict[str, Any]) -> None:
 
 def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     """Detect the format of a checkpoint from its `config.json` and the names of its weights.
+
+    `config` has as `mask_token_id` the mask that a tokenizer beside it names, if it names none itself.
 
     Raises:
         [`CheckpointError`]: a known format that is not converted, with the reason; an unknown one, with the fields of
@@ -108,6 +116,8 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
         (_medusa(config, keys), "medusa_num_heads" in config or "medusa_num_layers" in config),
         (Format.EAGLE3, "draft_vocab_size" in config or any(key.startswith("midlayer.") for key in keys)),
         (Format.EAGLE, is_eagle),
+        (Format.DIFFUGPT, config.get("model_type") == "gpt2" and any(map(_DIFFUGPT.match, keys))),
+        (Format.DIFFULLAMA, _is_diffullama(config) and any(map(_LAYER.match, keys))),
     )
     for kind, fits in rules:
         if fits:
@@ -117,6 +127,11 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
         f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
         f"weights are called {shortened(keys)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`."
     )
+
+
+def _is_diffullama(config: dict[str, Any]) -> bool:
+    """Whether a Llama has a mask, which no language model needs."""
+    return config.get("model_type") == "llama" and config.get("mask_token_id") is not None
 
 
 def _medusa(config: dict[str, Any], keys: Collection[str]) -> Format:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..provenance import file_sha256
 from .formats import refuse_by_config, refuse_by_keys, shortened
-from .vocabulary import TOKENIZER_FILES, tokenizer_paths
+from .vocabulary import TOKENIZER_FILES, mask_id_of, tokenizer_paths
 
 CONFIG_FILE = "config.json"
 # In order of preference: safetensors, which cannot hold code, come before pickles.
@@ -39,7 +39,7 @@ class Checkpoint:
     """The content of a foreign checkpoint."""
 
     name: str  # the folder or Hub id, as the user gave it
-    config: dict[str, Any]
+    config: dict[str, Any]  # with the mask that the tokenizer names
     tensors: dict[str, Tensor]  # by their foreign names; all are finite
     files: dict[str, str]  # SHA-256 of every file that was read, by name
     folder: Path  # where they lie
@@ -51,11 +51,13 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     Config and index are read first. If they show that nothing can be converted, weights are neither fetched nor read.
     """
     is_local = Path(source).exists()
-    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES], revision)
+    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES, *TOKENIZER_FILES], revision)
     if not folder.is_dir():
         raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
     config = _read_json(folder / CONFIG_FILE)
     refuse_by_config(config)
+    if config.get("mask_token_id") is None and (mask := mask_id_of(folder)) is not None:
+        config["mask_token_id"] = mask
     for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
         refuse_by_keys(_weight_map(index), config)
     if not is_local:

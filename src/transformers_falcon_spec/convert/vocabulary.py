@@ -36,6 +36,12 @@ def named_mask(folder: Path) -> str | None:
     return None
 
 
+def mask_id_of(folder: Path) -> int | None:
+    """The id of the mask that a tokenizer names; None where it names none, or holds no tokens."""
+    tokenizer = read_vocabulary(folder) if named_mask(folder) is not None else None
+    return None if tokenizer is None else tokenizer.mask_token_id
+
+
 def read_vocabulary(folder: Path) -> PreTrainedTokenizerFast | None:
     """A tokenizer of the same tokens, ids and mask, which cannot read text; None where the files hold no tokens.
 

@@ -141,7 +141,7 @@ register_drafter(
     DiffusionDrafter,
     "DiffuSpec",
     ".training.objectives.diffusion:DiffusionObjective",
-    {"Dream": ".convert.diffusion:convert_diffusion"},
+    dict.fromkeys(("Dream", "A2D", "Fast-dLLM v2", "DiffuLLaMA", "DiffuGPT"), ".convert.diffusion:convert_diffusion"),
 )
 register_drafter(
     "dflash",
