@@ -61,7 +61,8 @@ def dream(**fields: Any) -> Parts:
 def fast_dllm(**fields: Any) -> Parts:
     """Config and weights of Fast-dLLM v2, with blocks of 4 instead of 32; the config names no mask."""
     kind = {"model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"], "bd_size": 4}
-    config = {**STACK, **kind, "rope_theta": 1e6, "tie_word_embeddings": True, **fields}
+    config = {**STACK, **kind, "rope_theta": 1e6, "tie_word_embeddings": True, "layer_types": ["full_attention"] * 2}
+    config |= {"conplemenrary_mask": True, "use_sliding_window": False, "sliding_window": None, **fields}
     return config, stack(config, qkv_bias=True)
 
 

@@ -88,9 +88,14 @@ def test_the_format_of_a_model_is_recognised_and_the_text_with_it_is_the_targets
     target = foreign.saved_target(tmp_path / "target", kind.target)
 
     assert detect({**kind.parts[0], "mask_token_id": kind.mask}, kind.parts[1]) is kind.format
-    pair = runs.informed(target, loaded(kind, target, tmp_path / "source"))
-    pair.assert_equal()
-    assert pair.stats.num_drafted > 0
+    drafter = loaded(kind, target, tmp_path / "source")
+    chain = runs.informed(target, drafter)
+    drafter.config.search = "tree"
+    rows = runs.both(target, drafter, torch.stack([random_ids(9, 1), random_ids(9, 2)]))
+    chain.assert_equal()
+    rows.assert_equal(is_kept=False)
+    assert chain.stats.num_drafted > 0
+    assert rows.stats.num_drafted > rows.stats.num_steps
 
 
 @pytest.mark.parametrize("mode", [{"do_sample": False}, runs.SAMPLING], ids=["greedy", "sampling"])
@@ -161,8 +166,11 @@ def test_a_mask_that_is_a_word_of_the_target_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mask_token_id": 4000}, "must be one of its 100 tokens, but `mask_token_id` of its config is 4000"),
-        ({"mask_token_id": "98"}, "`mask_token_id` of its config is '98' and its tokenizer's 98"),
+        (
+            {"mask_token_id": 4000},
+            "must be one of its 100 tokens, but it is 4000: `mask_token_id` of its config is 4000",
+        ),
+        ({"mask_token_id": "98"}, "`mask_token_id` of its config is '98', its tokenizer's 98"),
         ({"vocab_size": None}, "must give `vocab_size` as a whole number, but it is None"),
         ({"hidden_size": 0}, "positive whole numbers, but some are {'hidden_size': 0}"),
         ({"intermediate_size": 97}, r"'model.layers.0.mlp.down_proj.weight': '\(64, 96\) instead of \(64, 97\)'"),
@@ -219,6 +227,19 @@ def test_llada_is_refused_with_the_reason(model_type: str, tmp_path: Path) -> No
 
     with pytest.raises(CheckpointError, match=r"This is LLaDA.*architecture and a tokenizer of its own.*never run"):
         load_drafter(source, make_target("qwen2"))
+
+
+def test_a_model_without_any_mask_is_refused_and_fast_dllm_has_its_codes_own(tmp_path: Path) -> None:
+    target = foreign.saved_target(tmp_path / "target")
+    plain, fast = (
+        foreign.saved(tmp_path / name, parts, mask=None)
+        for name, parts in {"a2d": foreign.a2d("qwen2"), "fast": foreign.fast_dllm()}.items()
+    )
+
+    with pytest.raises(CheckpointError, match="must be one of its 100 tokens, but it is None"):
+        load_drafter(plain, target)
+    with pytest.raises(CheckpointError, match="must be one of its 100 tokens, but it is 151665"):
+        load_drafter(fast, target)
 
 
 def test_blocks_must_have_a_size(tmp_path: Path) -> None:

@@ -144,8 +144,9 @@ def _mask(checkpoint: Checkpoint, family: Family, tokenizer: Any, size: int) -> 
     found = next((each for each in known if each is not None), None)
     if type(found) is not int or not 0 <= found < size:
         raise CheckpointError(
-            f"The mask of `{checkpoint.name}` must be one of its {size} tokens, but `mask_token_id` of its config is "
-            f"{stated!r} and its tokenizer's {tokenizer.mask_token_id}. Fetch both again: they do not belong together."
+            f"The mask of `{checkpoint.name}` must be one of its {size} tokens, but it is {found!r}: `mask_token_id` "
+            f"of its config is {stated!r}, its tokenizer's {tokenizer.mask_token_id}. Fetch both again, or name it "
+            "there."
         )
     return found
 
