@@ -113,12 +113,13 @@ def test_a_pool_with_a_drafter_that_cannot_is_not_fixed() -> None:
 def test_without_a_tuner_the_first_one_drafts() -> None:
     target = make_eagle_target()
     pool = make_pool(target)
-    for drafter in pool.members:
-        drafter.generation_config.tune = False
+    for each in (pool, *pool.members):
+        each.generation_config.tune = False
 
     alone, together = (runs.both(target, assistant, max_new_tokens=30) for assistant in (pool.members[0], pool))
 
     together.assert_equal()
+    assert together.stats.tuning == {}
     assert together.stats.acceptance_histogram == alone.stats.acceptance_histogram
 
 

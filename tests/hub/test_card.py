@@ -60,7 +60,8 @@ def evidence_of(name: str) -> list[Any]:
     origins = [json.loads((RESULTS_FOLDER / file).read_text(encoding="utf-8"))["provenance"] for file in RESULTS[name]]
     about = json.loads((ROOT / "hub_cards" / f"{name}.json").read_text(encoding="utf-8"))
     parameters = AutoModel.from_pretrained(folder).num_parameters()
-    return [config, {**record, "curve": record["curve"][-1:]}, origins, about, parameters]
+    num_rows = sum(record.get("rows", {}).values())  # read and left out, which a card adds up
+    return [config, {**record, "curve": record["curve"][-1:]}, origins, about, parameters, num_rows]
 
 
 def own_rows(name: str) -> list[tuple[str, dict[str, Any]]]:
