@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer, save_target
 from tests.chat_families import FAMILIES, family_tokenizer
+from tests.clock import HandClock
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import FalconSpecDrafter
@@ -192,17 +192,15 @@ def test_the_embedded_pair_is_well(pair: Any) -> None:
 
 
 @pytest.mark.usefixtures("machine_clock")
-def test_a_slow_drafter_cannot_pay(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, propose = pair[0], FalconCandidateGenerator.propose
-    start = time.perf_counter()
-    target.generate(torch.tensor([[1, 5, 7]]), max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    plain_seconds = (time.perf_counter() - start) / 8
+def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = FalconCandidateGenerator.propose
 
     def slow(self: Any, budget: Any) -> Any:
-        time.sleep(20 * plain_seconds)  # so much that no noise of the machine hides it
+        clock.now += 100.0  # of a clock on which a read takes a second; the target alone has the machine's, of less
         return propose(self, budget)
 
     monkeypatch.setattr(FalconCandidateGenerator, "propose", slow)
+    clock.install(monkeypatch)
 
     report = examined(*pair, expected_acceptance(PAIR["drafter"], pair[2], None), max_new_tokens=8)
 
