@@ -36,19 +36,10 @@ def test_joint_acceptance_is_over_all_steps() -> None:
     assert _recorded(0, 1, 2, 3).joint_acceptance_by_depth == [3 / 4, 2 / 4, 1 / 4]
 
 
-def test_coverage_is_the_mean_over_the_steps_that_offered_the_depth() -> None:
-    stats = GenerationStats()
-    stats.record(num_nodes=6, max_depth=3, num_accepted=1, coverage=[0.5, 0.2])
-    stats.record(num_nodes=6, max_depth=3, num_accepted=0, coverage=[0.25])
-    stats.record(num_nodes=3, max_depth=1, num_accepted=1, coverage=[0.75, 0.0])
-
-    assert stats.coverage_by_depth == [0.5, 0.2, 0.0]
-
-
 def test_rows_are_counted_apart_and_together() -> None:
     stats = GenerationStats(rows=[GenerationStats(), GenerationStats()])
-    stats.record(row=0, num_nodes=6, max_depth=3, num_accepted=3, coverage=[0.5, 0.2, 0.1])
-    stats.record(row=1, num_nodes=4, max_depth=2, num_accepted=0, coverage=[0.3])
+    stats.record(row=0, num_nodes=6, max_depth=3, num_accepted=3)
+    stats.record(row=1, num_nodes=4, max_depth=2, num_accepted=0)
     stats.count_tokens([5, 2])
 
     first, second = stats.rows

@@ -245,25 +245,6 @@ def test_lookahead_nodes_are_not_offered() -> None:
     assert out.speculation.offered_by_depth == []
 
 
-def test_coverage_is_the_targets_probability_of_what_was_offered() -> None:
-    """With draws that follow the target, tokens are kept as often as their coverage says."""
-    target = make_target().double()
-    prompts = Prompts.of((9,) * 8)
-
-    out = runs.drafted(
-        target,
-        RandomDrafter(num_nodes=40),
-        prompts.ids,
-        attention_mask=prompts.mask,
-        do_sample=True,
-        max_new_tokens=60,
-    )
-
-    kept, covered = out.speculation.acceptance_by_depth[0], out.speculation.coverage_by_depth[0]
-    assert 0.05 < covered < 0.95
-    assert kept == pytest.approx(covered, abs=0.1)
-
-
 @pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("verifier", ["token_matching", "gumbel"])
 def test_every_row_is_promised_the_noise_that_its_own_tokens_are_drawn_with(

@@ -33,7 +33,6 @@ class GenerationStats:
     num_tokens: int = 0  # committed, those of the prefill included
     offered_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d - 1 and had a node at depth d
     kept_by_depth: list[int] = field(default_factory=list)  # steps that kept depth d
-    covered_by_depth: list[float] = field(default_factory=list)  # the target's probability of all nodes offered there
     acceptance_histogram: dict[int, int] = field(default_factory=dict)  # steps per `num_accepted`
     prefill_seconds: float = 0.0  # reading the prompt
     draft_seconds: float = 0.0  # the drafter's
@@ -47,10 +46,8 @@ class GenerationStats:
     rows: list["GenerationStats"] = field(default_factory=list)  # of each row, where there are several
     tuning: dict[str, Any] = field(default_factory=dict)  # what the tuner chose, and why; of one call alone
 
-    def record(
-        self, *, num_nodes: int, max_depth: int, num_accepted: int, row: int = 0, coverage: Sequence[float] = ()
-    ) -> None:
-        """Count one step of a row; `num_nodes` includes the root, `coverage` is that of each kept node's children."""
+    def record(self, *, num_nodes: int, max_depth: int, num_accepted: int, row: int = 0) -> None:
+        """Count one step of a row; `num_nodes` includes the root."""
         for stats in (self, *self.rows[row : row + 1]):
             stats.num_steps += 1
             stats.num_drafted += num_nodes - 1
@@ -59,11 +56,9 @@ class GenerationStats:
             missing = max_depth - len(stats.offered_by_depth)
             stats.offered_by_depth += [0] * missing
             stats.kept_by_depth += [0] * missing
-            stats.covered_by_depth += [0.0] * missing
             for depth in range(min(num_accepted + 1, max_depth)):
                 stats.offered_by_depth[depth] += 1
                 stats.kept_by_depth[depth] += depth < num_accepted
-                stats.covered_by_depth[depth] += coverage[depth] if coverage else 0.0
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Add to the seconds of a phase, `"draft"` for `draft_seconds` and so on."""
@@ -100,11 +95,6 @@ class GenerationStats:
     def joint_acceptance_by_depth(self) -> list[float]:
         """Share of all steps that kept depth d; first entry: depth 1."""
         return [kept / self.num_steps for kept in self.kept_by_depth]
-
-    @property
-    def coverage_by_depth(self) -> list[float]:
-        """Mean probability, by the target, of the nodes offered at depth d; what sampling can expect to keep there."""
-        return _shares(self.covered_by_depth, self.offered_by_depth)
 
     def acceptance_by_block_position(self, block_size: int) -> list[float]:
         """The acceptance by position in the drafter's block, counted over all passes; first entry: the next token."""
@@ -155,11 +145,11 @@ class GenerationStats:
 
     def to_json(self) -> dict[str, Any]:
         """Counts, seconds and the rates derived from them."""
-        names = ("acceptance_length", "acceptance_by_depth", "joint_acceptance_by_depth", "coverage_by_depth")
+        names = ("acceptance_length", "acceptance_by_depth", "joint_acceptance_by_depth")
         rates = {name: getattr(self, name) for name in (*names, "other_seconds", "tokens_per_second")}
         return {**vars(self), "rows": [row.to_json() for row in self.rows], **rates}
 
 
-def _shares(parts: Sequence[int] | Sequence[float], wholes: Sequence[int]) -> list[float]:
+def _shares(parts: Sequence[int], wholes: Sequence[int]) -> list[float]:
     """Each part as a share of its whole; 0 where the whole is 0."""
     return [part / whole if whole else 0.0 for part, whole in zip(parts, wholes, strict=True)]

@@ -263,7 +263,7 @@ class SpeculativeDecoding:
             num, size, max_depth = path.num_accepted, counts.num_nodes, counts.max_depth
             if is_closed:  # what lies below the last token was never asked for
                 max_depth = min(max_depth, num)
-            self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num, coverage=counts.coverage)
+            self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num)
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
         paths = [path for path in step.paths if path.path]

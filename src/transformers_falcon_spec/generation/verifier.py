@@ -77,7 +77,6 @@ class StepCounts:
 
     num_nodes: int  # of the draft, root and lookahead nodes included
     max_depth: int  # of nodes that may become text
-    coverage: Sequence[float]  # share of the target's distribution after each accepted node that its children hold
 
 
 @dataclass(frozen=True)
@@ -92,17 +91,7 @@ def counts_of(scores: NodeScores, path: AcceptedPath, num_nodes: int) -> StepCou
     """The counts of a row whose verifier accepted `path` by these scores."""
     if not path.path:
         return None
-    tree = scores.tree
-    return StepCounts(num_nodes, max(tree.depths), _coverage(scores, path.path) if num_nodes > 1 else ())
-
-
-def _coverage(scores: NodeScores, path: Sequence[int]) -> list[float]:
-    tree = scores.tree
-    probs = torch.softmax(torch.cat([scores.after(node).processed for node in path]), dim=-1)
-    nodes = list(zip(tree.parents, tree.token_ids, strict=True))
-    children = [[token for parent, token in nodes if parent == node] for node in path]
-    shares = [after[offered].sum() for after, offered in zip(probs, children, strict=True)]
-    return torch.stack(shares).tolist()  # waits for the device once
+    return StepCounts(num_nodes, max(scores.tree.depths))
 
 
 class SpoiledReadError(Exception):

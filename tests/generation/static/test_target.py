@@ -116,7 +116,6 @@ def test_drafts_in_fixed_shapes_are_those_in_growing_ones(
     assert not stats.notes
     assert stats.num_drafted == expected.num_drafted > 0
     assert stats.acceptance_histogram == expected.acceptance_histogram
-    assert stats.coverage_by_depth == pytest.approx(expected.coverage_by_depth, abs=1e-5)
     assert max(device_steps) > 1
 
 

@@ -47,7 +47,7 @@ class PathBuffers:
 
     def __init__(self, num_rows: int, depth: int, device: torch.device, features: Tensor | None) -> None:
         with torch.inference_mode(False):
-            self.report = torch.zeros(num_rows, _NUM_COUNTS + 3 * (depth + 1), dtype=torch.float, device=device)
+            self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.float, device=device)
             self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
             self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
             self.features = None
@@ -122,15 +122,13 @@ class DeviceAcceptance:
         state, scoring = self._state, self._scoring
         node, is_on = torch.zeros_like(state.roots), state.is_open
         num_kept, is_valid = torch.zeros_like(node), torch.ones_like(is_on)
-        nodes, tokens, shares = [], [], []
+        nodes, tokens = [], []
         scoring.begin()
         for number in range(depth + 1):
             index = node[:, :, None].expand(-1, -1, buffers.logits.shape[-1])
             scores = scoring.score(buffers.logits.gather(1, index)[:, 0].float())
             token, is_finite = choose_by_noise(scores, state.noise[number] if self._batch.do_sample else None)
             is_child = buffers.text_parents == node
-            probs = torch.softmax(scores, dim=-1).gather(1, buffers.token_ids.clamp(max=scores.shape[-1] - 1))
-            shares.append((probs * is_child).sum(-1, keepdim=True))
             nodes.append(node)
             tokens.append(token)
             num_kept = num_kept + is_on
@@ -154,7 +152,7 @@ class DeviceAcceptance:
         num_nodes = 1 + (buffers.parents >= 0).sum(-1, keepdim=True)
         max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
         has_nan = buffers.logits[..., 0].isnan().any(-1, keepdim=True) & state.is_open
-        parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids, torch.cat(shares, dim=-1))
+        parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids)
         paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
 
     def _read(self, paths: PathBuffers, depth: int, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
@@ -170,7 +168,7 @@ class DeviceAcceptance:
                     "processor that divides by zero or forbids every token, or a target whose own logits overflow."
                 )
             path, token_ids = (tuple(map(int, rest[start : start + int(num_kept)])) for start in (0, length))
-            counts = StepCounts(int(num_nodes), int(max_depth), rest[2 * length : 2 * length + int(num_kept)])
+            counts = StepCounts(int(num_nodes), int(max_depth))
             draws = self._batch.rows[row].draws
             accepted = AcceptedPath(path, token_ids)
             steps.append(RowStep(accepted, counts, draws, self._draw_states[row], self._state.device))
