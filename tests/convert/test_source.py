@@ -223,7 +223,7 @@ def test_from_the_hub_nothing_but_config_tokenizer_and_weights_is_fetched(
 
     with pytest.raises(CheckpointError, match="This is Hydra"):  # seen before any weights are fetched
         convert_checkpoint("someone/eagle", tmp_path / "other")
-    assert [len(patterns) for patterns in requested] == [8, 14, 8]
+    assert [len(patterns) for patterns in requested] == [9, 15, 9]
     assert not any(pattern.endswith((".py", "*")) for patterns in requested for pattern in patterns)
 
 

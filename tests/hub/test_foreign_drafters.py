@@ -9,7 +9,7 @@ from huggingface_hub import HfApi
 from tests.convert import foreign, foreign_diffusion
 from tests.hub.repositories import Hub
 from tests.tiny import make_target
-from transformers_falcon_spec import load_drafter
+from transformers_falcon_spec import CheckpointError, load_drafter
 
 REPO = "someone/eagle3-tiny"
 
@@ -61,3 +61,17 @@ def test_of_a_diffusion_model_the_tokenizer_is_fetched_and_no_code(
     fetched = [line for line in hub.requests if line.startswith("GET") and "dream-tiny" in line]
     assert any("tokenizer.json" in line for line in fetched)
     assert not any(".py" in line for line in fetched)
+
+
+def test_of_a_sentencepiece_model_alone_the_hub_says_what_a_folder_says(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    target = foreign_diffusion.saved_target(tmp_path / "target", "llama")
+    source = foreign_diffusion.saved(tmp_path / "source", foreign_diffusion.diffullama())
+    (source / "tokenizer.json").rename(source / "tokenizer.model")
+    HfApi().create_repo("someone/diffullama-tiny")
+    HfApi().upload_folder(repo_id="someone/diffullama-tiny", folder_path=source)
+
+    with pytest.raises(CheckpointError, match=r"holds them as `tokenizer.model` alone\. Write them"):
+        load_drafter("someone/diffullama-tiny", target)

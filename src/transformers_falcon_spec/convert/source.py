@@ -1,6 +1,5 @@
 """Reading a foreign checkpoint from a folder or the Hub: its config, and its weights without running any code."""
 
-import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..provenance import file_sha256
 from .formats import refuse_by_config, refuse_by_keys, shortened
-from .vocabulary import TOKENIZER_FILES, mask_id_of, tokenizer_paths
+from .vocabulary import SENTENCEPIECE, TOKENIZER_FILES, mask_id_of, read_object, tokenizer_paths
 
 CONFIG_FILE = "config.json"
 # In order of preference: safetensors, which cannot hold code, come before pickles.
@@ -30,6 +29,7 @@ WEIGHT_FILES = (
 )
 INDEX_FILES = tuple(name for name in WEIGHT_FILES if name.endswith(".json"))
 SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
+_TOKENS = (*TOKENIZER_FILES, SENTENCEPIECE)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.bool)  # maps between vocabularies
 
@@ -51,7 +51,7 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     Config and index are read first. If they show that nothing can be converted, weights are neither fetched nor read.
     """
     is_local = Path(source).exists()
-    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES, *TOKENIZER_FILES], revision)
+    folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES, *_TOKENS], revision)
     if not folder.is_dir():
         raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
     config = _read_json(folder / CONFIG_FILE)
@@ -61,7 +61,7 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
         refuse_by_keys(_weight_map(index), config)
     if not is_local:
-        folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS, *TOKENIZER_FILES], revision)
+        folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS, *_TOKENS], revision)
     paths = _weight_paths(folder)
     tensors: dict[str, Tensor] = {}
     for path in paths:
@@ -86,13 +86,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"`{path.parent}` must hold a `{path.name}`, which says what the weights are, but it does not. "
             f"Take it from where the weights come from."
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also what is no UTF-8
-        raise CheckpointError(f"`{path}` must hold JSON, but it does not ({error}). Fetch it again.") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` must hold a JSON object, but it holds a {type(content).__name__}.")
-    return content
+    return read_object(path)
 
 
 def _fetched(name: str, patterns: list[str], revision: str | None) -> Path:

@@ -18,7 +18,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("vocab.json", "added_tokens.json"),
 )
-_SENTENCEPIECE = "tokenizer.model"
+SENTENCEPIECE = "tokenizer.model"  # is not read: only what it lacks beside it is said
 _CONFIG, _SPECIAL = TOKENIZER_FILES[1:3]
 
 
@@ -30,7 +30,7 @@ def tokenizer_paths(folder: Path) -> list[Path]:
 def named_mask(folder: Path) -> str | None:
     """The token that a tokenizer calls its mask; None where it names none."""
     for name in (_CONFIG, _SPECIAL):
-        token = _read(folder / name).get("mask_token")
+        token = read_object(folder / name).get("mask_token")
         if token is not None:
             return str(token["content"] if isinstance(token, dict) else token)
     return None
@@ -51,11 +51,12 @@ def read_vocabulary(folder: Path) -> PreTrainedTokenizerFast | None:
     """
     tokens = _tokens(folder)
     if not tokens:
-        if (folder / _SENTENCEPIECE).is_file():
+        if (folder / SENTENCEPIECE).is_file():
             raise CheckpointError(
                 f"`{folder}` must hold its tokens as `tokenizer.json` or `vocab.json`, but it holds them as "
-                f"`{_SENTENCEPIECE}` alone. Write the others beside it: "
-                "`AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`."
+                f"`{SENTENCEPIECE}` alone. Write them, with `sentencepiece` installed: "
+                "`AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER)`. Put config and weights beside them, "
+                "and convert that folder."
             )
         return None
     mask = named_mask(folder)
@@ -69,7 +70,9 @@ def read_vocabulary(folder: Path) -> PreTrainedTokenizerFast | None:
 
 def _tokens(folder: Path) -> dict[str, int]:
     """The ids of all tokens, those that were added later included."""
-    whole = _read(folder / "tokenizer.json")
+    whole, listed = (read_object(folder / name) for name in ("tokenizer.json", "vocab.json"))
+    if not whole and not listed:  # what was added later is no vocabulary
+        return {}
     try:
         if whole:
             vocab = whole["model"]["vocab"]
@@ -77,8 +80,8 @@ def _tokens(folder: Path) -> dict[str, int]:
                 vocab = {token: index for index, (token, _) in enumerate(vocab)}
             vocab = {**vocab, **{token["content"]: token["id"] for token in whole.get("added_tokens") or ()}}
         else:
-            vocab = {**_read(folder / "vocab.json"), **_read(folder / "added_tokens.json")}
-        added = _read(folder / _CONFIG).get("added_tokens_decoder") or {}
+            vocab = {**listed, **read_object(folder / "added_tokens.json")}
+        added = read_object(folder / _CONFIG).get("added_tokens_decoder") or {}
         return {str(token): int(index) for token, index in vocab.items()} | {
             str(token["content"]): int(index) for index, token in added.items()
         }
@@ -89,7 +92,7 @@ def _tokens(folder: Path) -> dict[str, int]:
         ) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one where there is no file."""
     if not path.is_file():
         return {}
