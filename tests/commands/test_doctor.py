@@ -1,6 +1,7 @@
 """The doctor finds each planted fault by name and none in a sound pair; every finding is documented."""
 
 import copy
+import hashlib
 import json
 import math
 import re
@@ -18,8 +19,10 @@ from tests.chat_families import FAMILIES, family_tokenizer
 from tests.clock import HandClock
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter
 from transformers_falcon_spec.cli import main
+from transformers_falcon_spec.convert import convert_checkpoint
+from transformers_falcon_spec.convert.export import export_drafter
 from transformers_falcon_spec.drafters.compatibility.fingerprint import record_target
 from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
 from transformers_falcon_spec.errors import CheckpointError, OptionError
@@ -419,3 +422,46 @@ def test_every_finding_has_a_section_of_its_name_and_every_section_a_finding() -
     headings = [heading.lower() for heading in re.findall(r"^### (.+)$", section, flags=re.MULTILINE)]
 
     assert sorted(headings) == sorted(NAMES)
+
+
+@pytest.mark.usefixtures("machine_clock")
+@pytest.mark.parametrize("is_kept", [False, True], ids=["as exported", "converted into a folder"])
+def test_a_converted_drafter_is_named_by_its_source_and_misses_no_training_record(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    folder = str(save_target(tmp_path / "target", num_hidden_layers=4))
+    target = AutoModelForCausalLM.from_pretrained(folder)
+    EagleDrafter.from_target(target, version=3, feature_layers=[1, 2, 3]).save_pretrained(tmp_path / "own")
+    export_drafter(tmp_path / "own", tmp_path / "exported", "vllm")
+    drafter = tmp_path / "exported"
+    if is_kept:
+        drafter = tmp_path / "converted"
+        convert_checkpoint(tmp_path / "exported", drafter, folder)
+    folders = ["--target", folder, "--drafter", str(drafter), "--limit", "1", "--max_new_tokens", "8"]
+
+    assert main(["doctor", *folders, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert main(["doctor", *folders]) == 0
+    shown = capsys.readouterr().out
+
+    found = report["conversion"]
+    assert found["source"].endswith("exported")
+    assert found["format"] == "Eagle-3"
+    weights = (tmp_path / "exported" / "model.safetensors").read_bytes()
+    assert found["source_sha256"]["model.safetensors"] == hashlib.sha256(weights).hexdigest()
+    assert re.search(r"^conversion .*\nsource +\S*exported$", shown, flags=re.MULTILINE)
+    assert {each["name"] for each in report["findings"]} <= MEASURED
+    assert "training.json" not in shown
+
+
+def test_a_drafter_that_was_not_converted_has_no_section_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_target(tmp_path / "target")
+    make_drafter(AutoModelForCausalLM.from_pretrained(folder)).save_pretrained(tmp_path / "drafter")
+    options = ["--limit", "1", "--max_new_tokens", "4", "--json"]
+
+    assert main(["doctor", "--target", str(folder), "--drafter", str(tmp_path / "drafter"), *options]) == 0
+
+    assert "conversion" not in json.loads(capsys.readouterr().out)

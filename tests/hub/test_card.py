@@ -143,7 +143,7 @@ def test_arguments_for_the_chat_template_and_rows_by_treatment_are_on_the_card()
     record = json.loads((ROOT / "models/falcon-reference/training.json").read_text(encoding="utf-8"))
     training = {**record, "num_examples": 12, "rows": {"whole": 6, "turn by turn": 3, "tools": 1}}
 
-    card = render_card(drafter, "a/b", "a/target", training=training)
+    card = render_card(drafter, "a/b", "a/target", records={"training.json": training})
 
     assert 'and these arguments for it: `{"enable_thinking": false}`' in card
     assert "10 rows: 6 whole (60%), 3 turn by turn (30%), 1 left out (10%: 1 tools); 12 examples, " in card
@@ -247,4 +247,4 @@ def test_training_of_other_software_is_refused() -> None:
     with pytest.raises(
         PublishError, match=r"`training.json` must be that of `falcon-spec train`, but it lacks `command`"
     ):
-        render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", training={})
+        render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", records={"training.json": {}})

@@ -1,9 +1,10 @@
 """`falcon-spec doctor`: find out why drafts are rejected, or why decoding is not faster, and what to do.
 
-It checks the machine, the target that the drafter's config names, how the target reads trees, and the chat template.
-Then it writes a few texts with and without the drafter, and compares acceptance with results or the training record,
-and the cost of steps with the tokens that they write. One more text shows whether steps can be decoded in fixed
-shapes, which a GPU captures once and replays, and if not, why. Each finding has a section in docs/troubleshooting.md.
+It says where a converted drafter comes from, and checks the machine, the target that the drafter's config names, how
+the target reads trees, and the chat template. Then it writes a few texts with and without the drafter, and compares
+acceptance with results or the training record, and the cost of steps with the tokens that they write. One more text
+shows whether steps can be decoded in fixed shapes, which a GPU captures once and replays, and if not, why. Each
+finding has a section in docs/troubleshooting.md.
 
 Example, on the embedded pair:
   falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
@@ -17,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from transformers import logging
 
+from ..convert.conversion import conversion_of
 from ..convert.loading import check_there
 from ..errors import CheckpointError
 from ..evaluation.doctor.expectation import expected_acceptance
@@ -28,6 +30,8 @@ from ..evaluation.doctor.weight_files import add_unreadable
 from ..evaluation.prompts import read_prompts
 from .loading import LAYER_PARALLEL, load_drafter
 from .options import DTYPE_HELP, PairOptions, TextOptions, option
+
+_OF_CONVERSION = ("source", "format", "target", "date", "source_sha256")
 
 
 @dataclass(kw_only=True)
@@ -59,6 +63,8 @@ def run(command: DoctorCommand) -> None:
     except CheckpointError as error:
         add_unreadable(report, name, error)
     else:
+        if converted := conversion_of(drafter):
+            report.sections["conversion"] = {key: converted[key] for key in _OF_CONVERSION if key in converted}
         expected = expected_acceptance(name, drafter, command.results)
         files = command.prompts or (expected.prompts if expected is not None else [])
         prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]

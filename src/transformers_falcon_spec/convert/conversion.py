@@ -7,10 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
 from ..drafters.registry import METHODS, resolved
@@ -20,6 +22,7 @@ from .formats import Format, detect, shortened
 from .new_folder import check_is_new, new_folder
 from .source import Checkpoint, read_checkpoint
 from .target_facts import read_target
+from .vocabulary import read_object
 
 EMBEDDINGS = "embed_tokens.weight"  # a frozen copy of the target's
 RECORD = "conversion.json"  # written last: a folder that holds it is whole
@@ -68,6 +71,14 @@ def convert_checkpoint(
     convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
     _write(resolved(convert)(checkpoint, facts), dest, checkpoint, kind)
     return kind
+
+
+def conversion_of(drafter: DrafterModel) -> dict[str, Any]:
+    """The record beside the weights that a drafter was loaded from; an empty one where nothing was converted."""
+    is_optional: Any = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
+    name = drafter.config._name_or_path
+    found = cached_file(name, RECORD, **is_optional) if name else None
+    return {} if found is None else read_object(Path(found))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..drafters.compatibility.fingerprint import FIELD
 from ..drafters.registry import method_of
@@ -23,9 +24,11 @@ from ..evaluation.prompts import SET_NAMES
 from ..training.row_encoding import describe_rows
 from .figures import Figures, eval_results
 
+TRAINING = "training.json"
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 _SIZES = ("vocab_size", "feature_size", "feature_layers", "embedding_size")  # of the target, in a drafter's config
 _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
+_CONVERSION = ("source", "format", "source_sha256", "command", "commit", "date")
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,12 @@ def render_card(
     repo_id: str,
     target: str,
     figures: Sequence[Figures] = (),
-    training: Mapping[str, Any] | None = None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
     about: About | None = None,
     template: Path = TEMPLATE,
 ) -> str:
-    """Render `README.md` of a drafter from its measurements, its `training.json` and the facts in `about`."""
-    about = about or About()
+    """Render `README.md` of a drafter from its measurements, the records beside its weights and what `about` says."""
+    about, records = about or About(), records or {}
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     facts = {
         "metadata": _metadata(drafter, repo_id, target, figures, about),
@@ -83,7 +86,8 @@ def render_card(
         "figures": list(map(vars, figures)),
         "rows": [row for each in figures for row in each.rows],
         "set_names": SET_NAMES,
-        "training": _training_facts(training),
+        "training": _training_facts(records.get(TRAINING)),
+        "conversion": _conversion_facts(records.get(CONVERSION)),
         "about": vars(about),
     }
     try:
@@ -129,12 +133,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     """The facts of `training.json` for the card: the accuracies of the last evaluation, and all but the curve."""
     if training is None:
         return None
-    missing = [name for name in (*_TRAINING, "curve") if name not in training]
-    if missing:
-        raise PublishError(
-            "`training.json` must be that of `falcon-spec train`, but it lacks "
-            f"{', '.join(f'`{name}`' for name in missing)}. Take the file out, or train again."
-        )
+    _check_record(training, TRAINING, "train", (*_TRAINING, "curve"))
     curve = training["curve"]
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
@@ -143,3 +142,21 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     if "rows" in training:  # records of earlier versions have none
         data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"
     return {**{name: training[name] for name in _TRAINING}, "data": data, "steps": steps, "accuracy": accuracy}
+
+
+def _conversion_facts(conversion: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The facts of `conversion.json` for the card: the source, its files, and how they were converted."""
+    if conversion is None:
+        return None
+    _check_record(conversion, CONVERSION, "convert", _CONVERSION)
+    return {name: conversion[name] for name in _CONVERSION}
+
+
+def _check_record(record: Mapping[str, Any], file: str, command: str, names: Sequence[str]) -> None:
+    """Refuse a file beside the weights that other software wrote."""
+    missing = [name for name in names if name not in record]
+    if missing:
+        raise PublishError(
+            f"`{file}` must be that of `falcon-spec {command}`, but it lacks "
+            f"{', '.join(f'`{name}`' for name in missing)}. Take the file out, or {command} again."
+        )

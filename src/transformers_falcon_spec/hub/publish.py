@@ -1,6 +1,5 @@
 """Publishing a drafter on the Hub: all files are staged in one folder, then uploaded in one commit."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +10,14 @@ from typing import Any
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
+from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, PublishError
 from .bundle import FOLDER
-from .staging import FIGURES, TRAINING, Publication, check_no_tokens, merged, stage
+from .card import TRAINING
+from .staging import FIGURES, Publication, check_no_tokens, copy_records, merged, stage
 
-_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING]
+_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING, CONVERSION]
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def push(
 ) -> str:
     """Publish a drafter in its present state, as `drafter.push_to_hub` does; returns the id of the commit.
 
-    `training.json` comes from the folder that the drafter was loaded from.
+    `training.json` and `conversion.json` come from the folder that the drafter was loaded from.
 
     Args:
         drafter (`DrafterModel`): The drafter.
@@ -95,11 +96,10 @@ def push(
         [`OptionError`]: an option is unknown.
         [`PublishError`]: something must not be published, or the upload broke off or was refused.
     """
-    source = Path(drafter.config._name_or_path or "") / TRAINING
     with tempfile.TemporaryDirectory() as saved:
         drafter.save_pretrained(saved, max_shard_size=max_shard_size)
-        if source.is_file():
-            shutil.copyfile(source, Path(saved) / TRAINING)
+        if drafter.config._name_or_path:
+            copy_records(Path(drafter.config._name_or_path), Path(saved))
         return push_folder(Path(saved), repo_id, private=private, revision=revision, token=token, **published)
 
 

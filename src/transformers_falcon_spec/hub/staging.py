@@ -17,6 +17,7 @@ import yaml
 from huggingface_hub import eval_result_entries_to_yaml, get_token
 from peft import PeftModel
 
+from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, read_options, readable
 from ..drafters.compatibility.fingerprint import FIELD
@@ -27,10 +28,9 @@ from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .bundle import add_code
-from .card import TEMPLATE, About, check_target_name, render_card
+from .card import TEMPLATE, TRAINING, About, check_target_name, render_card
 from .figures import eval_entries, read_figures
 
-TRAINING = "training.json"
 FIGURES = ".eval_results/speculative_decoding.yaml"
 _COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", DESCRIPTION_FILE)
 _PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
@@ -70,7 +70,7 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     figures = read_figures(publication.results, drafter)
     records = {  # records of earlier versions hold absolute paths
         name: portable(json.loads((folder / name).read_text(encoding="utf-8")))
-        for name in (TRAINING, "conversion.json")
+        for name in (TRAINING, CONVERSION)
         if (folder / name).is_file()
     }
     for path in (path for pattern in _COPIED for path in folder.glob(pattern)):
@@ -81,9 +81,7 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     (into / "config.json").write_text(json.dumps({**config, "target_name_or_path": target}), encoding="utf-8")
     name_portably(into)
     add_code(type(drafter), into)
-    card = render_card(
-        drafter, repo_id, target, figures, records.get(TRAINING), publication.about, publication.template
-    )
+    card = render_card(drafter, repo_id, target, figures, records, publication.about, publication.template)
     (into / "README.md").write_text(card, encoding="utf-8")
     if entries := eval_entries(figures):
         (into / FIGURES).parent.mkdir()
@@ -104,9 +102,16 @@ def merged(folder: Path) -> Iterator[Path]:
     setattr(whole.config, FIELD, None)  # it was made for the target of the drafter beneath
     with tempfile.TemporaryDirectory() as into:
         whole.save_pretrained(into)
-        if (folder / TRAINING).is_file():
-            shutil.copyfile(folder / TRAINING, Path(into) / TRAINING)
+        copy_records(folder, Path(into), (TRAINING,))
+        copy_records(Path(base), Path(into), (CONVERSION,))
         yield Path(into)
+
+
+def copy_records(folder: Path, into: Path, names: Sequence[str] = (TRAINING, CONVERSION)) -> None:
+    """Copy the records of where a drafter came from that lie in its folder."""
+    for name in names:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, into / name)
 
 
 def load_drafter(folder: Path) -> DrafterModel:
