@@ -71,9 +71,9 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 # What does not depend on the version of Transformers is left to the newest one, on the same torch: the algorithms on tensors and in
 # fixed shapes, how each drafter drafts (that it loads, trains, drafts and is saved is tested on both), the tuner, losses and what is
 # read and written without a model, commands beyond training and decoding, runs and processes that are killed, pages and figures, the
-# house; and the random trials.
+# house; MTP layers, which the oldest has for fewer models; and the random trials.
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
-NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/tree_drafting tests/training/objectives \
+NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
 	$(call tests-of,tests,cli extending layering layout map measure_house provenance public_api) tests/drafters/test_drafter_pool.py \
 	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
 	$(call tests-of,tests/generation/static,acceptance captured compile graph leaving meta scoring state) \

@@ -19,6 +19,7 @@ from .drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from .drafters.medusa import MedusaConfig, MedusaDrafter
+from .drafters.mtp import MtpConfig, MtpDrafter
 from .drafters.registry import register_drafter
 from .errors import (
     BenchmarkError,
@@ -86,6 +87,8 @@ __all__ = [
     "LookaheadDrafter",
     "MedusaConfig",
     "MedusaDrafter",
+    "MtpConfig",
+    "MtpDrafter",
     "OptionError",
     "ParityError",
     "PatchError",

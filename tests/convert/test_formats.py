@@ -33,6 +33,8 @@ BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "SpecBlock": ({"architectures": ["LlamaForCausalLMSpecBlock"], "draft_vocab_size": 9}, "rank heads"),
     "Domino": ({"gru_hidden_dim": 8}, "`gru_hidden_dim` is 8"),
     "speculators' form of Eagle-1": ({"speculators_model_type": "eagle"}, "`speculators_model_type` is 'eagle'"),
+    "MTP": ({"speculators_model_type": "mtp"}, "`MtpDrafter.from_target(target)` drafts with it; stock"),
+    "FastMTP": ({"speculators_model_type": "fast_mtp"}, "`MtpDrafter.from_target(target)` drafts with it; stock"),
     "a quantised checkpoint": ({"quantization_config": {"bits": 4}}, "Take the original"),
 }
 BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {

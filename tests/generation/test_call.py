@@ -46,6 +46,11 @@ from transformers_falcon_spec.errors import (
         ({"use_cache": False}, r"needs the target's cache\. Leave `use_cache` at True\."),
         ({"synced_gpus": True}, r"`synced_gpus` is not supported with a drafter\."),
         ({"assistant_ensemble_weight": 0.5}, r"`assistant_ensemble_weight` mixes the drafter into the text"),
+        (
+            {"use_mtp": True},
+            r"beside `assistant_model` it has `use_mtp`, by which Transformers .*Leave out one of them",
+        ),
+        ({"assistant_early_exit": 1}, r"beside `assistant_model` it has `assistant_early_exit`"),
     ],
 )
 def test_options_that_do_not_go_with_a_drafter_are_refused(options: dict[str, Any], message: str) -> None:

@@ -25,6 +25,7 @@ from .options import check_options
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
 _LOADER = "load_assistant_model"
+_STOCK_DRAFTS = ("use_mtp", "assistant_early_exit")  # options that need no assistant
 _NEEDED = {
     _LOOP: ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "assistant_model"),
     _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
@@ -178,11 +179,7 @@ _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 
 def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
-    if (config.num_beams or 1) > 1:
-        raise GenerationError(
-            f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "
-            "would search beams and ignore the drafter. Set `num_beams=1`, or leave out `assistant_model`."
-        )
+    _check_drafts(config)
     if model._is_stateful or model.config.is_encoder_decoder:
         raise GenerationError(
             f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
@@ -191,19 +188,34 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
     adapters.check_target_adapter(model)
     if mode_kwargs.get("synced_gpus"):
         raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
+    if not all(part.return_dict for part in (model.config, model.config.get_text_config(decoder=True))):
+        raise GenerationError(
+            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, "
+            "but it is False. Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
+        )
+
+
+def _check_drafts(config: Any) -> None:
+    """Refuse options of a call that would draft, or choose what becomes text, in another way."""
+    if (config.num_beams or 1) > 1:
+        raise GenerationError(
+            f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "
+            "would search beams and ignore the drafter. Set `num_beams=1`, or leave out `assistant_model`."
+        )
     if getattr(config, "assistant_ensemble_weight", None) is not None:
         raise GenerationError(
             "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "
             "output. Leave it out."
+        )
+    stock = next((name for name in _STOCK_DRAFTS if getattr(config, name, None)), None)
+    if stock is not None:
+        raise GenerationError(
+            f"A call must have one drafter, but beside `assistant_model` it has `{stock}`, by which Transformers lets "
+            "parts of the target draft. Leave out one of them."
         )
     if getattr(config, "prompt_lookup_num_tokens", None) is not None:
         raise GenerationError(
             "With a drafter, repeated text is a branch of its drafts, so `prompt_lookup_num_tokens` of the call must "
             f"be None, but it is {config.prompt_lookup_num_tokens}. Set it in `drafter.generation_config`, or leave "
             "out `assistant_model`."
-        )
-    if not all(part.return_dict for part in (model.config, model.config.get_text_config(decoder=True))):
-        raise GenerationError(
-            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, "
-            "but it is False. Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
         )
